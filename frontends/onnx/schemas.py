@@ -37,7 +37,7 @@ UNREGISTERED = [
 
 def with_rules():
     rows = pathlib.Path(__file__).parent.joinpath("src", "ops").glob("*.rs")
-    return {name for path in rows for name in re.findall(r'\brow\(\s*"([^"]+)"', path.read_text())}
+    return {name for path in rows for name in re.findall(r'\brow\w*\(\s*"([^"]+)"', path.read_text())}
 
 
 def default(proto):

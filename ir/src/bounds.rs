@@ -21,8 +21,9 @@ use crate::entity::Table;
 use crate::graph::{Def, Graph, InputKind, Node, Output, OutputKind};
 use crate::ids::{NodeId, ValueId};
 use crate::interp;
-use crate::known::{Known, Symbols, is_within};
+use crate::known::{Known, is_within};
 use crate::op::Op;
+use crate::symbol::Symbols;
 use crate::tensor::Tensor;
 use crate::text::{op_dims, op_name};
 
@@ -228,7 +229,6 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// The known elements of index operands.
 struct Indices<'g> {
     graph: &'g Graph,
     known: Table<ValueId, Option<Known>>,

@@ -165,7 +165,6 @@ pub struct CollectiveFacts {
     pub gives: Gives,
 }
 
-/// What a collective gives to the ranks of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gives {
     Same,
@@ -244,7 +243,6 @@ named_enum! {
     }
 }
 
-/// What a peer's memory is touched for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Touch {
     /// Nothing in the arenas, or only what the library keeps within the peer's own step: after the peer has
@@ -308,9 +306,7 @@ pub struct Contract {
     /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
     pub result_after_rendezvous: bool,
     pub touch: Touch,
-    /// The operand must lie in the symmetric arena.
     pub symmetric_operand: bool,
-    /// The result must lie in the symmetric arena.
     pub symmetric_result: bool,
     /// The result may lie on the operand's bytes. For all-gather that is this rank's piece of the result,
     /// for reduce-scatter this rank's piece of the operand.

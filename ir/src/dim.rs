@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::entity::{Entity, Table};
-use crate::symbol::{Symbol, SymbolId};
+use crate::entity::Entity;
+use crate::symbol::{SymbolId, Symbols};
 use crate::text::{is_identifier, write_string};
 
 mod corner;
@@ -119,11 +119,11 @@ impl Bindings {
         self.0.get(symbol.index()).copied().flatten()
     }
     /// Every symbol at its upper bound.
-    pub fn upper(symbols: &Table<SymbolId, Symbol>) -> Self {
+    pub fn upper(symbols: &Symbols) -> Self {
         Bindings(symbols.values().map(|s| Some(s.max)).collect())
     }
     /// Every symbol at its lower bound.
-    pub fn lower(symbols: &Table<SymbolId, Symbol>) -> Self {
+    pub fn lower(symbols: &Symbols) -> Self {
         Bindings(symbols.values().map(|s| Some(s.min)).collect())
     }
 }
@@ -150,7 +150,6 @@ impl Dim {
         Dim(Repr::Sum(Arc::new(Sum { terms, constant })))
     }
 
-    /// A sum of any terms.
     fn from_terms(mut terms: Terms, mut constant: i64) -> Self {
         terms.retain(|t| {
             if t.product.is_empty() {
@@ -217,7 +216,6 @@ impl Dim {
         }
     }
 
-    /// The symbol, if the expression is exactly one symbol.
     pub fn as_symbol(&self) -> Option<SymbolId> {
         match self.parts() {
             ([Term { product, factor: 1 }], 0) => match product.as_slice() {
@@ -367,7 +365,7 @@ impl Dim {
     /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic:
     /// never too narrow, possibly too wide. Products of differences are taken whole. That `k*div(a, k)` lies within
     /// `k - 1` below `a` is known for sums `a` of symbols.
-    pub fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+    pub fn bounds(&self, symbols: &Symbols) -> (i64, i64) {
         let (terms, constant) = self.parts();
         let is_flat = |a: &Atom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
         let nests = |t: &Term| !t.product.iter().all(is_flat);
@@ -383,7 +381,7 @@ impl Dim {
     }
 
     /// The bounds where nothing nests.
-    fn flat_bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+    fn flat_bounds(&self, symbols: &Symbols) -> (i64, i64) {
         let mut plain = self.interval(symbols);
         if let Some((low, high)) = self.corner_bounds(symbols) {
             plain = (plain.0.max(low), plain.1.min(high));
@@ -399,8 +397,7 @@ impl Dim {
         }
     }
 
-    /// The bounds of the terms, summed.
-    fn interval(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+    fn interval(&self, symbols: &Symbols) -> (i64, i64) {
         let (terms, constant) = self.parts();
         let mut sum = (constant, constant);
         for t in terms {
@@ -415,7 +412,7 @@ impl Dim {
 
     /// The same value with the first term `c*k*div(a, k)` written as `c*a - c*mod(a, k)`. Only where `a` is a
     /// short sum of symbols, small enough that nothing saturates.
-    fn div_as_mod(&self, symbols: &Table<SymbolId, Symbol>) -> Option<Dim> {
+    fn div_as_mod(&self, symbols: &Symbols) -> Option<Dim> {
         const SMALL: i64 = 1 << 20;
         let (terms, constant) = self.parts();
         let within = |x: i64, limit: i64| (-limit..=limit).contains(&x);
@@ -444,12 +441,12 @@ impl Dim {
     }
 
     /// The largest value over all values of the symbols (see [`bounds`](Self::bounds)).
-    pub fn upper(&self, symbols: &Table<SymbolId, Symbol>) -> i64 {
+    pub fn upper(&self, symbols: &Symbols) -> i64 {
         self.bounds(symbols).1
     }
 
     /// Whether `self <= other` holds for all values of the symbols, as far as interval arithmetic shows.
-    pub fn provably_le(&self, other: &Dim, symbols: &Table<SymbolId, Symbol>) -> bool {
+    pub fn provably_le(&self, other: &Dim, symbols: &Symbols) -> bool {
         (other.clone() - self.clone()).bounds(symbols).0 >= 0
     }
 
@@ -498,7 +495,7 @@ impl Dim {
 
     /// The same value for all values of the symbols within their bounds, without what these decide: the larger of two
     /// extents of which one is never less, the remainder of what is less than the divisor.
-    pub fn within(&self, symbols: &Table<SymbolId, Symbol>) -> Dim {
+    pub fn within(&self, symbols: &Symbols) -> Dim {
         if self.depth() == 0 {
             return self.clone();
         }
@@ -506,7 +503,7 @@ impl Dim {
     }
 
     /// Displays the expression with the names of its symbols: `4*tokens + 1`, `div(tokens, 2)`.
-    pub fn display<'a>(&'a self, symbols: &'a Table<SymbolId, Symbol>) -> DisplayDim<'a> {
+    pub fn display<'a>(&'a self, symbols: &'a Symbols) -> DisplayDim<'a> {
         DisplayDim { dim: self, symbols }
     }
 }
@@ -520,7 +517,7 @@ impl Atom {
         }
     }
 
-    fn within(&self, symbols: &Table<SymbolId, Symbol>) -> Dim {
+    fn within(&self, symbols: &Symbols) -> Dim {
         let Some((a, b)) = self.arguments() else { return Dim::atom(self.clone()) };
         let (a, b) = (a.within(symbols), b.within(symbols));
         let (low, high) = (a.clone() - b.clone()).bounds(symbols);
@@ -553,7 +550,7 @@ impl Atom {
         })
     }
 
-    fn bounds(&self, symbols: &Table<SymbolId, Symbol>) -> (i64, i64) {
+    fn bounds(&self, symbols: &Symbols) -> (i64, i64) {
         match self {
             Atom::Symbol(s) => symbols.get(*s).map_or((i64::MIN, i64::MAX), |s| (s.min, s.max)),
             Atom::Max(a, b) => {
@@ -669,7 +666,7 @@ impl Mul for Dim {
 
 pub struct DisplayDim<'a> {
     dim: &'a Dim,
-    symbols: &'a Table<SymbolId, Symbol>,
+    symbols: &'a Symbols,
 }
 
 impl fmt::Display for DisplayDim<'_> {

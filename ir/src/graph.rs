@@ -11,14 +11,13 @@ use crate::dispatch::Dispatch;
 use crate::entity::Table;
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::op::Op;
-use crate::symbol::{Symbol, SymbolId};
+use crate::symbol::Symbols;
 use crate::tensor::Tensor;
 use crate::types::Type;
 
 /// Who belongs together in a group. Every rank belongs to exactly one cell, all cells have one size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Members {
-    /// All ranks.
     World,
     /// A partition of the ranks; the position within a cell is the rank within the group.
     Cells(Vec<Vec<u32>>),
@@ -91,7 +90,6 @@ pub struct Node {
 pub struct CustomOp {
     /// A unique name, `namespace::op`.
     pub name: String,
-    /// Positions of the operands that must lie in the symmetric arena.
     pub symmetric_operands: Vec<usize>,
     /// Positions of the results that must lie in the symmetric arena.
     pub symmetric_results: Vec<usize>,
@@ -105,7 +103,7 @@ pub struct Graph {
     pub name: String,
     /// The number of ranks; `None` while the program leaves it open.
     pub ranks: Option<u32>,
-    pub symbols: Table<SymbolId, Symbol>,
+    pub symbols: Symbols,
     pub groups: Table<GroupId, Group>,
     pub customs: Table<CustomId, CustomOp>,
     pub inputs: Table<InputId, Input>,
@@ -184,7 +182,6 @@ impl Graph {
         self.nodes[node].outputs.first().map_or("", |&v| self.name_of(v))
     }
 
-    /// The node that defines a value, if it is not an input.
     pub fn def_node(&self, value: ValueId) -> Option<NodeId> {
         match self.values[value].def {
             Def::Node(n, _) => Some(n),

@@ -512,7 +512,6 @@ fn take(operands: &[&Type], axis: usize) -> Result<Type, String> {
     Ok(Type::new(x.dtype, shape))
 }
 
-/// Checks the operands of a scatter of elements.
 fn scattered(operands: &[&Type], axis: usize) -> Result<(), String> {
     let (x, index) = (operands[0], operands[1]);
     axis_in(axis, x)?;

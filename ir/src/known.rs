@@ -16,7 +16,7 @@ use crate::entity::Table;
 use crate::graph::{Def, Graph};
 use crate::ids::ValueId;
 use crate::op::{BinaryOp, Op, Reduction, UnaryOp};
-use crate::symbol::{Symbol, SymbolId};
+use crate::symbol::Symbols;
 use crate::tensor::Tensor;
 use crate::types::{DType, Float, Scalar, Type};
 
@@ -40,8 +40,6 @@ pub struct Affine {
 
 /// Constants up to this many elements are looked at.
 const MAX_ELEMENTS: usize = 1 << 16;
-
-pub type Symbols = Table<SymbolId, Symbol>;
 
 #[derive(Clone, Copy)]
 pub struct Context<'a> {

@@ -48,6 +48,6 @@ pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 pub use numerics::{Numerics, NumericsClass, Rounding};
 pub use op::{ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, Reduction, RefusedData, UnaryOp};
 pub use replication::Replication;
-pub use symbol::{Symbol, SymbolId};
+pub use symbol::{Symbol, SymbolId, Symbols};
 pub use tensor::Tensor;
 pub use types::{DType, DTypeFacts, Float, Precision, Scalar, Type};

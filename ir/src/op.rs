@@ -28,7 +28,6 @@ pub enum Op {
         step: i64,
     },
 
-    /// One operand, element by element.
     Unary(UnaryOp),
     /// Two operands of one dtype, broadcast.
     Binary(BinaryOp),

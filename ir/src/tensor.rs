@@ -64,11 +64,9 @@ impl Tensor {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
-    /// The extent of each axis in elements.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
-    /// The bytes of all elements.
     pub fn data(&self) -> &[u8] {
         self.data.bytes()
     }

@@ -4,9 +4,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use crate::dim::{Bindings, Dim};
-use crate::entity::Table;
 use crate::named_enum;
-use crate::symbol::{Symbol, SymbolId};
+use crate::symbol::Symbols;
 
 named_enum! {
     DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
@@ -78,7 +77,6 @@ impl DType {
             }
         }
     }
-    /// The size of one element in bytes.
     pub fn size(self) -> usize {
         self.facts().bytes
     }
@@ -212,7 +210,6 @@ impl Type {
     pub fn new(dtype: DType, shape: impl Into<Vec<Dim>>) -> Self {
         Type { dtype, shape: shape.into() }
     }
-    /// The number of axes.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
@@ -229,7 +226,7 @@ impl Type {
         self.shape.iter().map(|d| d.eval(bindings).and_then(|v| usize::try_from(v).ok())).collect()
     }
     /// Displays the type with the names of its symbols: `f32[tokens, 64]`.
-    pub fn display<'a>(&'a self, symbols: &'a Table<SymbolId, Symbol>) -> DisplayType<'a> {
+    pub fn display<'a>(&'a self, symbols: &'a Symbols) -> DisplayType<'a> {
         DisplayType { ty: self, symbols }
     }
     /// Row-major strides in elements.
@@ -244,7 +241,7 @@ impl Type {
 
 pub struct DisplayType<'a> {
     ty: &'a Type,
-    symbols: &'a Table<SymbolId, Symbol>,
+    symbols: &'a Symbols,
 }
 
 impl fmt::Display for DisplayType<'_> {

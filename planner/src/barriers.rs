@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use symmc_pack::Block;
 use symmc_plan::ArenaKind;
 
-use crate::error::PlanError;
+use crate::error::Result;
 use crate::liveness::{ExitChoice, Liveness, Rendezvous};
 use crate::placed::{Placed, ScheduledProgram, Sized, lifetime};
 
@@ -192,7 +192,7 @@ fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
 }
 
 /// The most bytes of classes that the symmetric arena holds at any step.
-pub fn symmetric_load(program: &ScheduledProgram) -> Result<u64, PlanError> {
+pub fn symmetric_load(program: &ScheduledProgram) -> Result<u64> {
     let steps = program.placed.steps.list.len();
     let load = load(&program.sized()?, steps, ArenaKind::Symmetric, |s| s.block);
     Ok(load.into_iter().max().unwrap_or(0))

@@ -6,15 +6,15 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, Op, Table, ValueId};
+use symmc_ir::{Graph, Op, Symbols, Table, ValueId};
 use symmc_pack::{Block, Packing};
 use symmc_plan::{
     ALIGN, ArenaKind, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, ForcedCopy, Memory, Place,
-    Reach, Step, Symbols, Totals,
+    Reach, Step, Totals,
 };
 
 use crate::barriers::{self, Costs};
-use crate::error::PlanError;
+use crate::error::{PlanError, Result};
 use crate::fixed::FixedMemory;
 use crate::lanes::{self, Laned};
 use crate::liveness::ExitChoice;
@@ -39,7 +39,7 @@ pub fn bucket(
     decisions: &[Decided],
     config: &symmc_pack::Config,
     profile: Option<&Profile>,
-) -> Result<Bucket, PlanError> {
+) -> Result<Bucket> {
     let sized = sized(&program.prepared, &program.placed, symbols)?;
     let ordinary = pack_arena(&sized, ArenaKind::Ordinary, 0, config)?;
     let symmetric = pack_arena(&sized, ArenaKind::Symmetric, fixed.end, config)?;
@@ -104,12 +104,7 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
     }
 }
 
-fn pack_arena(
-    sized: &[Sized],
-    arena: ArenaKind,
-    fixed: u64,
-    config: &symmc_pack::Config,
-) -> Result<Packing, PlanError> {
+fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &symmc_pack::Config) -> Result<Packing> {
     let blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
     let mut packing = symmc_pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
         arena: if arena == ArenaKind::Ordinary { "ordinary" } else { "symmetric" },
@@ -280,7 +275,7 @@ impl Writer<'_> {
     }
 
     /// The inserted copies that move something.
-    fn copies(&self) -> Result<Vec<ForcedCopy>, PlanError> {
+    fn copies(&self) -> Result<Vec<ForcedCopy>> {
         let (graph, classes) = (self.graph(), &self.program.placed.classes);
         let idle: BTreeSet<ValueId> = classes
             .iter()

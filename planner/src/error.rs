@@ -4,6 +4,9 @@ use thiserror::Error;
 
 use symmc_pack::PackError;
 
+/// The result of what fails with a [`PlanError`], or with another error where one is named.
+pub type Result<T, E = PlanError> = std::result::Result<T, E>;
+
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum PlanError {
     #[error("{program}: the number of ranks is open; a plan needs it")]

@@ -12,7 +12,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, Op};
 use symmc_plan::{Fixed, MAX_SIZE, Role};
 
-use crate::error::PlanError;
+use crate::error::{PlanError, Result};
 use crate::placed::size;
 
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub struct FixedMemory {
 pub fn fixed_memory<'a>(
     lowered: impl Iterator<Item = &'a Graph> + Clone,
     bound: &BTreeSet<usize>,
-) -> Result<(Vec<Fixed>, FixedMemory), PlanError> {
+) -> Result<(Vec<Fixed>, FixedMemory)> {
     let mut fixed = Vec::new();
     let mut memory = FixedMemory::default();
     let mut add = |role, size: u64| {
@@ -54,7 +54,7 @@ pub fn fixed_memory<'a>(
 }
 
 /// The size of a landing zone of each group with collectives by `ll`, in order of their names.
-fn zones<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String, u64>, PlanError> {
+fn zones<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String, u64>> {
     let mut zones: IndexMap<String, u64> = IndexMap::new();
     for graph in lowered {
         for (id, node) in graph.nodes.iter() {

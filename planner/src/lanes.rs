@@ -9,8 +9,8 @@
 //! one before it if that is on the other lane.
 
 use symmc_ir::machine::Profile;
-use symmc_ir::{NodeId, Op, OpCost};
-use symmc_plan::{Lane, Symbols};
+use symmc_ir::{NodeId, Op, OpCost, Symbols};
+use symmc_plan::Lane;
 
 use crate::prepare::Prepared;
 use crate::steps::{StepInfo, Steps, is_view};
@@ -20,7 +20,6 @@ const MOST_LIGHT_STEPS: usize = 2;
 /// The most bytes that a light step reads and writes.
 const MOST_LIGHT_BYTES: u64 = 1 << 20;
 
-/// The lane of a step, and the steps of the other lane that it waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Laned {
     pub lane: Lane,

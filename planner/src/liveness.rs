@@ -33,7 +33,6 @@ pub enum Rendezvous {
     Later(u32),
     /// At this step of the next run, possibly the same step.
     NextRun(u32),
-    /// There is none.
     Never,
 }
 
@@ -42,7 +41,6 @@ pub enum Rendezvous {
 pub enum ExitChoice {
     /// The step has none that can be dropped.
     None,
-    /// It runs.
     Kept,
     /// Dropped; the operand is occupied until the rendezvous.
     Dropped(Rendezvous),
@@ -64,7 +62,6 @@ pub struct Liveness {
     outputs: Vec<bool>,
 }
 
-/// What is up to the schedule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choices {
     /// See [`Liveness::joined`].

@@ -18,7 +18,7 @@ use symmc_support::parallel;
 
 use crate::barriers::symmetric_load;
 use crate::bucket::{Decided, bucket};
-use crate::error::PlanError;
+use crate::error::{PlanError, Result};
 use crate::fixed::{FixedMemory, fixed_memory};
 use crate::liveness::NextRun;
 use crate::order::Order;
@@ -88,7 +88,7 @@ impl Default for PlanConfig {
 /// Plans the program `source` for the buckets `lowered`, which stand for it over disjoint ranges of its
 /// symbols. Fails if the lowered programs do not stand for the source, are not lowered, or need more memory than can be
 /// addressed.
-pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan, PlanError> {
+pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan> {
     Planner::new(source, lowered, config)?.plan()
 }
 
@@ -109,11 +109,7 @@ pub struct Planner<'a> {
 
 impl<'a> Planner<'a> {
     /// Prepares the buckets `lowered`, which stand for the program `source` over disjoint ranges of its symbols.
-    pub fn new(
-        source: &'a Graph,
-        lowered: &'a [BucketInput],
-        config: &'a PlanConfig,
-    ) -> Result<Planner<'a>, PlanError> {
+    pub fn new(source: &'a Graph, lowered: &'a [BucketInput], config: &'a PlanConfig) -> Result<Planner<'a>> {
         let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
         check_buckets(source, lowered)?;
         let mut bound = BTreeSet::new();
@@ -159,7 +155,7 @@ impl<'a> Planner<'a> {
         if is_alone { &[NextRun::Same, NextRun::Unknown] } else { &[NextRun::Unknown] }
     }
 
-    pub fn plan(&self) -> Result<Plan, PlanError> {
+    pub fn plan(&self) -> Result<Plan> {
         let next_runs = self.next_runs();
         let schedules = self.schedule(self.config.order, next_runs[0])?;
         let buckets = schedules.buckets()?;
@@ -177,7 +173,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Orders and places the programs, with every exit barrier dropped that lifetimes can stand in for.
-    pub fn schedule(&self, order: Order, next_run: NextRun) -> Result<Schedules<'_>, PlanError> {
+    pub fn schedule(&self, order: Order, next_run: NextRun) -> Result<Schedules<'_>> {
         let rules = Rules {
             bound: &self.bound,
             next_run,
@@ -188,7 +184,7 @@ impl<'a> Planner<'a> {
         };
         let prepared = self.prepared.iter().collect();
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
-        let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>, PlanError>>()?;
+        let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>>>()?;
         Ok(Schedules { planner: self, rules, programs })
     }
 }
@@ -201,12 +197,12 @@ pub struct Schedules<'p> {
 
 impl Schedules<'_> {
     /// The least bytes that the symmetric arena takes, wherever blocks lie.
-    pub fn symmetric_bound(&self) -> Result<u64, PlanError> {
+    pub fn symmetric_bound(&self) -> Result<u64> {
         Ok(self.planner.fixed_bytes().saturating_add(self.load()?))
     }
 
     /// The most bytes of blocks that the symmetric arena holds at any step.
-    fn load(&self) -> Result<u64, PlanError> {
+    fn load(&self) -> Result<u64> {
         self.programs.iter().try_fold(0, |most: u64, program| Ok(most.max(symmetric_load(program)?)))
     }
 
@@ -217,7 +213,7 @@ impl Schedules<'_> {
 
     /// Keeps exit barriers that are dropped where the symmetric arena holds the most; once that lowers nothing any more, all that
     /// free memory at any step. Returns whether any more are kept.
-    pub fn keep_barriers(&mut self) -> Result<bool, PlanError> {
+    pub fn keep_barriers(&mut self) -> Result<bool> {
         let most = self.load()?;
         for room in [most.saturating_sub(1), 0] {
             let mut any = false;
@@ -231,11 +227,11 @@ impl Schedules<'_> {
         Ok(false)
     }
 
-    pub fn plan(&self) -> Result<Plan, PlanError> {
+    pub fn plan(&self) -> Result<Plan> {
         self.write(self.buckets()?)
     }
 
-    fn buckets(&self) -> Result<Vec<Bucket>, PlanError> {
+    fn buckets(&self) -> Result<Vec<Bucket>> {
         let Planner { lowered, program_of, nodes, fixed_memory, config, profile, .. } = self.planner;
         let inputs = lowered.iter().zip(program_of).collect();
         // Buckets share the budget of the exact search.
@@ -255,7 +251,7 @@ impl Schedules<'_> {
         buckets.into_iter().collect()
     }
 
-    fn write(&self, buckets: Vec<Bucket>) -> Result<Plan, PlanError> {
+    fn write(&self, buckets: Vec<Bucket>) -> Result<Plan> {
         let Planner { source, ranks, nodes, fixed, config, .. } = self.planner;
         let programs = self.programs.iter().map(|p| &p.prepared.graph);
         let mut texts = parallel::map([*source].into_iter().chain(programs).collect(), *nodes, text::print);
@@ -286,7 +282,7 @@ fn reach_around(b: &Bucket) -> bool {
 }
 
 /// The lowered programs have the inputs, outputs, groups and symbols of the source, and disjoint ranges.
-fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<(), PlanError> {
+fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<()> {
     if lowered.is_empty() {
         return Err(PlanError::NoBucket);
     }
@@ -343,9 +339,9 @@ fn same_memory(a: &Graph, b: &Graph) -> bool {
 /// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their
 /// own. Buckets of `own_orders` share with no other.
 fn distinct(
-    prepared: Vec<Result<Prepared, PlanError>>,
+    prepared: Vec<Result<Prepared>>,
     own_orders: &BTreeSet<usize>,
-) -> Result<(Vec<Prepared>, Vec<usize>), PlanError> {
+) -> Result<(Vec<Prepared>, Vec<usize>)> {
     let mut programs: Vec<Prepared> = Vec::new();
     let mut of: Vec<usize> = Vec::with_capacity(prepared.len());
     let mut owned = BTreeSet::new();
@@ -380,7 +376,7 @@ fn distinct(
     Ok((programs, of))
 }
 
-fn arenas(buckets: &[Bucket]) -> Result<Arenas, PlanError> {
+fn arenas(buckets: &[Bucket]) -> Result<Arenas> {
     let most = |arena: &'static str, f: fn(&Bucket) -> u64| {
         let bytes = buckets.iter().map(f).max().unwrap_or(0);
         match bytes <= MAX_SIZE {

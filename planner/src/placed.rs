@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use symmc_ir::{Dim, ValueId};
+use symmc_ir::{Dim, Symbols, ValueId};
 use symmc_pack::Block;
-use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE, Symbols};
+use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE};
 
-use crate::error::PlanError;
+use crate::error::{PlanError, Result};
 use crate::liveness::{ExitChoice, Liveness, Rendezvous};
 use crate::place::{Apart, Class, Classes, MemorySpace};
 use crate::prepare::Prepared;
@@ -25,7 +25,7 @@ pub struct ScheduledProgram {
 
 impl ScheduledProgram {
     /// Its classes at the upper ends of its symbols.
-    pub fn sized(&self) -> Result<Vec<Sized>, PlanError> {
+    pub fn sized(&self) -> Result<Vec<Sized>> {
         sized(&self.prepared, &self.placed, &self.prepared.graph.symbols)
     }
 }
@@ -65,7 +65,7 @@ impl Placed {
 }
 
 /// The size of a dim in bytes at the upper bounds of `symbols`, rounded up.
-pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64, PlanError> {
+pub fn size(dim: &Dim, symbols: &Symbols, value: &str) -> Result<u64> {
     let bytes = dim.upper(symbols);
     match u64::try_from(bytes) {
         Ok(size) if size <= MAX_SIZE => Ok(size.next_multiple_of(ALIGN)),
@@ -87,7 +87,6 @@ pub fn lifetime(class: &Class, live: &Liveness, wraps: Option<u32>) -> Block {
     Block { align: ALIGN, ..Block::new(first as usize, end as usize, 0) }
 }
 
-/// A class in an arena with its lifetime and size.
 pub struct Sized {
     /// The index of the class in [`Classes::list`].
     pub class: usize,
@@ -98,7 +97,7 @@ pub struct Sized {
 }
 
 /// The classes that lie in an arena, with their lifetimes and their sizes at the upper bounds of `symbols`.
-pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>, PlanError> {
+pub fn sized(prepared: &Prepared, placed: &Placed, symbols: &Symbols) -> Result<Vec<Sized>> {
     let mut wraps = vec![None; placed.classes.list.len()];
     for (s, exit) in placed.live.exits.iter().enumerate() {
         let ExitChoice::Dropped(Rendezvous::NextRun(y)) = exit else { continue };

@@ -19,7 +19,7 @@ use symmc_ir::{
 };
 use symmc_plan::{CopyReason, PEER_ALIGN};
 
-use crate::error::PlanError;
+use crate::error::Result;
 use crate::steps::{input_of, peers, symmetric_positions};
 use crate::views::Views;
 
@@ -48,11 +48,7 @@ pub struct Copied {
 
 /// The indices of the inputs that some collective needs in the symmetric arena and that may lie there:
 /// parameters, constants, and the arguments in `bind`.
-pub fn bound_inputs(
-    graph: &Graph,
-    views: &Views,
-    bind: &BTreeSet<InputId>,
-) -> Result<BTreeSet<usize>, PlanError> {
+pub fn bound_inputs(graph: &Graph, views: &Views, bind: &BTreeSet<InputId>) -> Result<BTreeSet<usize>> {
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
         let peers = peers(graph, id)?;
@@ -71,7 +67,7 @@ pub fn bound_inputs(
 }
 
 /// Inserts the copies and marks what must be symmetric.
-pub fn prepare(graph: &Graph, views: &Views, bound: &BTreeSet<usize>) -> Result<Prepared, PlanError> {
+pub fn prepare(graph: &Graph, views: &Views, bound: &BTreeSet<usize>) -> Result<Prepared> {
     let mut work = Preparation {
         graph,
         bound,
@@ -113,7 +109,7 @@ struct OperandCopy {
 
 impl Preparation<'_> {
     /// Decides for each operand and result of a node that talks to peers.
-    fn require(&mut self, id: NodeId, node: &Node) -> Result<(), PlanError> {
+    fn require(&mut self, id: NodeId, node: &Node) -> Result<()> {
         let peers = peers(self.graph, id)?;
         let (operands, results) = symmetric_positions(self.graph, id, peers.as_ref());
         for at in results {

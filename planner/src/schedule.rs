@@ -7,13 +7,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use symmc_ir::Symbols;
 
 use symmc_dispatch::Unit;
 use symmc_ir::machine::Profile;
-use symmc_plan::{ArenaKind, Symbols};
+use symmc_plan::ArenaKind;
 
 use crate::barriers::{self, load};
-use crate::error::PlanError;
+use crate::error::{PlanError, Result};
 use crate::flight;
 use crate::liveness::{Choices, Liveness, NextRun, at_once, awaited};
 use crate::order::{self, Demand, Order, Overlapped, Tasks, bytes, improve, makespan, more};
@@ -25,7 +26,6 @@ use crate::steps::Steps;
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
     pub bound: &'a BTreeSet<usize>,
-    /// What the next run may be.
     pub next_run: NextRun,
     pub order: Order,
     /// How much more memory than the leanest order an order may take at most, as a fraction.
@@ -45,7 +45,6 @@ struct Estimated {
     peak: u64,
 }
 
-/// An order with its joins and what it costs.
 struct Candidate {
     /// The steps, as they are numbered in program order.
     order: Vec<u32>,
@@ -63,7 +62,7 @@ impl Candidate {
     }
 }
 
-pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<ScheduledProgram, PlanError> {
+pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<ScheduledProgram> {
     let symbols = prepared.graph.symbols.clone();
     let steps = Steps::new(&prepared.graph, &prepared.base)?;
     let tasks = Tasks::new(prepared, &steps, &symbols, rules.profile);
@@ -85,11 +84,7 @@ pub fn schedule(prepared: &Arc<Prepared>, rules: &Rules<'_>) -> Result<Scheduled
 
 /// Keeps exit barriers that are dropped, so that the symmetric arena holds at most `room` bytes at any step besides fixed memory, as
 /// far as that helps. Returns whether any more are kept.
-pub fn keep_barriers(
-    program: &mut ScheduledProgram,
-    room: u64,
-    rules: &Rules<'_>,
-) -> Result<bool, PlanError> {
+pub fn keep_barriers(program: &mut ScheduledProgram, room: u64, rules: &Rules<'_>) -> Result<bool> {
     let more = barriers::keep(&program.placed, &program.sized()?, room);
     if more.is_empty() {
         return Ok(false);
@@ -110,7 +105,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn choose(&self) -> Result<Candidate, PlanError> {
+    fn choose(&self) -> Result<Candidate> {
         if let Some(order) = order::named(self.tasks, self.rules.order) {
             let mut named = self.alone(order)?;
             self.take_apart(&mut named)?;
@@ -180,12 +175,7 @@ impl Work<'_> {
     }
 
     /// The cheapest of `best` and others that take at most `limit` bytes once they are placed.
-    fn cheapest(
-        &self,
-        mut best: Candidate,
-        mut others: Vec<Estimated>,
-        limit: u64,
-    ) -> Result<Candidate, PlanError> {
+    fn cheapest(&self, mut best: Candidate, mut others: Vec<Estimated>, limit: u64) -> Result<Candidate> {
         others.sort_by_key(|e| (self.priced(e.time, e.peak), e.peak));
         let mut overlaps = false;
         let mut placed = 0;
@@ -215,7 +205,7 @@ impl Work<'_> {
     }
 
     /// The orders that are looked at for memory, without overlap; program order first.
-    fn memory(&self) -> Result<Vec<Candidate>, PlanError> {
+    fn memory(&self) -> Result<Vec<Candidate>> {
         let mut found: Vec<Candidate> = Vec::new();
         let mut exact = false;
         let mut add = |found: &mut Vec<Candidate>, order: Vec<u32>| {
@@ -246,12 +236,12 @@ impl Work<'_> {
         Ok(found)
     }
 
-    fn alone(&self, order: Vec<u32>) -> Result<Candidate, PlanError> {
+    fn alone(&self, order: Vec<u32>) -> Result<Candidate> {
         self.candidate(order, at_once(self.steps))
     }
 
     /// The order with its collectives in flight no longer than `joined` and as long as so many bytes allow.
-    fn shortened(&self, order: Vec<u32>, joined: &[u32], limit: u64) -> Result<Option<Candidate>, PlanError> {
+    fn shortened(&self, order: Vec<u32>, joined: &[u32], limit: u64) -> Result<Option<Candidate>> {
         let placed = self.place(self.steps.permuted(&order), at_once(self.steps), &Apart::default());
         let sized = sized(self.prepared, &placed, self.symbols)?;
         let least = self.demand(&placed)?;
@@ -268,7 +258,7 @@ impl Work<'_> {
     }
 
     /// An order with these joins; its larger results all with their parts inside or all apart, whichever takes less.
-    fn candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<Candidate, PlanError> {
+    fn candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<Candidate> {
         let steps = self.steps.permuted(&order);
         let mut apart = Apart::default();
         let placed = self.place(steps, joined.clone(), &apart);
@@ -286,7 +276,7 @@ impl Work<'_> {
     }
 
     /// Decides for each larger result by itself, among those that matter where memory peaks, whether its parts are inside.
-    fn take_apart(&self, candidate: &mut Candidate) -> Result<(), PlanError> {
+    fn take_apart(&self, candidate: &mut Candidate) -> Result<()> {
         let place = |apart: &Apart| {
             self.place(self.steps.permuted(&candidate.order), candidate.joined.clone(), apart)
         };
@@ -309,7 +299,7 @@ impl Work<'_> {
 
     /// Ways to change one larger result where an arena peaks: to write it apart if its parts have it occupied there before
     /// it is written, and to have its parts inside if both are alive there.
-    fn changes(&self, placed: &Placed, apart: &Apart) -> Result<Vec<Apart>, PlanError> {
+    fn changes(&self, placed: &Placed, apart: &Apart) -> Result<Vec<Apart>> {
         let sized = sized(self.prepared, placed, self.symbols)?;
         let mut out = Vec::new();
         for arena in [ArenaKind::Ordinary, ArenaKind::Symmetric] {
@@ -334,7 +324,7 @@ impl Work<'_> {
     }
 
     /// The bound of each arena.
-    fn demand(&self, placed: &Placed) -> Result<Demand, PlanError> {
+    fn demand(&self, placed: &Placed) -> Result<Demand> {
         let sized = sized(self.prepared, placed, self.symbols)?;
         let of = |arena| {
             let blocks = sized.iter().filter(|s| s.arena == arena).map(|s| s.block);

@@ -11,7 +11,7 @@ use symmc_ir::{
 };
 use symmc_plan::Lane;
 
-use crate::error::PlanError;
+use crate::error::{PlanError, Result};
 
 #[derive(Clone, Debug)]
 pub struct StepInfo {
@@ -138,7 +138,7 @@ pub struct Steps {
 
 impl Steps {
     /// The steps of `graph` in the order of its nodes.
-    pub fn new(graph: &Graph, base: &Table<ValueId, ValueId>) -> Result<Steps, PlanError> {
+    pub fn new(graph: &Graph, base: &Table<ValueId, ValueId>) -> Result<Steps> {
         let mut list: Vec<StepInfo> = Vec::with_capacity(graph.nodes.len());
         let mut def = Table::filled(None, graph.values.len());
         // The last step that reads each base.
@@ -240,7 +240,7 @@ pub fn is_view(graph: &Graph, base: &Table<ValueId, ValueId>, node: NodeId) -> b
 }
 
 /// The group and contract of a collective, or of a custom op that touches peers.
-pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>, PlanError> {
+pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>> {
     match &graph.nodes[node].op {
         Op::Collective(c) => {
             let name = || graph.node_name(node).to_string();

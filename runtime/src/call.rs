@@ -8,7 +8,7 @@ use symmc_ir::collective::{CollectiveKind, Variant};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
 
-use crate::error::RunError;
+use crate::error::Result;
 
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveCall<'a> {
@@ -77,7 +77,7 @@ pub struct PeerCall<'a> {
 pub trait PeerMemory {
     /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number. Fails if they do not
     /// lie in the arena.
-    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError>;
+    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8>;
 
     /// Comes before or after a touch of a peer.
     fn touch(&self) {}

@@ -12,11 +12,10 @@ pub mod host;
 pub mod job;
 pub mod kernels;
 pub mod output_file;
-mod refused;
 pub mod session;
 
 pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
 pub use custom::Registry;
 pub use error::{DataFault, RunError};
-pub use refused::unread_plan;
+pub use exec::unread_plan;
 pub use symmc_control::error;

@@ -22,7 +22,7 @@ use symmc_check::CheckedPlan;
 use symmc_ir::{Bindings, Tensor};
 use symmc_plan::Lane;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{Bound, InputData, Registry};
 
 pub use arrangement::{Arrangement, expect_agreement, proposal};
@@ -70,20 +70,20 @@ pub trait DeviceSession: Send {
     /// number 0. All ranks call this together, between runs. Fails if the session has symmetric memory for its caller,
     /// is recorded by its caller, or has no room; ranks open different plans; or a rank failed. The session goes on
     /// where another request could do.
-    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize, RunError>;
+    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize>;
 
     /// Has the calls that follow be about a program of the session. Fails if there is no such program.
-    fn select(&mut self, program: usize) -> Result<(), RunError>;
+    fn select(&mut self, program: usize) -> Result<()>;
 
     /// Ends a program, once all runs have ended. Its inputs and outputs are freed; another program has to be selected then.
     /// Fails if a run failed.
-    fn close_program(&mut self, program: usize) -> Result<(), RunError>;
+    fn close_program(&mut self, program: usize) -> Result<()>;
 
     /// Sets the values of the imported program's symbols for the runs that come. Fails if no bucket serves them.
-    fn set(&mut self, bindings: &Bindings) -> Result<(), RunError>;
+    fn set(&mut self, bindings: &Bindings) -> Result<()>;
 
     /// The program at the sizes that are set. Fails if a symbol has no value yet.
-    fn bound(&self) -> Result<&Bound, RunError>;
+    fn bound(&self) -> Result<&Bound>;
 
     /// Has the runs that come find an input, or write an output, in memory of the caller; with `None` in memory of the
     /// session again. Fails if the memory is not aligned, of another device, or the session's. Whether it is large
@@ -92,58 +92,58 @@ pub trait DeviceSession: Send {
     /// # Safety
     /// The memory is valid until it is replaced or the session ends, and all runs that take it have ended. While a run is
     /// in progress nobody else writes it, nor reads what the run writes.
-    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError>;
+    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<()>;
 
     fn device(&self) -> DeviceName;
 
     /// So many zeros of the device, which are the caller's and outlive the session.
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>>;
 
     /// So many zeros of the symmetric memory for the caller, at the same offset on all ranks, which allocate together. They
     /// outlive the session. Fails if ranks allocate different sizes, or there is not as much left, which is told to all
     /// of them alike; or a rank failed.
-    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError>;
+    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>>;
 
     /// The bytes of a tensor in memory of the device, which nobody writes: once there for all sessions of this process, as
     /// long as one of them keeps them. Fails if the file of the tensor cannot be read, or there is not as much memory.
-    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError>;
+    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept>;
 
     /// The memory of an input or output for the runs that come. The caller may write inputs there, and read outputs, while no
     /// run is in progress, until sizes are set that need more, or the session ends. Fails if a symbol has no value yet,
     /// or there is no memory.
-    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError>;
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory>;
 
     /// Copies the data of an input to where it lies, once all runs have ended. Fails if it has another size, is a
     /// constant, or a run failed.
-    fn write(&mut self, input: usize, data: &[u8]) -> Result<(), RunError> {
+    fn write(&mut self, input: usize, data: &[u8]) -> Result<()> {
         self.write_all(&[(input, InputData::Memory(data))])
     }
 
     /// Copies the data of several inputs to where they lie, once all runs have ended. Fails as [`write`](Self::write),
     /// or if data cannot be read.
-    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError>;
+    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<()>;
 
     /// Copies the data of an input or output from where it lies, once all runs have ended. Fails if it has another
     /// size, or a run failed.
-    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError>;
+    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<()>;
 
     /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together, and set
     /// no other sizes before that run.
-    fn prepare(&mut self) -> Result<(), RunError> {
+    fn prepare(&mut self) -> Result<()> {
         Ok(())
     }
 
     /// Puts one run behind those that are there; on `stream`, where the device has streams and one is given. All ranks put
     /// the same runs there, in the same order. Fails if an input has no data, lent memory is too small or overlaps what
     /// a run writes, peers run with other sizes, or an earlier run failed.
-    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError>;
+    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<()>;
 
     /// Runs once, behind those that are there, and waits for the end.
-    fn run(&mut self) -> Result<(), RunError>;
+    fn run(&mut self) -> Result<()>;
 
     /// Runs once, step by step, and waits for the end; the steps with their times on the device. Fails as
     /// [`run`](Self::run), or if the device takes no times.
-    fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
+    fn run_traced(&mut self) -> Result<Vec<TracedStep>> {
         Err(RunError::Unsupported(format!(
             "{}: the times of single steps are not taken there",
             self.device()
@@ -151,16 +151,16 @@ pub trait DeviceSession: Send {
     }
 
     /// Whether all runs have ended. Fails if one failed, with its rank, step and op.
-    fn poll(&mut self) -> Result<bool, RunError>;
+    fn poll(&mut self) -> Result<bool>;
 
     /// Waits until all runs have ended. Fails if one failed, or did not end within `limit`.
-    fn wait(&mut self, limit: Duration) -> Result<(), RunError>;
+    fn wait(&mut self, limit: Duration) -> Result<()>;
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume), once all runs have ended. All ranks call both.
-    fn release(&mut self) -> Result<(), RunError>;
+    fn release(&mut self) -> Result<()>;
 
     /// Takes the memory of the arenas again. What lay there is lost: inputs there are to be written again.
-    fn resume(&mut self) -> Result<(), RunError>;
+    fn resume(&mut self) -> Result<()>;
 
     /// What the session takes of its device now.
     fn taken(&self) -> Taken;
@@ -171,7 +171,7 @@ pub trait DeviceSession: Send {
     }
 
     /// Waits until all runs have ended, and ends the session on this rank. Fails if a run failed.
-    fn close(self: Box<Self>) -> Result<(), RunError>;
+    fn close(self: Box<Self>) -> Result<()>;
 
     /// Ends the session on all ranks at once, for this reason, without waiting for other ranks. Dropping a session while a
     /// run is in progress or during a panic does the same, without a reason; any other drop behaves like

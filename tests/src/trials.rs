@@ -332,7 +332,7 @@ fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<Turn>, String> {
         }
         let changed = last.is_none_or(|last| last.bindings != bindings);
         let draw = SeedConfig { seed: r.next(), arguments: Draw::PerRank, parameters: Draw::PerRank };
-        let drawn = (0..ranks).map(|rank| interp::seeded_inputs_with(graph, &bindings, &draw, rank));
+        let drawn = (0..ranks).map(|rank| interp::seeded_inputs(graph, &bindings, &draw, rank));
         let mut inputs = drawn.collect::<Result<Vec<_>, _>>().map_err(|e| format!("inputs: {e}"))?;
         if let Some(last) = last {
             for (rank, inputs) in inputs.iter_mut().enumerate() {

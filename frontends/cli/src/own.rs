@@ -25,7 +25,6 @@ impl Own {
         self.args.iter().cloned().chain(args.iter().map(ToString::to_string)).collect()
     }
 
-    /// The command as a rank of a run that it starts.
     pub(crate) fn rank_command(&self) -> RankCommand {
         RankCommand { program: self.program.clone(), args: self.with(&["rank", "--fd"]) }
     }

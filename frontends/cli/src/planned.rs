@@ -59,7 +59,6 @@ impl<'a> Planned<'a> {
         self.bucket.places.get(self.graph.name_of(self.program.base(value)))
     }
 
-    /// The memory of a value in few words.
     pub fn short_place(&self, plan: &Plan, value: ValueId) -> String {
         match self.place(value) {
             Some(place) => memory(plan, self.bucket, place.memory),
@@ -92,7 +91,6 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// A memory in few words.
 pub fn memory(plan: &Plan, bucket: &Bucket, memory: Memory) -> String {
     match memory {
         Memory::Buffer(i) => match bucket.buffers.get(i).map(|b| b.arena) {

@@ -28,7 +28,6 @@ pub fn spin<T>(message: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Whether the work has ended.
 #[derive(Default)]
 struct End {
     ended: Mutex<bool>,

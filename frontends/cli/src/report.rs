@@ -247,7 +247,6 @@ pub fn kept_because(cost: Option<u64>) -> String {
     }
 }
 
-/// The copies, in lines.
 pub fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {
     let t = &bucket.totals;
     if t.copies == 0 {

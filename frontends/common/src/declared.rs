@@ -1,7 +1,7 @@
 //! What a program declares, held against what its ops give: where two types only look different (`2*(s0//2)` for a
 //! known even `s0`), the one that the operands give stands; a real difference is an error.
 
-use symmc_ir::{DType, Dim, Graph, Symbol, SymbolId, Table, Type, verify};
+use symmc_ir::{DType, Dim, Graph, Symbols, Type, verify};
 
 /// A declared type and another that a value has, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -12,12 +12,7 @@ pub struct Mismatch {
 
 /// Holds a type against a declared one, in which extents that are not known are `None`. Fails if under no values of the
 /// symbols are the two the same.
-pub fn hold(
-    found: &Type,
-    dtype: DType,
-    extents: &[Option<Dim>],
-    symbols: &Table<SymbolId, Symbol>,
-) -> Result<(), Mismatch> {
+pub fn hold(found: &Type, dtype: DType, extents: &[Option<Dim>], symbols: &Symbols) -> Result<(), Mismatch> {
     let may_agree = |a: &Dim, b: &Dim| {
         let (low, high) = (a.clone() - b.clone()).bounds(symbols);
         low <= 0 && high >= 0
@@ -33,7 +28,7 @@ pub fn hold(
     Err(Mismatch { expected, found: shown(found, symbols) })
 }
 
-pub fn shown(ty: &Type, symbols: &Table<SymbolId, Symbol>) -> String {
+pub fn shown(ty: &Type, symbols: &Symbols) -> String {
     let dims: Vec<String> = ty.shape.iter().map(|d| d.display(symbols).to_string()).collect();
     format!("{}[{}]", ty.dtype, dims.join(", "))
 }

@@ -13,6 +13,9 @@ use symmc_ir::{
 use crate::requirement;
 use crate::rule::{Lowered, Stop};
 
+/// A value that was emitted.
+type Emitted<E> = Lowered<ValueId, E>;
+
 /// Emits the nodes of one node of a program. See the [module](self). All methods that emit fail where the operands
 /// break the typing rule of the op, or extents grow beyond the limits of [`symmc_ir::dim`].
 pub trait Emit {
@@ -41,7 +44,6 @@ pub trait Emit {
         self.ty(v).shape.clone()
     }
 
-    /// The number of axes of a value.
     fn rank(&self, v: ValueId) -> usize {
         self.ty(v).rank()
     }
@@ -85,12 +87,12 @@ pub trait Emit {
         Ok(results)
     }
 
-    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<ValueId, Self::Error> {
+    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Emitted<Self::Error> {
         Ok(self.emit_all(hint, op, inputs)?[0])
     }
 
     /// A node with a declared result type.
-    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Lowered<ValueId, Self::Error> {
+    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Emitted<Self::Error> {
         check_size(&ty.shape).map_err(|m| self.broken(m))?;
         let name = format!("{}.{hint}", self.label());
         Ok(self.builder_mut().op_as(&name, op, inputs, ty)?)
@@ -98,7 +100,7 @@ pub trait Emit {
 
     // Element-wise.
 
-    fn cast(&mut self, x: ValueId, dtype: DType) -> Lowered<ValueId, Self::Error> {
+    fn cast(&mut self, x: ValueId, dtype: DType) -> Emitted<Self::Error> {
         if self.dtype(x) == dtype {
             return Ok(x);
         }
@@ -106,32 +108,32 @@ pub trait Emit {
         self.emit_as("cast", Op::Cast, &[x], ty)
     }
 
-    fn unary(&mut self, op: UnaryOp, x: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn unary(&mut self, op: UnaryOp, x: ValueId) -> Emitted<Self::Error> {
         self.emit(op.name(), Op::Unary(op), &[x])
     }
 
     /// Two operands that have one dtype. Addition and multiplication of bools are `or` and `and`.
-    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
         let op = logical(op, self.dtype(x));
         self.emit(op.name(), Op::Binary(op), &[x, y])
     }
 
     /// `x op scalar`; the scalar takes the dtype of `x`.
-    fn with_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> Lowered<ValueId, Self::Error> {
+    fn with_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> Emitted<Self::Error> {
         let dtype = self.dtype(x);
         let op = logical(op, dtype);
         self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: false }, &[x])
     }
 
     /// `scalar op x`; the scalar takes the dtype of `x`.
-    fn scalar_with(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn scalar_with(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> Emitted<Self::Error> {
         let dtype = self.dtype(x);
         let op = logical(op, dtype);
         self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: true }, &[x])
     }
 
     /// The quotient of two integers, rounded towards zero.
-    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
         let floor = self.binary(BinaryOp::FloorDiv, x, y)?;
         if self.is_non_negative(x) && self.is_non_negative(y) {
             return Ok(floor);
@@ -143,7 +145,7 @@ pub trait Emit {
     }
 
     /// The remainder of two integers that has the sign of `x`. (The least integer has no magnitude.)
-    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
         let low_x = self.with_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
         let low_y = self.with_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
@@ -154,7 +156,7 @@ pub trait Emit {
     }
 
     /// 1 where integers have a remainder and `also` holds, else 0.
-    fn inexact(&mut self, x: ValueId, y: ValueId, also: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn inexact(&mut self, x: ValueId, y: ValueId, also: ValueId) -> Emitted<Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
         let rest = self.with_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
         let both = self.binary(BinaryOp::And, rest, also)?;
@@ -162,19 +164,19 @@ pub trait Emit {
     }
 
     /// `x op y` for a number.
-    fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Lowered<ValueId, Self::Error> {
+    fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Emitted<Self::Error> {
         self.with_scalar(op, x, Scalar::Float(Float(y)))
     }
 
     /// The angle from -π/2 to π/2 that has this sine.
-    fn arc_sine(&mut self, sine: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn arc_sine(&mut self, sine: ValueId) -> Emitted<Self::Error> {
         let (x, other) = self.legs(sine)?;
         let angle = self.binary(BinaryOp::Atan2, x, other)?;
         self.cast(angle, self.dtype(sine))
     }
 
     /// The angle from 0 to π that has this cosine.
-    fn arc_cosine(&mut self, cosine: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn arc_cosine(&mut self, cosine: ValueId) -> Emitted<Self::Error> {
         let (x, other) = self.legs(cosine)?;
         let angle = self.binary(BinaryOp::Atan2, other, x)?;
         self.cast(angle, self.dtype(cosine))
@@ -191,23 +193,23 @@ pub trait Emit {
     }
 
     /// `condition ? x : y`.
-    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
         self.emit("select", Op::Select, &[condition, x, y])
     }
 
     // Creation.
 
-    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
+    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Emitted<Self::Error> {
         self.emit_as("full", Op::Full(s.converted(dtype)), &[], Type::new(dtype, shape))
     }
 
     /// `start`, `start + step`, … as many as `len`.
-    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Lowered<ValueId, Self::Error> {
+    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Emitted<Self::Error> {
         self.emit_as("iota", Op::Iota { start, step }, &[], Type::new(dtype, vec![len]))
     }
 
     /// A tensor without axes that holds the value of a dim: the last element of an iota.
-    fn dim_tensor(&mut self, d: &Dim, dtype: DType) -> Lowered<ValueId, Self::Error> {
+    fn dim_tensor(&mut self, d: &Dim, dtype: DType) -> Emitted<Self::Error> {
         if let Some(i) = d.as_const() {
             return self.full(Scalar::Int(i), dtype, vec![]);
         }
@@ -220,7 +222,7 @@ pub trait Emit {
     }
 
     /// The positions `start`, `start + step`, … as many as `len`.
-    fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Lowered<ValueId, Self::Error> {
+    fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Emitted<Self::Error> {
         if let Some(start) = start.as_const() {
             return self.iota(len, start, step, DType::I64);
         }
@@ -230,7 +232,7 @@ pub trait Emit {
     }
 
     /// The integers from `start` by `step` up to `end`, which is left out.
-    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> Lowered<ValueId, Self::Error> {
+    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> Emitted<Self::Error> {
         let distance = match step {
             0 => return Err(self.broken("expected a step other than 0".into())),
             1.. => end.clone() - start.clone(),
@@ -254,7 +256,7 @@ pub trait Emit {
         (rows, columns): (Dim, Dim),
         op: BinaryOp,
         offset: &Dim,
-    ) -> Lowered<ValueId, Self::Error> {
+    ) -> Emitted<Self::Error> {
         let row = self.iota(rows, 0, 1, DType::I64)?;
         let row = self.unsqueeze(row, 1)?;
         let column = self.positions(&(Dim::from(0) - offset.clone()), 1, columns)?;
@@ -262,7 +264,7 @@ pub trait Emit {
     }
 
     /// The elements of the last two axes where `column - offset op row`, others 0.
-    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> Lowered<ValueId, Self::Error> {
+    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> Emitted<Self::Error> {
         let shape = self.shape(x);
         let [.., rows, columns] = shape.as_slice() else {
             return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
@@ -274,7 +276,7 @@ pub trait Emit {
 
     // Views.
 
-    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
+    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Emitted<Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
         }
@@ -307,7 +309,7 @@ pub trait Emit {
         Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
     }
 
-    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Lowered<ValueId, Self::Error> {
+    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Emitted<Self::Error> {
         if perm.iter().copied().eq(0..self.rank(x)) {
             return Ok(x);
         }
@@ -315,7 +317,7 @@ pub trait Emit {
     }
 
     /// The matrix transpose: the last two axes swapped.
-    fn transposed(&mut self, x: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn transposed(&mut self, x: ValueId) -> Emitted<Self::Error> {
         let mut perm: Vec<usize> = (0..self.rank(x)).collect();
         if let [.., a, b] = perm.as_mut_slice() {
             std::mem::swap(a, b);
@@ -323,7 +325,7 @@ pub trait Emit {
         self.permute(x, perm)
     }
 
-    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Lowered<ValueId, Self::Error> {
+    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Emitted<Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
         }
@@ -332,14 +334,7 @@ pub trait Emit {
     }
 
     /// `len` elements of an axis from `start` on, `step` apart.
-    fn slice(
-        &mut self,
-        x: ValueId,
-        axis: usize,
-        start: Dim,
-        len: Dim,
-        step: i64,
-    ) -> Lowered<ValueId, Self::Error> {
+    fn slice(&mut self, x: ValueId, axis: usize, start: Dim, len: Dim, step: i64) -> Emitted<Self::Error> {
         let mut shape = self.shape(x);
         if start.as_const() == Some(0) && step == 1 && shape.get(axis) == Some(&len) {
             return Ok(x);
@@ -428,14 +423,14 @@ pub trait Emit {
         }
     }
 
-    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
+    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Emitted<Self::Error> {
         let mut shape = self.shape(x);
         shape.insert(axis.min(shape.len()), Dim::from(1));
         self.reshape(x, shape)
     }
 
     /// `x` without an axis of extent 1.
-    fn drop_axis(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
+    fn drop_axis(&mut self, x: ValueId, axis: usize) -> Emitted<Self::Error> {
         let mut shape = self.shape(x);
         if axis < shape.len() {
             shape.remove(axis);
@@ -443,7 +438,7 @@ pub trait Emit {
         self.reshape(x, shape)
     }
 
-    fn reversed(&mut self, x: ValueId, axis: usize) -> Lowered<ValueId, Self::Error> {
+    fn reversed(&mut self, x: ValueId, axis: usize) -> Emitted<Self::Error> {
         let n = self.extent(x, axis);
         let from_last = match n.as_const() {
             Some(n) => self.iota(n.into(), n - 1, -1, DType::I64)?,
@@ -456,7 +451,7 @@ pub trait Emit {
         self.emit("take", Op::Take { axis }, &[x, from_last])
     }
 
-    fn concat(&mut self, parts: &[ValueId], axis: usize) -> Lowered<ValueId, Self::Error> {
+    fn concat(&mut self, parts: &[ValueId], axis: usize) -> Emitted<Self::Error> {
         match parts {
             [one] => Ok(*one),
             _ => self.emit("concat", Op::Concat { axis }, parts),
@@ -464,7 +459,7 @@ pub trait Emit {
     }
 
     /// `x` once or more along each axis.
-    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> Lowered<ValueId, Self::Error> {
+    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> Emitted<Self::Error> {
         let mut own = self.shape(x);
         if repeats.len() < own.len() {
             let (n, found) = (own.len(), repeats.len());
@@ -487,12 +482,12 @@ pub trait Emit {
     // The rest.
 
     /// `x @ y` over the last two axes.
-    fn matmul(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn matmul(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
         self.emit("matmul", Op::MatMul, &[x, y])
     }
 
     /// NumPy's `matmul`: a vector on the left is a row, on the right a column, and its axis vanishes.
-    fn product(&mut self, x: ValueId, y: ValueId) -> Lowered<ValueId, Self::Error> {
+    fn product(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
         let (row, column) = (self.rank(x) == 1, self.rank(y) == 1);
         let x = if row { self.unsqueeze(x, 0)? } else { x };
         let y = if column { self.unsqueeze(y, 1)? } else { y };
@@ -507,24 +502,12 @@ pub trait Emit {
         Ok(z)
     }
 
-    fn reduce(
-        &mut self,
-        op: Reduction,
-        x: ValueId,
-        axes: Vec<usize>,
-        keep: bool,
-    ) -> Lowered<ValueId, Self::Error> {
+    fn reduce(&mut self, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted<Self::Error> {
         self.emit(op.name(), Op::Reduce { op, axes, keep }, &[x])
     }
 
     /// An arg-reduction: the index of the largest or smallest element along `axis`, the first of equals.
-    fn arg_reduce(
-        &mut self,
-        op: ArgOp,
-        x: ValueId,
-        axis: usize,
-        keep: bool,
-    ) -> Lowered<ValueId, Self::Error> {
+    fn arg_reduce(&mut self, op: ArgOp, x: ValueId, axis: usize, keep: bool) -> Emitted<Self::Error> {
         self.emit(op.name(), Op::ArgReduce { op, axis, keep }, &[x])
     }
 
@@ -535,7 +518,7 @@ pub trait Emit {
         (weight, bias): (Option<ValueId>, Option<ValueId>),
         axes: usize,
         eps: f64,
-    ) -> Lowered<ValueId, Self::Error> {
+    ) -> Emitted<Self::Error> {
         let dtype = self.dtype(x);
         let mut operands = vec![x];
         if let Some(w) = weight {
@@ -560,7 +543,7 @@ pub trait Emit {
     }
 
     /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, wide and with those axes kept.
-    fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> Lowered<ValueId, Self::Error> {
+    fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> Emitted<Self::Error> {
         let x = self.cast(x, self.dtype(x).wide())?;
         let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
         let squares = self.binary(BinaryOp::Mul, x, x)?;
@@ -576,7 +559,7 @@ pub trait Emit {
         shift: ValueId,
         axes: Vec<usize>,
         keep: bool,
-    ) -> Lowered<ValueId, Self::Error> {
+    ) -> Emitted<Self::Error> {
         let e = self.binary(BinaryOp::Sub, x, shift)?;
         let e = self.unary(UnaryOp::Exp, e)?;
         let sum = self.reduce(Reduction::Sum, e, axes.clone(), true)?;
@@ -588,7 +571,7 @@ pub trait Emit {
     }
 
     /// `[n, channels, …]` with each group of channels as one axis: `[n, groups, …]`.
-    fn in_groups(&mut self, x: ValueId, groups: i64) -> Lowered<ValueId, Self::Error> {
+    fn in_groups(&mut self, x: ValueId, groups: i64) -> Emitted<Self::Error> {
         let shape = self.shape(x);
         let [n, channels, ..] = shape.as_slice() else {
             return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
@@ -600,7 +583,7 @@ pub trait Emit {
     }
 
     /// A vector over the channels of `[n, channels, …]`, broadcastable to that shape.
-    fn per_channel(&mut self, x: ValueId, shape: &[Dim]) -> Lowered<ValueId, Self::Error> {
+    fn per_channel(&mut self, x: ValueId, shape: &[Dim]) -> Emitted<Self::Error> {
         let after = shape.iter().skip(2).map(|_| Dim::from(1));
         self.reshape(x, shape.iter().skip(1).take(1).cloned().chain(after).collect())
     }
@@ -621,7 +604,7 @@ pub trait Emit {
         mask: Option<ValueId>,
         scale: f64,
         (cap, bounds): (Option<Float>, Vec<Bound>),
-    ) -> Lowered<ValueId, Self::Error> {
+    ) -> Emitted<Self::Error> {
         let mut operands = vec![q, k, v];
         if let Some(mask) = mask {
             operands.push(if self.dtype(mask).is_float() { mask } else { self.cast(mask, DType::Bool)? });
@@ -633,18 +616,13 @@ pub trait Emit {
         )
     }
 
-    fn collective(
-        &mut self,
-        kind: CollectiveKind,
-        group: GroupId,
-        x: ValueId,
-    ) -> Lowered<ValueId, Self::Error> {
+    fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: ValueId) -> Emitted<Self::Error> {
         let hint = kind.name();
         self.emit(hint, Op::Collective(Collective { kind, group, variant: None }), &[x])
     }
 
     /// An index whose negative elements count from the end of `n` elements.
-    fn wrapped(&mut self, index: ValueId, n: &Dim) -> Lowered<ValueId, Self::Error> {
+    fn wrapped(&mut self, index: ValueId, n: &Dim) -> Emitted<Self::Error> {
         if self.is_non_negative(index) {
             return Ok(index);
         }

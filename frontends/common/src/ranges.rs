@@ -8,7 +8,7 @@
 //! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
 //! default. It is told which those are.
 
-use symmc_ir::{Dim, Symbol, SymbolId, Table};
+use symmc_ir::{Dim, Symbol, SymbolId, Symbols};
 use thiserror::Error;
 
 use crate::sympy;
@@ -125,7 +125,7 @@ pub struct RangeError {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Settled {
     /// Those that are left.
-    pub table: Table<SymbolId, Symbol>,
+    pub table: Symbols,
     /// What each declared symbol is.
     pub dims: Vec<Dim>,
     /// The names of those that took the default bound.
@@ -300,11 +300,7 @@ fn line(e: &sympy::Expr<'_>) -> Option<(i64, i64)> {
 }
 
 /// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
-pub fn narrow_all(
-    symbols: &mut Table<SymbolId, Symbol>,
-    given: &Given,
-    notes: &mut Vec<String>,
-) -> Result<(), RangeError> {
+pub fn narrow_all(symbols: &mut Symbols, given: &Given, notes: &mut Vec<String>) -> Result<(), RangeError> {
     let declared: Vec<Declared> = symbols
         .values()
         .map(|s| {
@@ -406,7 +402,7 @@ fn tied(
     own: &Declared,
     text: &str,
     ids: &[Option<SymbolId>],
-    table: &Table<SymbolId, Symbol>,
+    table: &Symbols,
 ) -> Result<Dim, RangeError> {
     let of = |name: &str| {
         let at = find(declared, name).map_err(|e| e.to_string())?;
@@ -426,7 +422,6 @@ fn tied(
 /// The symbols that a message about extents is of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Questioned {
-    /// Those that it names.
     pub named: Vec<String>,
     /// The same by their names in the file.
     pub aliases: Vec<String>,
@@ -436,7 +431,7 @@ pub struct Questioned {
 
 impl Questioned {
     /// Those of a message about a program; `None` if it names none. `open` are those that took the default bound.
-    pub fn of(message: &str, symbols: &Table<SymbolId, Symbol>, open: &[String]) -> Option<Questioned> {
+    pub fn of(message: &str, symbols: &Symbols, open: &[String]) -> Option<Questioned> {
         let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
         let words: Vec<&str> = message.split(part).collect();
         let is_named = |s: &Symbol| {

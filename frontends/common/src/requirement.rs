@@ -8,13 +8,13 @@
 
 use symmc_ir::dim::check_size;
 use symmc_ir::text::with_symbol_names;
-use symmc_ir::{Builder, DType, Dim, Op, Symbol, SymbolId, Table, Type};
+use symmc_ir::{Builder, DType, Dim, Op, Symbols, Type};
 
 /// The largest magnitude of a side of a requirement. Two of them are within the limit of an extent.
 const MAX_SIDE: i64 = symmc_ir::verify::MAX_EXTENT / 2;
 
 /// Whether a requirement can have this expression as a side.
-pub fn is_within_limits(side: &Dim, symbols: &Table<SymbolId, Symbol>) -> bool {
+pub fn is_within_limits(side: &Dim, symbols: &Symbols) -> bool {
     let (low, high) = side.bounds(symbols);
     low >= -MAX_SIDE && high <= MAX_SIDE
 }

@@ -39,7 +39,6 @@ impl<E> From<BuildError> for Stop<E> {
 #[derive(Debug)]
 pub struct Row<R> {
     pub name: &'static str,
-    /// What it becomes, for people.
     pub becomes: &'static str,
     pub rule: R,
 }
@@ -63,7 +62,6 @@ impl<R> Tables<R> {
         by_name.get(name).copied()
     }
 
-    /// Every op with what it becomes.
     pub fn supported(&self) -> Vec<(&'static str, &'static str)> {
         self.rows().map(|r| (r.name, r.becomes)).collect()
     }

@@ -3,7 +3,7 @@
 //! The torch.compile frontend passes sizes, and the guards on them, as the text that PyTorch prints. All reasoning about them is here.
 
 use indexmap::IndexMap;
-use symmc_ir::{Dim, Symbol, SymbolId, Table};
+use symmc_ir::{Dim, Symbol, SymbolId, Symbols};
 
 use crate::sympy::{self, Expr};
 
@@ -28,7 +28,7 @@ pub fn ratio(size: &str, unit: &str) -> Option<i64> {
 
 /// The symbols of some expressions. Each is at least 1: PyTorch has other graphs for empty tensors.
 #[derive(Default)]
-struct SizeSymbols(Table<SymbolId, Symbol>);
+struct SizeSymbols(Symbols);
 
 impl SizeSymbols {
     fn id(&mut self, name: &str) -> SymbolId {

@@ -353,7 +353,7 @@ impl<'a> Parser<'a> {
 #[cfg(test)]
 mod tests {
     use symmc_ir::entity::Entity;
-    use symmc_ir::{Bindings, Symbol, SymbolId, Table};
+    use symmc_ir::{Bindings, Symbol, SymbolId, Symbols};
 
     use super::*;
 
@@ -444,7 +444,7 @@ mod tests {
             ("2*FloorToInt(0.75*ToFloat(s0))", |s| 2.0 * (0.75 * s).floor()),
         ];
         let symbol = Symbol { name: "s0".into(), min: 0, max: 40, alias: None };
-        let symbols: Table<SymbolId, Symbol> = [symbol].into_iter().collect();
+        let symbols: Symbols = [symbol].into_iter().collect();
         for (text, expected) in cases {
             let dim = of(text, None).expect(text);
             for size in 0..=40 {

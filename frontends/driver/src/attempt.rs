@@ -25,7 +25,6 @@ pub struct Attempt {
     pub seen: Vec<Seen>,
 }
 
-/// The collectives of a bucket that are joined.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct JoinedSets {
     /// Those that become one collective.

@@ -7,13 +7,13 @@ use symmc_cuda::codegen::refusal::{self, Refusal};
 use symmc_ir::machine::TargetBackend;
 use symmc_plan::ReadPlan;
 
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 
 /// The plan as a backend runs it, with what its steps take besides the arenas.
 ///
 /// # Errors
 /// The first steps that the backend cannot run.
-pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan, DriverError> {
+pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan> {
     match backend {
         #[cfg(feature = "cuda")]
         TargetBackend::Cuda => {
@@ -34,7 +34,7 @@ pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Ch
 pub fn expect_supported(
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] plan: &ReadPlan,
     backend: TargetBackend,
-) -> Result<(), DriverError> {
+) -> Result<()> {
     match backend {
         #[cfg(feature = "cuda")]
         TargetBackend::Cuda => refuse_for_gpus(plan, &[]),
@@ -50,7 +50,7 @@ pub fn expect_supported(
 /// # Errors
 /// The first steps that GPUs cannot run, and why.
 #[cfg(feature = "cuda")]
-pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<(), DriverError> {
+pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<()> {
     refuse(&refusal::refusals(plan, gpus))
 }
 
@@ -59,7 +59,7 @@ pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<(), DriverError>
 const NAMED: usize = 5;
 
 #[cfg(feature = "cuda")]
-fn refuse(refusals: &[Refusal]) -> Result<(), DriverError> {
+fn refuse(refusals: &[Refusal]) -> Result<()> {
     let Some(first) = refusals.first() else { return Ok(()) };
     let named: Vec<String> = refusals.iter().take(NAMED).map(Refusal::to_string).collect();
     let more = match refusals.len().saturating_sub(NAMED) {

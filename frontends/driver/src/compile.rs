@@ -8,7 +8,7 @@ use symmc_passes::CanonicalForms;
 use symmc_plan::{Plan, Replacement};
 
 use crate::backends::lower_for_backend;
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::{Choice, Pipeline};
 use crate::ranges;
@@ -42,7 +42,7 @@ impl StageClock {
 /// Compiles a graph into a plan, and checks that. Fails if the number of ranks is open, an option does not fit the
 /// graph, the graph cannot be planned, the backend of the machine cannot run the plan, or the check finds the plan
 /// unsafe.
-pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, CompileReport), DriverError> {
+pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, CompileReport)> {
     options.validate()?;
     let mut clock = StageClock::start();
     let mut forms = canonical_forms(graph)?;
@@ -62,7 +62,7 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     Ok((plan, clock.report))
 }
 
-fn prove(plan: Plan) -> Result<CheckedPlan, DriverError> {
+fn prove(plan: Plan) -> Result<CheckedPlan> {
     CheckedPlan::or_back(plan).map_err(|refused| {
         let (plan, findings) = *refused;
         let findings = findings.iter().map(ToString::to_string).collect();
@@ -73,7 +73,7 @@ fn prove(plan: Plan) -> Result<CheckedPlan, DriverError> {
 /// The graph with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
 /// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
 /// be there, and where another canonical form is faster in a bucket.
-pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>, DriverError> {
+pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>> {
     let forms = canonical_forms(graph)?;
     let buckets = ranges::buckets(&forms.usual, options)?;
     let lowered = Pipeline::new(graph, options, &forms).lower(&buckets, &Choice::default())?;
@@ -81,12 +81,12 @@ pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>, Dr
 }
 
 /// The graph in canonical form, with decomposed ops recognised.
-pub fn canonical(graph: &Graph) -> Result<Graph, DriverError> {
+pub fn canonical(graph: &Graph) -> Result<Graph> {
     canonical_forms(graph).map(|forms| forms.usual)
 }
 
 /// Fails if the number of ranks is open, or the graph breaks an invariant.
-pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, DriverError> {
+pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms> {
     if graph.ranks.is_none() {
         return Err(DriverError::OpenRanks);
     }

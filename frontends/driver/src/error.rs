@@ -5,6 +5,9 @@ use symmc_plan::Plan;
 use symmc_planner::PlanError;
 use thiserror::Error;
 
+/// The result of what fails with a [`DriverError`], or with another error where one is named.
+pub type Result<T, E = DriverError> = std::result::Result<T, E>;
+
 #[derive(Debug, Error)]
 pub enum DriverError {
     #[error("the number of ranks is open; fix it before compiling")]

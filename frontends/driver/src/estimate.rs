@@ -11,13 +11,13 @@ use symmc_plan::{Bucket, Estimate, ReadPlan, ReadProgram};
 use crate::backends::expect_supported;
 use crate::compile::canonical_forms;
 use crate::divide::{BucketRequest, Ranges};
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::Pipeline;
 use crate::search::plan_buckets;
 
 /// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
-pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>, DriverError> {
+pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>> {
     let of_bucket = |bucket: &Bucket| {
         let program = plan.program(bucket.program).map_err(DriverError::defect)?;
         program.estimate(bucket, profile).map_err(DriverError::defect)
@@ -27,12 +27,12 @@ pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>, Dri
 
 /// The estimated time of a run of a plan at some sizes, of the bucket that serves them. Fails if a symbol has no value,
 /// no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
-pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate, DriverError> {
+pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate> {
     let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
         let missing = || DriverError::Option(format!("the symbol {} has no value", symbol.name));
         Ok((symbol.name.clone(), sizes.get(id).ok_or_else(missing)?))
     });
-    let named: IndexMap<String, i64> = named.collect::<Result<_, DriverError>>()?;
+    let named: IndexMap<String, i64> = named.collect::<Result<_>>()?;
     let bucket = &plan.buckets[plan.serving(&named).map_err(|e| DriverError::Option(e.to_string()))?];
     let program = plan.program(bucket.program).map_err(DriverError::defect)?;
     program.estimate_at(bucket, profile, &named).map_err(DriverError::defect)
@@ -44,7 +44,7 @@ pub fn estimate_plain(
     graph: &Graph,
     plan: &CheckedPlan,
     options: &CompileOptions,
-) -> Result<Vec<Option<f64>>, DriverError> {
+) -> Result<Vec<Option<f64>>> {
     let ranges_of = |bucket: &Bucket| {
         let range = |(id, symbol): (SymbolId, &Symbol)| {
             let &[low, high] = bucket.symbols.get(&symbol.name)?;
@@ -61,11 +61,7 @@ pub fn estimate_plain(
 }
 
 /// The plan of a graph for these buckets, which nobody runs: it is not checked, and no collectives are coalesced.
-fn plan_to_estimate(
-    graph: &Graph,
-    options: &CompileOptions,
-    buckets: &[BucketRequest],
-) -> Result<ReadPlan, DriverError> {
+fn plan_to_estimate(graph: &Graph, options: &CompileOptions, buckets: &[BucketRequest]) -> Result<ReadPlan> {
     let forms = canonical_forms(graph)?;
     let pipeline = Pipeline { coalesces: false, ..Pipeline::new(graph, options, &forms) };
     let plan = plan_buckets(&pipeline, buckets)?.plan;

@@ -5,12 +5,6 @@
 //! and the planner several times: variants are chosen again with what a schedule shows, and with less symmetric memory where there
 //! is a limit.
 //!
-//! - `options` and `error` are the interface.
-//! - `ranges` and `divide` make the buckets, `refine` cuts and joins planned ones.
-//! - `pipeline` lowers and plans all buckets for one choice of variants; `attempt` is a plan with its costs.
-//! - `backends` asks the backend of the machine whether it runs a plan.
-//! - `variants` searches for the choice that costs least, `limit` for the fastest plan within a limit, and `search` combines them.
-//!
 //! Deliberately not here: files, names of symbols and inputs as users write them, and runs.
 
 mod attempt;

@@ -21,7 +21,7 @@ use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, Planner, Schedule
 
 use crate::attempt::{Attempt, JoinedSets, communication_us};
 use crate::divide::BucketRequest;
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 use crate::pipeline::{Choice, Pipeline};
 use crate::variants::Planned;
 
@@ -32,7 +32,7 @@ pub fn fastest_within(
     buckets: &[BucketRequest],
     cheapest: Planned,
     limit: u64,
-) -> Result<Planned, DriverError> {
+) -> Result<Planned> {
     let Planned { inputs, joined, tried, .. } = cheapest;
     let mut search = LimitSearch::new(pipeline, buckets, limit);
     for inputs in [inputs].into_iter().chain(tried) {
@@ -85,7 +85,7 @@ impl<'a> LimitSearch<'a> {
     }
 
     /// Tries variants that ask for ever less symmetric memory, with these sets of collectives joined.
-    fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<(), DriverError> {
+    fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
         let lower = |symmetric| {
             let choice = Choice { symmetric, joined: joined.to_vec(), ..Choice::default() };
             form.lower(self.buckets, &choice).map(|lowered| lowered.inputs)
@@ -104,14 +104,14 @@ impl<'a> LimitSearch<'a> {
     }
 
     /// Tries the inputs that are fastest for each bucket by itself together.
-    fn try_fastest_of_each_bucket(&mut self) -> Result<(), DriverError> {
+    fn try_fastest_of_each_bucket(&mut self) -> Result<()> {
         let fastest: Option<Vec<BucketInput>> =
             self.fastest.iter().map(|found| found.as_ref().map(|(_, input)| input.clone())).collect();
         fastest.map_or(Ok(()), |inputs| self.try_inputs(inputs))
     }
 
     /// Tries all orders and exit barriers for lowered programs.
-    fn try_inputs(&mut self, inputs: Vec<BucketInput>) -> Result<(), DriverError> {
+    fn try_inputs(&mut self, inputs: Vec<BucketInput>) -> Result<()> {
         let is_same = |known: &Vec<BucketInput>| known.iter().zip(&inputs).all(|(a, b)| a.graph == b.graph);
         if self.tried.iter().any(is_same) || !self.can_be_faster(&inputs) {
             return Ok(());
@@ -134,7 +134,7 @@ impl<'a> LimitSearch<'a> {
         self.best.as_ref().is_none_or(|best| least_us < best.total_us())
     }
 
-    fn try_schedules(&mut self, inputs: &[BucketInput]) -> Result<(), DriverError> {
+    fn try_schedules(&mut self, inputs: &[BucketInput]) -> Result<()> {
         let config = self.config.clone();
         let planner = Planner::new(self.pipeline.source, inputs, &config)?;
         let lean = (config.order == Order::Chosen).then_some(Order::Lean);
@@ -179,7 +179,7 @@ impl<'a> LimitSearch<'a> {
     }
 
     /// Takes a plan that fits if it is faster than the fastest so far.
-    fn take_if_faster(&mut self, inputs: &[BucketInput], plan: Plan) -> Result<(), DriverError> {
+    fn take_if_faster(&mut self, inputs: &[BucketInput], plan: Plan) -> Result<()> {
         let attempt = self.pipeline.attempt(inputs.to_vec(), plan)?;
         for ((fastest, input), &us) in self.fastest.iter_mut().zip(inputs).zip(&attempt.times_us) {
             if fastest.as_ref().is_none_or(|(known, _)| us < *known) {
@@ -193,8 +193,7 @@ impl<'a> LimitSearch<'a> {
         Ok(())
     }
 
-    /// The fastest plan that fits.
-    fn finish(self) -> Result<Planned, DriverError> {
+    fn finish(self) -> Result<Planned> {
         let LimitSearch { best, least, error, limit, .. } = self;
         match (best, least, error) {
             (Some(Attempt { inputs, plan, .. }), _, _) => {

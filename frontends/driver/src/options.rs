@@ -8,7 +8,7 @@ use symmc_ir::{InputId, Numerics, SymbolId, Variant};
 use symmc_passes::Solutions;
 use symmc_planner::{Order, PlanConfig};
 
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
@@ -54,7 +54,7 @@ impl CompileOptions {
     }
 
     /// Rejects numbers that are out of range.
-    pub fn validate(&self) -> Result<(), DriverError> {
+    pub fn validate(&self) -> Result<()> {
         let expected = [("slack", self.slack, "a fraction"), ("memory_price", self.memory_price, "a number")];
         for (option, found, kind) in expected {
             if !(found.is_finite() && found >= 0.0) {

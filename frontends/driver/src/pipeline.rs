@@ -14,7 +14,7 @@ use symmc_support::parallel;
 
 use crate::attempt::{Attempt, JoinedSets, Seen};
 use crate::divide::{BucketRequest, Ranges};
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 
 #[derive(Clone, Copy)]
@@ -51,7 +51,7 @@ impl<'a> Pipeline<'a> {
         Some(Pipeline { canonical, for_small_sizes: None, ..*self })
     }
 
-    pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered, DriverError> {
+    pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered> {
         let nodes = buckets.len() * self.canonical.nodes.len();
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
         let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
@@ -79,7 +79,7 @@ impl<'a> Pipeline<'a> {
         buckets: &[BucketRequest],
         rewritten: &[BTreeSet<String>],
         config: CoalesceConfig,
-    ) -> Result<Vec<Vec<CoalescedSet>>, DriverError> {
+    ) -> Result<Vec<Vec<CoalescedSet>>> {
         if !self.coalesces {
             return Ok(vec![Vec::new(); buckets.len()]);
         }
@@ -93,7 +93,7 @@ impl<'a> Pipeline<'a> {
         Ok(sets.collect::<Result<_, PassError>>()?)
     }
 
-    pub fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt, DriverError> {
+    pub fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt> {
         Attempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
             .map_err(DriverError::Defect)
     }

@@ -9,7 +9,7 @@ use symmc_plan::Decision;
 use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, Chooser, Ranges};
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::{BucketChoice, Choice, lower_config};
 
@@ -20,11 +20,11 @@ pub const MAX_UNASKED: usize = 16;
 
 /// The ranges of each bucket of a program in canonical form: as asked for, and of symbols of which nothing is asked divided
 /// where dispatches change, and where other variants become faster, as long as these are few.
-pub fn buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<BucketRequest>, DriverError> {
+pub fn buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<BucketRequest>> {
     Ok(divided_ranges(canonical, options)?.into_iter().map(BucketRequest::new).collect())
 }
 
-fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ranges>, DriverError> {
+fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ranges>> {
     let mut all = bucket_ranges(canonical, &options.buckets)?;
     let unasked = unasked(canonical, options);
     if unasked.is_empty() {
@@ -73,7 +73,7 @@ impl AtSizes<'_> {
 impl Chooser for AtSizes<'_> {
     type Error = DriverError;
 
-    fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, DriverError> {
+    fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
             symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions, _)| decisions)
@@ -81,7 +81,7 @@ impl Chooser for AtSizes<'_> {
         Ok(chosen.into_iter().collect::<Result<_, PassError>>()?)
     }
 
-    fn computation_us(&self, point: &Ranges) -> Result<f64, DriverError> {
+    fn computation_us(&self, point: &Ranges) -> Result<f64> {
         Ok(symmc_passes::lower::computation_us(self.canonical, &self.lowering(point))?)
     }
 }
@@ -100,7 +100,7 @@ fn divided(of: &Ranges, symbol: SymbolId, size: i64) -> Vec<Ranges> {
 }
 
 /// The ranges of each bucket: all combinations of the divided symbols.
-fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<Ranges>, DriverError> {
+fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<Ranges>> {
     let full: Ranges = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
     let count = asked.values().map(Vec::len).fold(1usize, usize::saturating_mul);
     if count > MAX_BUCKETS {
@@ -129,7 +129,7 @@ fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<
     Ok(all)
 }
 
-fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>, DriverError> {
+fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>> {
     let Symbol { name, min, max, .. } = symbol;
     let mut low = *min;
     let mut ranges = Vec::new();

@@ -15,7 +15,7 @@ use symmc_plan::{Plan, ReadProgram};
 use symmc_support::parallel;
 
 use crate::divide::{self, BucketRequest, Grid, Ranges};
-use crate::error::DriverError;
+use crate::error::{DriverError, Result};
 use crate::pipeline::Pipeline;
 use crate::ranges::MAX_UNASKED;
 use crate::search::plan_buckets;
@@ -41,7 +41,7 @@ pub fn refined(
     pipeline: &Pipeline<'_>,
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
-) -> Result<Plan, DriverError> {
+) -> Result<Plan> {
     let Planned { mut plan, by_schedule, .. } = plan_buckets(pipeline, &buckets)?;
     // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
@@ -68,7 +68,6 @@ pub fn refined(
     Ok(plan)
 }
 
-/// What compares buckets with plans for single sizes.
 struct Comparison<'a> {
     pipeline: &'a Pipeline<'a>,
     /// The symbols on which collectives depend, and of which no buckets are asked for.
@@ -90,7 +89,7 @@ fn sizes(point: &Ranges) -> Vec<i64> {
 
 impl Comparison<'_> {
     /// The buckets, with those cut in two that take long at some of their sizes.
-    fn cut(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>, DriverError> {
+    fn cut(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>> {
         if !self.symbols.is_empty() {
             self.know(plan, buckets)?;
         }
@@ -117,13 +116,7 @@ impl Comparison<'_> {
     }
 
     /// The points of a grid, with the microseconds that a bucket loses there: 0 where that is little.
-    fn lost(
-        &mut self,
-        plan: &Plan,
-        b: usize,
-        of: &Ranges,
-        grid: &Grid,
-    ) -> Result<Vec<(Vec<usize>, f64)>, DriverError> {
+    fn lost(&mut self, plan: &Plan, b: usize, of: &Ranges, grid: &Grid) -> Result<Vec<(Vec<usize>, f64)>> {
         let positions = grid.positions();
         let points: Vec<Ranges> = positions.iter().map(|at| grid.point(of, at)).collect();
         let lost = self.lost_at(plan, b, &points)?;
@@ -131,7 +124,7 @@ impl Comparison<'_> {
     }
 
     /// Counts the estimates of buckets at their upper ends, for which they were made, as those of plans for these sizes.
-    fn know(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<(), DriverError> {
+    fn know(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<()> {
         for (b, bucket) in buckets.iter().enumerate() {
             let point = upper_end(&bucket.ranges);
             let us = self.estimated(plan, b, &read(plan, b)?, &point)?;
@@ -141,7 +134,7 @@ impl Comparison<'_> {
     }
 
     /// The microseconds that a bucket loses at each of these sizes.
-    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[Ranges]) -> Result<Vec<f64>, DriverError> {
+    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[Ranges]) -> Result<Vec<f64>> {
         self.plan_alone(points)?;
         let program = read(plan, b)?;
         let lost = points.iter().map(|point| {
@@ -154,7 +147,7 @@ impl Comparison<'_> {
     }
 
     /// Makes the plans for single sizes that are missing.
-    fn plan_alone(&mut self, points: &[Ranges]) -> Result<(), DriverError> {
+    fn plan_alone(&mut self, points: &[Ranges]) -> Result<()> {
         let missing: Vec<&Ranges> = points.iter().filter(|p| !self.alone.contains_key(&sizes(p))).collect();
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
@@ -174,13 +167,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn estimated(
-        &self,
-        plan: &Plan,
-        b: usize,
-        program: &ReadProgram,
-        at: &Ranges,
-    ) -> Result<f64, DriverError> {
+    fn estimated(&self, plan: &Plan, b: usize, program: &ReadProgram, at: &Ranges) -> Result<f64> {
         let symbols = &self.pipeline.canonical.symbols;
         let named: IndexMap<String, i64> =
             at.iter().map(|(&s, range)| (symbols[s].name.clone(), range.1)).collect();
@@ -197,7 +184,7 @@ impl Comparison<'_> {
         plan: &Plan,
         buckets: &[BucketRequest],
         unasked: &BTreeSet<SymbolId>,
-    ) -> Result<Vec<BucketRequest>, DriverError> {
+    ) -> Result<Vec<BucketRequest>> {
         let mut out: Vec<(usize, BucketRequest)> = buckets.iter().cloned().enumerate().collect();
         while let Some((a, b, symbol)) = self.pair_to_join(plan, &out, unasked)? {
             let low = out[a].1.ranges[&symbol].0;
@@ -215,7 +202,7 @@ impl Comparison<'_> {
         plan: &Plan,
         out: &[(usize, BucketRequest)],
         unasked: &BTreeSet<SymbolId>,
-    ) -> Result<Option<(usize, usize, SymbolId)>, DriverError> {
+    ) -> Result<Option<(usize, usize, SymbolId)>> {
         for a in 0..out.len() {
             for b in 0..out.len() {
                 let (lower, upper) = (&out[a].1.ranges, &out[b].1.ranges);
@@ -231,7 +218,7 @@ impl Comparison<'_> {
     }
 
     /// Whether the form of a bucket is good at all sizes of these ranges, as far as they are compared.
-    fn serves(&mut self, plan: &Plan, b: usize, of: &Ranges) -> Result<bool, DriverError> {
+    fn serves(&mut self, plan: &Plan, b: usize, of: &Ranges) -> Result<bool> {
         if self.symbols.is_empty() {
             return Ok(false);
         }
@@ -251,7 +238,7 @@ fn differing(lower: &Ranges, upper: &Ranges) -> Option<SymbolId> {
     (adjacent && differing.next().is_none()).then_some(symbol)
 }
 
-fn read(plan: &Plan, b: usize) -> Result<ReadProgram, DriverError> {
+fn read(plan: &Plan, b: usize) -> Result<ReadProgram> {
     let bucket =
         plan.buckets.get(b).ok_or_else(|| DriverError::Defect(format!("the plan has no bucket {b}")))?;
     let text =

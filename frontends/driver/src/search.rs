@@ -8,13 +8,13 @@ use symmc_planner::BucketInput;
 
 use crate::attempt::{Attempt, JoinedSets};
 use crate::divide::BucketRequest;
-use crate::error::DriverError;
+use crate::error::Result;
 use crate::limit::fastest_within;
 use crate::pipeline::{Choice, Lowered, Pipeline};
 use crate::variants::{Planned, VariantSearch, WIDEST};
 
 /// The plan of these buckets: the one that costs least, or the fastest within the limit of memory.
-pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
+pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned> {
     let planned = cheapest(pipeline, buckets)?;
     match pipeline.options.symm_limit {
         Some(limit) => fastest_within(pipeline, buckets, planned, limit),
@@ -23,7 +23,7 @@ pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
 }
 
 /// The plan of these buckets that costs least, each in the canonical form in which it costs less by estimate.
-fn cheapest(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
+fn cheapest(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned> {
     let usual = cheapest_in_form(pipeline, buckets);
     let Some(small_sizes) = pipeline.small_sizes() else { return usual };
     let (usual, mut small) = match (usual, cheapest_in_form(&small_sizes, buckets)) {
@@ -40,7 +40,7 @@ fn cheapest(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planne
 }
 
 /// The plan of these buckets in the form [`canonical`](Pipeline::canonical) that costs least.
-fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned, DriverError> {
+fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned> {
     let Lowered { inputs, overlapped } = pipeline.lower(buckets, &Choice::default())?;
     let plan = pipeline.plan(buckets, &inputs)?;
     let has_kept_exits = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
@@ -77,7 +77,7 @@ fn choose_again(
     buckets: &[BucketRequest],
     first: Attempt,
     mut tried: Vec<Vec<BucketInput>>,
-) -> Result<Planned, DriverError> {
+) -> Result<Planned> {
     let mut search = VariantSearch::new(pipeline, buckets, first);
     search.run()?;
     tried.append(&mut search.tried);
@@ -92,7 +92,7 @@ fn choose_some_again(
     buckets: &[BucketRequest],
     mut planned: Planned,
     again: &[usize],
-) -> Result<Planned, DriverError> {
+) -> Result<Planned> {
     let requests: Vec<BucketRequest> = again.iter().map(|&b| buckets[b].clone()).collect();
     let first: Vec<BucketInput> = again.iter().map(|&b| planned.inputs[b].clone()).collect();
     let among_others = Pipeline { among_others: true, ..*pipeline };

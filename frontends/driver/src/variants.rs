@@ -12,7 +12,7 @@ use symmc_planner::BucketInput;
 
 use crate::attempt::{Attempt, JoinedSets, Seen, communication_us};
 use crate::divide::BucketRequest;
-use crate::error::DriverError;
+use crate::error::Result;
 use crate::pipeline::{Choice, Pipeline};
 
 pub struct Planned {
@@ -44,7 +44,7 @@ impl<'a> VariantSearch<'a> {
     }
 
     /// Searches in all ways.
-    pub fn run(&mut self) -> Result<(), DriverError> {
+    pub fn run(&mut self) -> Result<()> {
         self.choose_by_schedule()?;
         self.improve(&Choice { plain: true, ..Choice::default() })?;
         self.try_joining(Joining::Packed)?;
@@ -73,7 +73,7 @@ impl<'a> VariantSearch<'a> {
     }
 
     /// Chooses variants with the overlap and the exit barriers that the best plan so far has.
-    fn choose_by_schedule(&mut self) -> Result<(), DriverError> {
+    fn choose_by_schedule(&mut self) -> Result<()> {
         let mut kept: Vec<BTreeSet<String>> = vec![BTreeSet::new(); self.best.seen.len()];
         for _ in 0..ROUNDS {
             let mut seen = self.best.seen.clone();
@@ -92,7 +92,7 @@ impl<'a> VariantSearch<'a> {
 
     /// Joins collectives in this way, within each of a few reaches, where that costs less, besides those that are joined already. Variants
     /// are first chosen with the overlap that those of the best plan were chosen with, and then with the overlap that they have.
-    fn try_joining(&mut self, joining: Joining) -> Result<(), DriverError> {
+    fn try_joining(&mut self, joining: Joining) -> Result<()> {
         let nodes = self.pipeline.canonical.nodes.len() * self.buckets.len();
         let reaches = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
         let before = self.joined_sets();
@@ -121,7 +121,7 @@ impl<'a> VariantSearch<'a> {
     }
 
     /// Joins these sets of collectives where that costs less.
-    fn try_sets(&mut self, sets: &[JoinedSets]) -> Result<(), DriverError> {
+    fn try_sets(&mut self, sets: &[JoinedSets]) -> Result<()> {
         let joined = sets.to_vec();
         let choice = Choice { seen: self.best.chosen_with.clone(), joined, ..Choice::default() };
         let Some(other) = self.plan_choice(&choice)? else { return Ok(()) };
@@ -135,7 +135,7 @@ impl<'a> VariantSearch<'a> {
 
     /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
     /// planned is no better.
-    fn improve(&mut self, choice: &Choice) -> Result<bool, DriverError> {
+    fn improve(&mut self, choice: &Choice) -> Result<bool> {
         match self.plan_choice(choice)? {
             Some(other) => self.take_better(other),
             None => Ok(false),
@@ -144,7 +144,7 @@ impl<'a> VariantSearch<'a> {
 
     /// The plan of another choice; `None` if that is the same program as the best one, takes longer than that with its communication
     /// alone, or cannot be planned.
-    fn plan_choice(&mut self, choice: &Choice) -> Result<Option<Attempt>, DriverError> {
+    fn plan_choice(&mut self, choice: &Choice) -> Result<Option<Attempt>> {
         let inputs = self.pipeline.lower(self.buckets, choice)?.inputs;
         if inputs.iter().zip(&self.best.inputs).all(|(a, b)| a.graph == b.graph) {
             return Ok(None);
@@ -166,7 +166,7 @@ impl<'a> VariantSearch<'a> {
     }
 
     /// Takes another plan for the buckets where it costs less; whether there are any.
-    pub fn take_better(&mut self, other: Attempt) -> Result<bool, DriverError> {
+    pub fn take_better(&mut self, other: Attempt) -> Result<bool> {
         let better: Vec<bool> = self.best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {
             return Ok(false);

@@ -10,7 +10,7 @@ use symmc_ir::{Builder, DType, Def, Dim, InputKind, Scalar, Tensor, Type, ValueI
 use crate::data;
 use crate::error::Reason;
 use crate::known::{Ints, Known, type_of, uniform};
-use crate::lower::{Lowered, Lowering, Stop};
+use crate::lower::{Emitted, Lowered, Lowering, Stop};
 use crate::node::{describe, label};
 use crate::ops::schemas::Schema;
 use crate::proto::{self, attribute_type as kind};
@@ -23,7 +23,27 @@ pub(crate) enum Operand {
 }
 
 /// Emits the nodes of one call.
-pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
+type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// Gives the value of the only result.
+    Value(Emitter<ValueId>),
+    /// States the results.
+    Results(Emitter<()>),
+}
+
+impl Rule {
+    pub fn apply(self, call: &mut Call<'_, '_>) -> Lowered {
+        match self {
+            Rule::Value(rule) => {
+                let value = rule(call)?;
+                call.done(value)
+            }
+            Rule::Results(rule) => rule(call),
+        }
+    }
+}
 
 /// A rule, and the newest version of the op that it was written for. A later one that
 /// [`schemas`](crate::ops::schemas) knows is refused.
@@ -35,8 +55,22 @@ pub(crate) struct Versioned {
 /// A row of a table: the name, behind its domain and two colons if that is not ONNX's own, what it becomes, and its rule.
 pub(crate) type Row = symmc_import::Row<Versioned>;
 
-pub(crate) const fn row(name: &'static str, up_to: i64, becomes: &'static str, rule: Rule) -> Row {
-    Row { name, becomes, rule: Versioned { up_to, rule } }
+pub(crate) const fn row(
+    name: &'static str,
+    up_to: i64,
+    becomes: &'static str,
+    value: Emitter<ValueId>,
+) -> Row {
+    Row { name, becomes, rule: Versioned { up_to, rule: Rule::Value(value) } }
+}
+
+pub(crate) const fn row_of_results(
+    name: &'static str,
+    up_to: i64,
+    becomes: &'static str,
+    results: Emitter<()>,
+) -> Row {
+    Row { name, becomes, rule: Versioned { up_to, rule: Rule::Results(results) } }
 }
 
 /// A node while its rule runs.
@@ -56,6 +90,10 @@ pub(crate) struct Call<'c, 'p> {
 
 fn broken<T>(message: String) -> Lowered<T> {
     Err(Stop::Broken(message))
+}
+
+fn operand<T>(i: usize, found: Option<T>) -> Lowered<T> {
+    found.ok_or_else(|| Stop::Broken(format!("expected an operand {i}, found none")))
 }
 
 impl Emit for Call<'_, '_> {
@@ -132,11 +170,8 @@ impl<'c, 'p> Call<'c, 'p> {
         self.name(i).map(|name| self.lowering.value(name)).transpose()
     }
 
-    pub fn tensor(&mut self, i: usize) -> Lowered<ValueId> {
-        match self.opt_tensor(i)? {
-            Some(v) => Ok(v),
-            None => broken(format!("expected an operand {i}, found none")),
-        }
+    pub fn tensor(&mut self, i: usize) -> Emitted {
+        operand(i, self.opt_tensor(i)?)
     }
 
     pub fn tensors(&mut self) -> Lowered<Vec<ValueId>> {
@@ -156,9 +191,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn type_of(&mut self, i: usize) -> Lowered<Type> {
-        let Some(name) = self.name(i) else {
-            return broken(format!("expected an operand {i}, found none"));
-        };
+        let name = operand(i, self.name(i))?;
         Ok(match self.lowering.resolve(name)? {
             Binding::Known(Known::Data(data), None) => type_of(&data),
             Binding::Known(Known::Ints(ints), None) => {
@@ -276,10 +309,8 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn int(&self, name: &str) -> Lowered<i64> {
-        match self.opt_int(name)? {
-            Some(i) => Ok(i),
-            None => broken(format!("expected an attribute `{name}`, found none")),
-        }
+        let found = self.opt_int(name)?;
+        found.ok_or_else(|| Stop::Broken(format!("expected an attribute `{name}`, found none")))
     }
 
     pub fn flag(&self, name: &str) -> Lowered<bool> {
@@ -301,13 +332,9 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn opt_string(&self, name: &str) -> Lowered<Option<&'p str>> {
-        match self.typed(name, kind::STRING, "a string")? {
-            None => Ok(None),
-            Some(a) => match std::str::from_utf8(&a.s) {
-                Ok(text) => Ok(Some(text)),
-                Err(_) => broken(format!("expected UTF-8 as `{name}`")),
-            },
-        }
+        let Some(a) = self.typed(name, kind::STRING, "a string")? else { return Ok(None) };
+        let text = std::str::from_utf8(&a.s);
+        text.map(Some).map_err(|_| Stop::Broken(format!("expected UTF-8 as `{name}`")))
     }
 
     pub fn attribute_data(&self, name: &str) -> Lowered<Option<Arc<Tensor>>> {
@@ -386,9 +413,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn sequence(&mut self, i: usize) -> Lowered<Vec<ValueId>> {
-        let Some(name) = self.name(i) else {
-            return broken(format!("expected an operand {i}, found none"));
-        };
+        let name = operand(i, self.name(i))?;
         match self.lowering.resolve(name)? {
             Binding::Sequence(parts) => Ok(parts),
             _ => broken(format!("expected a sequence, found the tensor `{name}`")),
@@ -402,9 +427,7 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// States what the only result is, by an operand.
     pub fn same_as(&mut self, i: usize) -> Lowered {
-        let Some(name) = self.name(i) else {
-            return broken(format!("expected an operand {i}, found none"));
-        };
+        let name = operand(i, self.name(i))?;
         let binding = self.lowering.resolve(name)?;
         self.bind(0, binding);
         Ok(())

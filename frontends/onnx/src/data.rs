@@ -50,7 +50,6 @@ pub(crate) fn dtype(code: i32) -> Result<DType, String> {
     Err(format!("the element type {name}"))
 }
 
-/// The dtype and the extents of a stored tensor.
 pub(crate) fn layout(tensor: &proto::Tensor) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype(tensor.data_type)
         .map_err(|found| format!("expected a dtype that the IR has, found {found}"))?;
@@ -68,7 +67,6 @@ pub(crate) struct Beside {
     open: RefCell<HashMap<String, Arc<Mapped>>>,
 }
 
-/// Bytes of a model that are in memory.
 struct Inline(Bytes);
 
 impl Backing for Inline {

@@ -33,7 +33,7 @@ pub(crate) fn constants(c: &mut Call<'_, '_>, rule: Rule) -> Lowered<bool> {
     let outer = std::mem::replace(&mut c.lowering.builder, Builder::new("constants", Some(1)));
     c.lowering.scratch = true;
     c.start();
-    let lowered = rule(c);
+    let lowered = rule.apply(c);
     let scratch = std::mem::replace(&mut c.lowering.builder, outer);
     c.lowering.scratch = false;
     // A node that does not lower is not computed; what is wrong with it shows where it is lowered.

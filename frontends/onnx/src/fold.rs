@@ -23,10 +23,8 @@ pub(crate) fn ints(c: &mut Call<'_, '_>) -> Lowered<bool> {
             (false, _) => None,
             (true, Some(known)) => {
                 symbolic |= matches!(known, Known::Ints(_));
-                match known.ints() {
-                    Some(ints) => Some(ints),
-                    None => return Ok(false),
-                }
+                let Some(ints) = known.ints() else { return Ok(false) };
+                Some(ints)
             }
             (true, None) => return Ok(false),
         });

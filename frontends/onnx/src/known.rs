@@ -20,7 +20,6 @@ pub(crate) struct Ints {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Known {
-    /// A constant.
     Data(Arc<Tensor>),
     /// Expressions, at least one of them no constant.
     Ints(Ints),
@@ -46,7 +45,6 @@ impl Ints {
         Ints { dtype: DType::I64, shape: vec![dims.len()], dims }
     }
 
-    /// One expression without axes.
     pub fn scalar(dim: Dim) -> Ints {
         Ints { dtype: DType::I64, shape: vec![], dims: vec![dim] }
     }

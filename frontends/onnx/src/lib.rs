@@ -140,7 +140,6 @@ pub struct Imported {
     pub notes: Vec<String>,
     /// The symbols to which neither the program nor the caller gives an upper bound.
     pub open: Vec<String>,
-    /// Files of data that the models name.
     pub data_files: Vec<PathBuf>,
 }
 
@@ -179,7 +178,6 @@ pub fn import(files: &[Source], options: &ImportOptions) -> Result<Imported, Imp
     imported.ok_or_else(|| Reason::Graph("there is none".into()).of(&first.name))
 }
 
-/// The first name that several files have.
 fn repeated(files: &[Source]) -> Option<&str> {
     let mut names = HashSet::new();
     files.iter().map(|f| f.name.as_str()).find(|name| !names.insert(*name))

@@ -22,6 +22,9 @@ pub(crate) type Stop = symmc_import::Stop<Reason>;
 
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, Reason>;
 
+/// A value that was emitted, as rules give it.
+pub(crate) type Emitted = Lowered<ValueId>;
+
 impl From<Reason> for Stop {
     fn from(e: Reason) -> Self {
         Stop::Error(e)
@@ -171,12 +174,12 @@ impl<'p> Lowering<'p> {
     }
 
     /// A parameter that no initializer is.
-    pub fn own_parameter(&mut self, label: &str, data: Arc<Tensor>) -> Lowered<ValueId> {
+    pub fn own_parameter(&mut self, label: &str, data: Arc<Tensor>) -> Emitted {
         self.parameter(self.free_source(label), data)
     }
 
     /// A parameter with its data. No other has its source.
-    fn parameter(&mut self, source: String, data: Arc<Tensor>) -> Lowered<ValueId> {
+    fn parameter(&mut self, source: String, data: Arc<Tensor>) -> Emitted {
         let ty = type_of(&data);
         symmc_ir::dim::check_size(&ty.shape).map_err(Stop::Broken)?;
         let value = self.builder.input(InputKind::Parameter, &source, &source, ty, None);
@@ -191,7 +194,7 @@ impl<'p> Lowering<'p> {
         std::iter::once(name.to_string()).chain(numbered).find(|s| !taken(s)).unwrap_or_default()
     }
 
-    pub fn value(&mut self, name: &str) -> Lowered<ValueId> {
+    pub fn value(&mut self, name: &str) -> Emitted {
         match self.resolve(name)? {
             Binding::Value(v) => Ok(v),
             Binding::Known(_, Some(v)) if !self.scratch => Ok(v),
@@ -220,7 +223,7 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    fn hold(&mut self, name: &str, known: &Known) -> Lowered<ValueId> {
+    fn hold(&mut self, name: &str, known: &Known) -> Emitted {
         let label = format!("{}{name}", self.scope.prefix);
         match known {
             Known::Ints(ints) => emit::ints(&mut self.builder, &label, ints),

@@ -23,7 +23,6 @@ const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 /// The symbols of a program, by the names of the file.
 pub(crate) struct Symbols {
     pub table: Table<SymbolId, Symbol>,
-    /// What each of the file's is.
     ids: HashMap<String, Dim>,
     /// Those to which nobody gives an upper bound.
     pub open: Vec<String>,
@@ -208,10 +207,7 @@ fn of_metadata(text: &str) -> IndexMap<String, Range> {
 fn unique(others: &[Declared], name: String) -> String {
     let taken = |name: &str| others.iter().any(|s| s.name == name);
     let numbered = (2..).map(|n| format!("{name}_{n}"));
-    match taken(&name) {
-        false => name,
-        true => numbered.into_iter().find(|n| !taken(n)).unwrap_or(name),
-    }
+    if taken(&name) { numbered.into_iter().find(|n| !taken(n)).unwrap_or(name) } else { name }
 }
 
 #[cfg(test)]

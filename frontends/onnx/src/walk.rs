@@ -97,7 +97,7 @@ impl<'p> Lowering<'p> {
             return call.finish();
         }
         call.start();
-        (row.rule.rule)(&mut call)?;
+        row.rule.rule.apply(&mut call)?;
         call.finish()
     }
 

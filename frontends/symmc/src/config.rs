@@ -44,28 +44,18 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         let profile = Profile::builtin("host").expect("the host profile is built in");
-        let CompileOptions {
-            profile,
-            variants,
-            order,
-            slack,
-            memory_price,
-            symm_limit,
-            coalesce,
-            numerics,
-            ..
-        } = CompileOptions::new(profile);
+        let options = CompileOptions::new(profile);
         Config {
-            profile,
+            profile: options.profile,
             buckets: Vec::new(),
             bind: Bind::None,
-            variants,
-            order,
-            slack,
-            memory_price,
-            symm_limit,
-            coalesce,
-            numerics,
+            variants: options.variants,
+            order: options.order,
+            slack: options.slack,
+            memory_price: options.memory_price,
+            symm_limit: options.symm_limit,
+            coalesce: options.coalesce,
+            numerics: options.numerics,
         }
     }
 }

@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use zip::read::{ArchiveOffset, Config};
 use zip::{CompressionMethod, ZipArchive};
 
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::schema::{Payload, PayloadConfig};
 
 const MAX_JSON: u64 = 1 << 30;
@@ -44,7 +44,7 @@ impl Limit {
         Limit { total: (archive as u64).saturating_mul(RATIO).saturating_add(free), used: 0 }
     }
 
-    fn take(&mut self, entry: &str, bytes: u64) -> Result<(), ImportError> {
+    fn take(&mut self, entry: &str, bytes: u64) -> Result<()> {
         self.used = self.used.saturating_add(bytes);
         if self.used > self.total {
             return Err(ImportError::TooLarge { entry: entry.into(), found: self.used, limit: self.total });
@@ -69,7 +69,7 @@ pub(crate) struct Archive<'a> {
 
 impl<'a> Archive<'a> {
     /// Opens an archive and checks that it is a `.pt2` of this byte order.
-    pub fn open(bytes: &'a [u8]) -> Result<Self, ImportError> {
+    pub fn open(bytes: &'a [u8]) -> Result<Self> {
         let zip_error = |e: zip::result::ZipError| ImportError::Zip(e.to_string());
         // The file is the archive from its first byte on. Looking for where it starts would take the second header
         // of some central directories for the first: PyTorch writes records of zip64 behind every directory.
@@ -118,7 +118,7 @@ impl<'a> Archive<'a> {
         Ok(archive)
     }
 
-    fn expect_text(&mut self, entry: &str, expected: &str) -> Result<(), ImportError> {
+    fn expect_text(&mut self, entry: &str, expected: &str) -> Result<()> {
         let bytes = self.read(entry, 1 << 10)?;
         let found = String::from_utf8_lossy(&bytes);
         if found.trim() == expected {
@@ -133,7 +133,7 @@ impl<'a> Archive<'a> {
 
     /// The program to import: its name (`model`) and JSON text. With several programs it is the one called
     /// `wanted`, else `model`.
-    pub fn program(&mut self, wanted: &str) -> Result<(String, String), ImportError> {
+    pub fn program(&mut self, wanted: &str) -> Result<(String, String)> {
         let mut names: Vec<String> = self
             .entries
             .keys()
@@ -168,7 +168,7 @@ impl<'a> Archive<'a> {
     }
 
     /// The config of the stored tensors of this kind (`weights`, `constants`); empty if there is none.
-    pub fn config(&mut self, kind: &str, model: &str) -> Result<IndexMap<String, Payload>, ImportError> {
+    pub fn config(&mut self, kind: &str, model: &str) -> Result<IndexMap<String, Payload>> {
         let entry = format!("data/{kind}/{model}_{kind}_config.json");
         if !self.entries.contains_key(&entry) {
             let pickle = format!("data/{kind}/{model}.pt");
@@ -198,12 +198,12 @@ impl<'a> Archive<'a> {
     }
 
     /// Counts bytes that an entry, or a tensor made of it, will take. To be called before they are taken.
-    pub fn reserve(&mut self, entry: &str, bytes: u64) -> Result<(), ImportError> {
+    pub fn reserve(&mut self, entry: &str, bytes: u64) -> Result<()> {
         self.limits.tensors.take(entry, bytes)
     }
 
     /// The size of an entry, which its bytes in the file can hold.
-    pub fn size(&mut self, entry: &str) -> Result<u64, ImportError> {
+    pub fn size(&mut self, entry: &str) -> Result<u64> {
         let Some(&index) = self.entries.get(entry) else {
             return Err(ImportError::MissingEntry { entry: entry.into(), hint: String::new() });
         };
@@ -220,8 +220,7 @@ impl<'a> Archive<'a> {
         Ok(size)
     }
 
-    /// A text entry.
-    fn read(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>, ImportError> {
+    fn read(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>> {
         let size = self.size(entry)?;
         if size > limit {
             return Err(ImportError::TooLarge { entry: entry.into(), found: size, limit });
@@ -231,7 +230,7 @@ impl<'a> Archive<'a> {
     }
 
     /// The bytes of an entry that has been counted.
-    pub fn unpack(&mut self, entry: &str) -> Result<Vec<u8>, ImportError> {
+    pub fn unpack(&mut self, entry: &str) -> Result<Vec<u8>> {
         let size = self.size(entry)?;
         let error = |message: String| ImportError::Entry { entry: entry.into(), message };
         let index = self.entries.get(entry).copied().unwrap_or(usize::MAX);

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use indexmap::IndexMap;
 
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::numbers::{ByRank, Numbers};
 use crate::parts;
 use crate::schema::{
@@ -32,7 +32,7 @@ pub(crate) struct Merged {
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
-pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged, ImportError> {
+pub(crate) fn merge<'p>(programs: &mut [Program<'p>]) -> Result<Merged> {
     let mut names = Vec::new();
     if programs.len() > 1 {
         programs.iter_mut().for_each(parts::unify);
@@ -230,10 +230,7 @@ fn visit_mut<'p>(graph: &mut Graph<'p>, change: &mut impl FnMut(&str, &mut Named
 }
 
 /// The cells of groups that ranks call by different names: a cell has the ranks that use one name.
-fn cells(
-    first: &Program<'_>,
-    called: &[Vec<String>],
-) -> Result<IndexMap<String, Vec<Vec<u32>>>, ImportError> {
+fn cells(first: &Program<'_>, called: &[Vec<String>]) -> Result<IndexMap<String, Vec<Vec<u32>>>> {
     let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
     for (at, name) in collect(first, group).into_iter().enumerate() {
         let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
@@ -267,13 +264,9 @@ struct Comparison<'a, 'p> {
     stored: HashMap<String, String>,
 }
 
-type Compared = Result<(), ImportError>;
+type Compared = Result<()>;
 
-fn differs<T>(
-    place: impl Into<String>,
-    first: impl Into<String>,
-    other: impl Into<String>,
-) -> Result<T, ImportError> {
+fn differs<T>(place: impl Into<String>, first: impl Into<String>, other: impl Into<String>) -> Result<T> {
     Err(ImportError::Difference { place: place.into(), first: first.into(), found: other.into() })
 }
 
@@ -282,7 +275,7 @@ impl<'a, 'p> Comparison<'a, 'p> {
         Comparison { first, other, values: HashMap::new(), stored: HashMap::new() }
     }
 
-    fn run(mut self) -> Result<Names, ImportError> {
+    fn run(mut self) -> Result<Names> {
         let (first, other) = (self.first, self.other);
         for (symbol, range) in &first.range_constraints {
             let found = other.range_constraints.get(symbol);

@@ -11,12 +11,11 @@ use symmc_import::Emit;
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
-use crate::lower::{Lowered, Lowering, Stop};
+use crate::lower::{Emitted, Lowered, Lowering, Stop};
 use crate::numbers::{ByRank, Numbers};
 use crate::schema::{Argument, NamedArgument, Node, SymArgument};
 use crate::scope::{Binding, tensor_names};
 
-/// An operand that may be a tensor or a number.
 #[derive(Clone, Debug)]
 pub(crate) enum Operand {
     Tensor(ValueId),
@@ -42,13 +41,37 @@ const IMMATERIAL: [&str; 6] =
     ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];
 
 /// Emits the nodes of one call.
-pub(crate) type Rule = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered;
+type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
+
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// Gives the value of the only result.
+    Value(Emitter<ValueId>),
+    /// States the results.
+    Results(Emitter<()>),
+}
+
+impl Rule {
+    pub fn apply(self, call: &mut Call<'_, '_>) -> Lowered {
+        match self {
+            Rule::Value(rule) => {
+                let value = rule(call)?;
+                call.done(value)
+            }
+            Rule::Results(rule) => rule(call),
+        }
+    }
+}
 
 /// A row of a table: the target without `torch.ops.`, what it becomes, and its rule.
 pub(crate) type Row = symmc_import::Row<Rule>;
 
-pub(crate) const fn row(name: &'static str, becomes: &'static str, rule: Rule) -> Row {
-    Row { name, becomes, rule }
+pub(crate) const fn row(name: &'static str, becomes: &'static str, value: Emitter<ValueId>) -> Row {
+    Row { name, becomes, rule: Rule::Value(value) }
+}
+
+pub(crate) const fn row_of_results(name: &'static str, becomes: &'static str, results: Emitter<()>) -> Row {
+    Row { name, becomes, rule: Rule::Results(results) }
 }
 
 /// A node while its rule runs.
@@ -78,6 +101,10 @@ pub(crate) struct Call<'c, 'p> {
 
 fn broken<T>(message: String) -> Lowered<T> {
     Err(Stop::Broken(message))
+}
+
+fn required<T>(name: &str, found: Option<T>) -> Lowered<T> {
+    found.ok_or_else(|| Stop::Broken(format!("expected an argument `{name}`, found none")))
 }
 
 impl<'c, 'p> Call<'c, 'p> {
@@ -120,7 +147,7 @@ impl<'c, 'p> Call<'c, 'p> {
         for i in 0..count {
             self.element = Some(i);
             self.bound.fill(None);
-            rule(self)?;
+            rule.apply(self)?;
             match self.result(0) {
                 Some(value) => all.push(value),
                 None => return broken(format!("expected a result for element {i}, found none")),
@@ -139,7 +166,7 @@ impl<'c, 'p> Call<'c, 'p> {
         rule: Rule,
     ) -> Lowered<Vec<Option<ValueId>>> {
         self.parts = Some(parts);
-        let done = rule(self);
+        let done = rule.apply(self);
         self.parts = None;
         done.map(|()| self.take_results())
     }
@@ -201,7 +228,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// A tensor, or the element of a list of tensors that is meant.
-    fn one_tensor(&self, arg: &Argument<'_>) -> Option<Lowered<ValueId>> {
+    fn one_tensor(&self, arg: &Argument<'_>) -> Option<Emitted> {
         let name = match (arg, self.element) {
             (Argument::Tensor(t), _) => t,
             (Argument::Tensors(list), Some(i)) => match list.get(i) {
@@ -219,17 +246,14 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     fn need(&self, name: &str) -> Lowered<&'p Argument<'p>> {
-        match self.get(name) {
-            Some(a) => Ok(a),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.get(name))
     }
 
     fn wrong<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> Lowered<T> {
         broken(format!("expected {expected} as `{name}`, found {}", found.describe()))
     }
 
-    fn value(&self, name: &str) -> Lowered<ValueId> {
+    fn value(&self, name: &str) -> Emitted {
         match self.parts.as_ref().and_then(|parts| parts.get(name)) {
             Some(part) => Ok(*part),
             None => self.lowering.scope.value(name).map_err(Stop::Broken),
@@ -247,15 +271,12 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    pub fn tensor(&self, name: &str) -> Lowered<ValueId> {
-        match self.opt_tensor(name)? {
-            Some(value) => Ok(value),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+    pub fn tensor(&self, name: &str) -> Emitted {
+        required(name, self.opt_tensor(name)?)
     }
 
     /// The first argument, a tensor, whatever its name is.
-    pub fn first(&self) -> Lowered<ValueId> {
+    pub fn first(&self) -> Emitted {
         if let Some(value) = self.given("self").or_else(|| self.given("input")) {
             return Ok(value);
         }
@@ -290,12 +311,8 @@ impl<'c, 'p> Call<'c, 'p> {
         }
     }
 
-    /// A tensor or a number.
     pub fn operand(&self, name: &str) -> Lowered<Operand> {
-        match self.opt_operand(name)? {
-            Some(o) => Ok(o),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.opt_operand(name)?)
     }
 
     pub fn opt_operand(&self, name: &str) -> Lowered<Option<Operand>> {
@@ -319,13 +336,9 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// The integers of all ranks that an argument is, if it differs between them.
     pub fn ints_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [i64])> {
-        match self.get(name) {
-            Some(Argument::ByRank(b)) => match &b.numbers {
-                Numbers::Ints(v) => Some((b, v)),
-                Numbers::Floats(_) | Numbers::Expressions(_) | Numbers::Lists(_) => None,
-            },
-            _ => None,
-        }
+        let Some(Argument::ByRank(b)) = self.get(name) else { return None };
+        let Numbers::Ints(numbers) = &b.numbers else { return None };
+        Some((b, numbers))
     }
 
     /// The sizes of all ranks that an argument is, if they differ and depend on symbols.
@@ -338,17 +351,13 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// The lists of all ranks that an argument is, if they differ.
     pub fn lists_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [Vec<Option<i64>>])> {
-        match self.get(name) {
-            Some(Argument::ByRank(b)) => match &b.numbers {
-                Numbers::Lists(v) => Some((b, v)),
-                Numbers::Ints(_) | Numbers::Floats(_) | Numbers::Expressions(_) => None,
-            },
-            _ => None,
-        }
+        let Some(Argument::ByRank(b)) = self.get(name) else { return None };
+        let Numbers::Lists(lists) = &b.numbers else { return None };
+        Some((b, lists))
     }
 
     /// The input that holds a number which differs between ranks.
-    pub fn number_of_rank(&self, by_rank: &ByRank) -> Lowered<ValueId> {
+    pub fn number_of_rank(&self, by_rank: &ByRank) -> Emitted {
         let value = self.lowering.by_rank.get(&by_rank.name).copied();
         value.ok_or_else(|| Stop::Broken(format!("expected an input `{}`, found none", by_rank.name)))
     }
@@ -461,10 +470,8 @@ impl<'c, 'p> Call<'c, 'p> {
 
     /// A shape, within the limits of [`symmc_ir::dim`].
     pub fn dims(&self, name: &str) -> Lowered<Vec<Dim>> {
-        match self.opt_dims(name)? {
-            Some(d) => symmc_ir::dim::check_size(&d).map(|()| d).map_err(Stop::Broken),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        let dims = required(name, self.opt_dims(name)?)?;
+        symmc_ir::dim::check_size(&dims).map(|()| dims).map_err(Stop::Broken)
     }
 
     /// An integer that must be known.
@@ -483,10 +490,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     pub fn int(&self, name: &str) -> Lowered<i64> {
-        match self.opt_int(name)? {
-            Some(i) => Ok(i),
-            None => broken(format!("expected an argument `{name}`, found none")),
-        }
+        required(name, self.opt_int(name)?)
     }
 
     pub fn opt_ints(&self, name: &str) -> Lowered<Option<Vec<i64>>> {

@@ -46,7 +46,6 @@ fn unsupported(code: u32) -> String {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Weight {
     Scalar,
-    /// A tensor without axes.
     NoAxes,
     Tensor,
 }

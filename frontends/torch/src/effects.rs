@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use crate::declared::Declared;
 pub(crate) use crate::declared::Writes;
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::schema::{Argument, Graph, NamedArgument, Node, Str};
 use crate::scope::tensor_names;
 
@@ -191,7 +191,7 @@ pub(crate) struct Effects {
 
 impl Effects {
     /// Takes the schemas that the caller declares. Fails if one cannot be read, or two are of one op.
-    pub fn new(schemas: &[String], verifiers: &[Str<'_>]) -> Result<Self, ImportError> {
+    pub fn new(schemas: &[String], verifiers: &[Str<'_>]) -> Result<Self> {
         let mut declared = HashMap::new();
         for text in schemas {
             let one = Declared::parse(text)
@@ -205,7 +205,7 @@ impl Effects {
         Ok(Effects { declared, functional })
     }
 
-    pub fn all_used(&self, graph: &Graph<'_>) -> Result<(), ImportError> {
+    pub fn all_used(&self, graph: &Graph<'_>) -> Result<()> {
         let mut found = HashSet::new();
         targets(graph, &mut found);
         match self.declared.values().find(|d| !found.contains(d.target.as_str())) {

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, Builder, DType, Def, GroupId, Op, ValueId};
 use crate::call::{Call, Operand};
 use crate::dtype::{self, Weight};
 use crate::error::ImportError;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::ratios;
 use crate::shards::RankPiece;
 
@@ -28,7 +28,7 @@ impl Emit for Call<'_, '_> {
 
 impl Call<'_, '_> {
     /// `x`, as the default float dtype if it holds integers or bools.
-    pub fn floating(&mut self, x: ValueId) -> Lowered<ValueId> {
+    pub fn floating(&mut self, x: ValueId) -> Emitted {
         if self.dtype(x).is_float() { Ok(x) } else { self.cast(x, dtype::DEFAULT_FLOAT) }
     }
 
@@ -55,7 +55,7 @@ impl Call<'_, '_> {
     }
 
     /// An operand as a tensor of this dtype; a number becomes a tensor without axes.
-    pub fn as_tensor(&mut self, o: &Operand, dtype: DType) -> Lowered<ValueId> {
+    pub fn as_tensor(&mut self, o: &Operand, dtype: DType) -> Emitted {
         match o {
             Operand::Tensor(v) => self.cast(*v, dtype),
             Operand::Scalar(s) => self.full(*s, dtype, vec![]),
@@ -79,7 +79,7 @@ impl Call<'_, '_> {
     }
 
     /// Two operands of any kind, of which at least one is a tensor, after conversion to `dtype`.
-    pub fn apply(&mut self, op: BinaryOp, a: &Operand, b: &Operand, dtype: DType) -> Lowered<ValueId> {
+    pub fn apply(&mut self, op: BinaryOp, a: &Operand, b: &Operand, dtype: DType) -> Emitted {
         match (a, b) {
             (Operand::Tensor(x), Operand::Scalar(s)) => {
                 let x = self.cast(*x, dtype)?;
@@ -105,7 +105,7 @@ impl Call<'_, '_> {
         axis: usize,
         index: ValueId,
         positions: Option<Vec<usize>>,
-    ) -> Lowered<ValueId> {
+    ) -> Emitted {
         let y = self.emit("take", Op::Take { axis }, &[x, index])?;
         if let Def::Node(node, _) = self.lowering.builder.graph().values[y].def {
             self.lowering.parts.insert(node);

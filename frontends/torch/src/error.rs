@@ -3,10 +3,11 @@
 
 use thiserror::Error;
 
+/// The result of what fails with a [`ImportError`], or with another error where one is named.
+pub type Result<T, E = ImportError> = std::result::Result<T, E>;
+
 #[derive(Debug, Error)]
 pub enum ImportError {
-    #[error("{path}: {source}")]
-    Io { path: String, source: std::io::Error },
     #[error("not a readable zip archive: {0}")]
     Zip(String),
     #[error("the archive has no entry `{entry}`{hint}")]

@@ -7,7 +7,7 @@ use symmc_ir::ValueId;
 
 use crate::call::Call;
 use crate::effects::{self, Writes};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::operands;
 use crate::ops::{self, pieces};
 use crate::sharing::separate;
@@ -49,7 +49,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, op: &str) -> Lowered {
     c.give(1, given);
     c.wants_all = true;
     operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
-    rule(c)?;
+    rule.apply(c)?;
     c.all_read()?;
     let new = c.take_results();
     results(c, writes, &new, bases, &written)
@@ -123,7 +123,7 @@ fn written<'p>(c: &Call<'_, 'p>) -> Lowered<Vec<Written<'p>>> {
     Ok(all)
 }
 
-fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Lowered<ValueId> {
+fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Emitted {
     match &w.view {
         View::Whole => Ok(base),
         View::Slice { axis, start, end } => {
@@ -134,7 +134,7 @@ fn part(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>) -> Lowered<ValueId
     }
 }
 
-fn put(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>, value: ValueId) -> Lowered<ValueId> {
+fn put(c: &mut Call<'_, '_>, base: ValueId, w: &Written<'_>, value: ValueId) -> Emitted {
     let value = c.cast(value, c.dtype(base))?;
     match &w.view {
         View::Whole => Ok(value),

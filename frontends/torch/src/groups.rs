@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use symmc_ir::Members;
 
 use crate::effects;
-use crate::error::{ImportError, UndescribedGroup};
+use crate::error::{ImportError, Result, UndescribedGroup};
 use crate::numbers::{ByRank, Numbers};
 use crate::options::ImportOptions;
 use crate::schema::{Argument, Graph, Node, Program};
@@ -16,7 +16,6 @@ use crate::schema::{Argument, Graph, Node, Program};
 /// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
 const DEFAULT: &str = "0";
 
-/// The number of ranks and the members of each group of the program.
 pub(crate) struct Ranks {
     pub ranks: Option<u32>,
     /// Whether [`ImportOptions::assumed_ranks`] decided.
@@ -32,15 +31,13 @@ struct Source {
     ranks: u32,
 }
 
-/// A group as the nodes of the program use it.
 #[derive(Default)]
 struct Use {
     nodes: Vec<String>,
-    /// The size that a node states.
     size: Option<Source>,
 }
 
-pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<Ranks, ImportError> {
+pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<Ranks> {
     let mut world = options.ranks.map(|ranks| Source { who: "the caller".into(), ranks });
     if options.ranks == Some(0) {
         return Err(ImportError::Group {
@@ -90,7 +87,7 @@ fn members(
     uses: IndexMap<String, Use>,
     ranks: Option<u32>,
     options: &ImportOptions,
-) -> Result<(IndexMap<String, Members>, Vec<String>), ImportError> {
+) -> Result<(IndexMap<String, Members>, Vec<String>)> {
     let (mut groups, mut notes) = (IndexMap::new(), Vec::new());
     let mut undescribed = Vec::new();
     for (name, used) in uses {
@@ -119,7 +116,7 @@ fn members(
 }
 
 /// The groups that the nodes of a graph use, those of the graphs it wraps included.
-fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<(), ImportError> {
+fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<()> {
     for node in &graph.nodes {
         for input in &node.inputs {
             if let Argument::Graph(inner) = &input.arg {
@@ -153,7 +150,7 @@ pub(crate) fn another_count(asked: u32, archives: u32) -> ImportError {
     }
 }
 
-fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Result<(), ImportError> {
+fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Result<()> {
     match known {
         None => *known = Some(new),
         Some(old) if old.ranks == new.ranks => {}
@@ -171,7 +168,7 @@ fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Res
     Ok(())
 }
 
-fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32, ImportError> {
+fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32> {
     let error = |message: String| ImportError::Group { group: group.into(), message };
     let size = cells.first().map_or(0, Vec::len);
     if size == 0 || cells.iter().any(|c| c.len() != size) {

@@ -18,7 +18,7 @@ use symmc_ir::{Def, InputKind, NodeId, Op, Type, ValueId};
 
 use crate::call::Call;
 use crate::effects::{self, Writes};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::operands;
 use crate::ops;
 use crate::scope::{Binding, tensor_names};
@@ -39,7 +39,7 @@ pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
     lower_by(c, writes, |c| match rule {
         Some(rule) => {
             operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
-            rule(c)
+            rule.apply(c)
         }
         None => Err(Stop::Opaque("no rule for it".into())),
     })
@@ -225,7 +225,7 @@ pub(crate) fn would_notice(c: &Call<'_, '_>, operand: ValueId) -> Option<String>
 }
 
 /// The base after `new` was written into the view that `chain` describes.
-fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) -> Lowered<ValueId> {
+fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) -> Emitted {
     let mut new = new;
     for &id in chain.iter().rev() {
         let node = c.lowering.builder.graph().nodes[id].clone();
@@ -259,7 +259,7 @@ fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) 
 }
 
 /// The view that `chain` describes, of another base.
-fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Lowered<ValueId> {
+fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Emitted {
     let mut at = base;
     for &id in chain {
         let graph = c.lowering.builder.graph();

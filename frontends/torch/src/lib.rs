@@ -55,7 +55,6 @@ mod symbols;
 mod walk;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -165,12 +164,6 @@ fn stores<'s, 'a>(
     })
 }
 
-pub fn import_file(path: &Path, options: &ImportOptions) -> Result<Imported, ImportError> {
-    let bytes =
-        std::fs::read(path).map_err(|source| ImportError::Io { path: path.display().to_string(), source })?;
-    import(&bytes, options)
-}
-
 /// Every PyTorch op that is imported as more than an opaque one: its target (`aten.add`, which stands for
 /// all its overloads, or one overload such as `aten.max.dim`) and what it becomes.
 pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
@@ -229,7 +222,6 @@ fn convert(
         })
 }
 
-/// The program under its symbols.
 fn lowered<'p>(
     program: &'p Program<'p>,
     stores: &mut [Stores<'_, '_>],

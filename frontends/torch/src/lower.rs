@@ -9,7 +9,7 @@ use symmc_ir::{Builder, DType, Dim, GroupId, InputId, NodeId, Op, Tensor, Type, 
 
 use crate::dtype;
 use crate::effects::{self, Effects};
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::schema::{self, Argument, Node, STRIDED};
 use crate::scope::{Scope, tensor_names};
 use crate::shards::RankPiece;
@@ -18,6 +18,9 @@ use crate::symbols::Symbols;
 pub(crate) type Stop = symmc_import::Stop<ImportError>;
 
 pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, ImportError>;
+
+/// A value that was emitted, as rules give it.
+pub(crate) type Emitted = Lowered<ValueId>;
 
 impl From<ImportError> for Stop {
     fn from(e: ImportError) -> Self {
@@ -76,12 +79,12 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    pub fn declared(&self, name: &str) -> Result<Type, ImportError> {
+    pub fn declared(&self, name: &str) -> Result<Type> {
         self.typed(name, dtype::from_schema)
     }
 
     /// The type of what is held for a value: complex numbers are their parts ([`crate::ops::complex`]).
-    pub fn held(&self, name: &str) -> Result<Type, ImportError> {
+    pub fn held(&self, name: &str) -> Result<Type> {
         if !self.is_complex(name) {
             return self.declared(name);
         }
@@ -96,7 +99,7 @@ impl<'p> Lowering<'p> {
         meta.is_some_and(|m| dtype::part_of_complex(m.dtype).is_some())
     }
 
-    fn typed(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<Type, ImportError> {
+    fn typed(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<Type> {
         let error = |message: String| ImportError::Signature { name: name.into(), message };
         let meta = self.scope.graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
@@ -141,8 +144,7 @@ impl<'p> Lowering<'p> {
         Ok(self.builder.node_as(&label, op, &operands, types)?)
     }
 
-    /// Holds a value against the type declared for a name.
-    pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<(), ImportError> {
+    pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<()> {
         let Type { dtype, shape } = self.held(name)?;
         let extents: Vec<Option<Dim>> = shape.into_iter().map(Some).collect();
         let found = self.builder.graph().ty(value);

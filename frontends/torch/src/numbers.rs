@@ -2,7 +2,6 @@
 
 use symmc_ir::{DType, Dim, Tensor, Type};
 
-/// A number or a list of each rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct ByRank {
     /// What the input that holds it is called.

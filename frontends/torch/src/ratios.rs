@@ -4,13 +4,13 @@
 
 use symmc_import::Emit;
 use symmc_import::sympy::{self, Expr};
-use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 /// The value of an expression, in f64.
-pub(crate) fn value(c: &mut Call<'_, '_>, text: &str) -> Lowered<ValueId> {
+pub(crate) fn value(c: &mut Call<'_, '_>, text: &str) -> Emitted {
     let parsed = sympy::parse(text).map_err(|why| unknown(text, &why))?;
     number(c, text, &parsed)
 }
@@ -19,7 +19,7 @@ fn unknown(text: &str, why: &str) -> Stop {
     Stop::Opaque(format!("an operand is the symbolic number {text}: {why}"))
 }
 
-fn number(c: &mut Call<'_, '_>, text: &str, e: &Expr<'_>) -> Lowered<ValueId> {
+fn number(c: &mut Call<'_, '_>, text: &str, e: &Expr<'_>) -> Emitted {
     if let Ok(dim) = c.lowering.symbols.dim_of(e) {
         return c.dim_tensor(&dim, DType::F64);
     }

@@ -91,7 +91,6 @@ pub(crate) struct Program<'a> {
     #[serde(borrow, default)]
     pub range_constraints: IndexMap<Str<'a>, Range>,
     pub schema_version: SchemaVersion,
-    /// The versions of sets of ops, by namespace.
     #[serde(borrow, default)]
     pub opset_version: IndexMap<Str<'a>, i64>,
     /// What the program was verified as: `TRAINING`, or `ATEN`, in which no op writes its operands.

@@ -8,7 +8,7 @@ use symmc_ir::{Def, Dim, NodeId, Op, ValueId};
 
 use crate::call::Call;
 use crate::effects;
-use crate::lower::Lowered;
+use crate::lower::{Emitted, Lowered};
 use crate::schema::{Argument, SymInt};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,7 +110,7 @@ pub(crate) fn separate_results(c: &mut Call<'_, '_>) -> Lowered {
 
 /// In a program with ops that write: the result of an op that PyTorch gives memory of its own, as a copy if its rule
 /// left it in the memory of an operand.
-pub(crate) fn separate(c: &mut Call<'_, '_>, value: ValueId) -> Lowered<ValueId> {
+pub(crate) fn separate(c: &mut Call<'_, '_>, value: ValueId) -> Emitted {
     let (base, _) = base_of(c, value);
     if !c.is_older(base) {
         return Ok(value);

@@ -18,7 +18,7 @@ use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, Valu
 use crate::archive::Archive;
 use crate::by_rank;
 use crate::dtype;
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::lower::Lowering;
 use crate::numbers::ByRank;
 use crate::schema::{Argument, InputSpec, OutputSpec, Program};
@@ -90,7 +90,7 @@ pub(crate) struct Stores<'s, 'a> {
 
 impl Stores<'_, '_> {
     /// Counts the data of all stored inputs of a program against the archive's limits, before any are read.
-    fn reserve(&mut self, program: &Program<'_>) -> Result<(), ImportError> {
+    fn reserve(&mut self, program: &Program<'_>) -> Result<()> {
         let names = || {
             program.graph_module.signature.input_specs.iter().filter_map(stored).map(|(_, source, _)| source)
         };
@@ -98,7 +98,7 @@ impl Stores<'_, '_> {
         self.constants.reserve(self.archive, names().filter(|n| !self.weights.holds(n)))
     }
 
-    fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
+    fn size(&self, name: &str) -> Result<Option<u64>> {
         match self.weights.size(self.archive, name)? {
             Some(size) => Ok(Some(size)),
             None => self.constants.size(self.archive, name),
@@ -110,7 +110,7 @@ impl Stores<'_, '_> {
     }
 
     /// The data of a stored input; it must have the declared type.
-    fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Arc<Tensor>>, ImportError> {
+    fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Arc<Tensor>>> {
         let tensor = match self.weights.load(self.archive, name)? {
             Some(t) => t,
             None => match self.constants.load(self.archive, name)? {
@@ -135,7 +135,7 @@ pub(crate) fn inputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,
     stores: &mut [Stores<'_, '_>],
-) -> Result<Inputs, ImportError> {
+) -> Result<Inputs> {
     let signature = &program.graph_module.signature;
     let mutated: IndexSet<&str> = signature
         .output_specs
@@ -198,11 +198,7 @@ pub(crate) fn inputs<'p>(
 }
 
 /// The data of a stored tensor, if all ranks have the same.
-fn agreed(
-    stores: &mut [Stores<'_, '_>],
-    source: &str,
-    ty: &Type,
-) -> Result<Option<Arc<Tensor>>, ImportError> {
+fn agreed(stores: &mut [Stores<'_, '_>], source: &str, ty: &Type) -> Result<Option<Arc<Tensor>>> {
     let mut first: Option<Arc<Tensor>> = None;
     for (rank, of_rank) in stores.iter_mut().enumerate() {
         let data = of_rank.load(source, ty).map_err(|e| e.of_rank(rank))?;
@@ -234,10 +230,7 @@ pub(crate) fn numbers_by_rank<'p>(lowering: &mut Lowering<'p>, program: &'p Prog
 
 /// The data of the parameters that the archive of a rank holds, by their source names. Reading them comes last, so that
 /// a program that is refused takes no memory for them.
-pub(crate) fn weights(
-    inputs: &Inputs,
-    stores: &mut Stores<'_, '_>,
-) -> Result<IndexMap<String, Arc<Tensor>>, ImportError> {
+pub(crate) fn weights(inputs: &Inputs, stores: &mut Stores<'_, '_>) -> Result<IndexMap<String, Arc<Tensor>>> {
     let mut weights = IndexMap::with_capacity(inputs.parameters.len());
     for (source, ty) in &inputs.parameters {
         if let Some(data) = stores.load(source, ty)? {
@@ -260,7 +253,7 @@ fn last_input(lowering: &Lowering<'_>) -> InputId {
     <InputId as symmc_ir::entity::Entity>::new(lowering.builder.graph().inputs.len() - 1)
 }
 
-fn bind<'p>(lowering: &mut Lowering<'p>, name: &'p str, binding: Binding) -> Result<(), ImportError> {
+fn bind<'p>(lowering: &mut Lowering<'p>, name: &'p str, binding: Binding) -> Result<()> {
     lowering.scope.bind(name, binding).map_err(|message| error(name, message))
 }
 
@@ -275,11 +268,7 @@ fn stored<'p>(spec: &'p InputSpec<'p>) -> Option<(&'p str, &'p str, bool)> {
     spec.tensor_constant.as_ref().map(|t| (&*t.arg.name, &*t.tensor_constant_name, true))
 }
 
-fn user_input<'p>(
-    lowering: &mut Lowering<'p>,
-    inputs: &mut Inputs,
-    arg: &'p Argument<'p>,
-) -> Result<(), ImportError> {
+fn user_input<'p>(lowering: &mut Lowering<'p>, inputs: &mut Inputs, arg: &'p Argument<'p>) -> Result<()> {
     match arg {
         Argument::Tensor(name) => {
             let ty = lowering.held(name)?;
@@ -356,7 +345,7 @@ pub(crate) fn outputs<'p>(
     lowering: &mut Lowering<'p>,
     program: &'p Program<'p>,
     inputs: &Inputs,
-) -> Result<(), ImportError> {
+) -> Result<()> {
     for (i, spec) in program.graph_module.signature.output_specs.iter().enumerate() {
         let Some((name, target)) = output(spec) else {
             match &spec.user_output {
@@ -396,7 +385,7 @@ fn written(
     by_name: &HashMap<String, InputId>,
     name: &str,
     value: ValueId,
-) -> Result<InputId, ImportError> {
+) -> Result<InputId> {
     let graph = lowering.builder.graph();
     let input = by_name.get(name).copied();
     let input =

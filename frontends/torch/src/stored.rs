@@ -10,7 +10,7 @@ use symmc_ir::{DType, Tensor};
 
 use crate::archive::Archive;
 use crate::dtype;
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::schema::{Payload, STRIDED, StorageMeta};
 
 /// The stored tensors of one kind, read when they are asked for.
@@ -52,7 +52,7 @@ impl Store {
         &mut self,
         archive: &mut Archive<'_>,
         names: impl Iterator<Item = &'n str>,
-    ) -> Result<(), ImportError> {
+    ) -> Result<()> {
         let mut seen: HashSet<(&str, Region)> = HashSet::new();
         for name in names {
             let Some((name, payload)) = self.config.get_key_value(name) else { continue };
@@ -73,7 +73,7 @@ impl Store {
 
     /// The size in bytes of the tensor of this name, as it is stored; `None` if the archive names none or leaves its
     /// data out.
-    pub fn size(&self, archive: &Archive<'_>, name: &str) -> Result<Option<u64>, ImportError> {
+    pub fn size(&self, archive: &Archive<'_>, name: &str) -> Result<Option<u64>> {
         let Some(payload) = self.config.get(name) else { return Ok(None) };
         let Some(entry) = self.entry(archive, payload) else { return Ok(None) };
         Ok(Some(Region::of(name, payload, &entry)?.bytes))
@@ -81,11 +81,7 @@ impl Store {
 
     /// The tensor of this name, contiguous; `None` if the archive names none or leaves its data out. It must have been
     /// counted.
-    pub fn load(
-        &mut self,
-        archive: &mut Archive<'_>,
-        name: &str,
-    ) -> Result<Option<Arc<Tensor>>, ImportError> {
+    pub fn load(&mut self, archive: &mut Archive<'_>, name: &str) -> Result<Option<Arc<Tensor>>> {
         let Some(payload) = self.config.get(name) else { return Ok(None) };
         let Some(entry) = self.entry(archive, payload) else { return Ok(None) };
         let region = Region::of(name, payload, &entry)?;
@@ -139,7 +135,7 @@ struct Region {
 }
 
 impl Region {
-    fn of(name: &str, payload: &Payload, entry: &str) -> Result<Self, ImportError> {
+    fn of(name: &str, payload: &Payload, entry: &str) -> Result<Self> {
         if payload.use_pickle {
             return Err(ImportError::Pickled { tensor: name.into(), entry: entry.into() });
         }
@@ -147,7 +143,7 @@ impl Region {
         Region::new(name, meta)
     }
 
-    fn new(name: &str, meta: &StorageMeta) -> Result<Self, ImportError> {
+    fn new(name: &str, meta: &StorageMeta) -> Result<Self> {
         if meta.layout != STRIDED {
             return Err(stored(name, "the strided layout", format!("layout {}", meta.layout)));
         }
@@ -196,7 +192,7 @@ impl Region {
         })
     }
 
-    fn fits(&self, name: &str, storage: u64) -> Result<(), ImportError> {
+    fn fits(&self, name: &str, storage: u64) -> Result<()> {
         let needed = (self.needed as u64).checked_mul(self.dtype.size() as u64);
         if needed.is_some_and(|n| n <= storage) {
             return Ok(());
@@ -208,7 +204,7 @@ impl Region {
         ))
     }
 
-    fn materialise(&self, name: &str, storage: Arc<Vec<u8>>) -> Result<Tensor, ImportError> {
+    fn materialise(&self, name: &str, storage: Arc<Vec<u8>>) -> Result<Tensor> {
         self.fits(name, storage.len() as u64)?;
         let size = self.dtype.size();
         let bytes = self.bytes as usize;
@@ -258,7 +254,7 @@ mod tests {
     use super::*;
     use crate::schema::Extent;
 
-    fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<Region, ImportError> {
+    fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<Region> {
         let all = |v: &[i64]| v.iter().map(|&i| Extent { as_int: Some(i) }).collect();
         let meta = StorageMeta {
             dtype: 1,

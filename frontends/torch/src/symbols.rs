@@ -16,13 +16,12 @@ use symmc_import::ranges::{self, Declared, Given, Settled};
 use symmc_import::sympy::{self, Expr};
 use symmc_ir::{Dim, Symbol, SymbolId, Table};
 
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::schema::{Range, SymInt};
 
 /// The symbols of a program, by PyTorch's names.
 pub(crate) struct Symbols<'p> {
     pub table: Table<SymbolId, Symbol>,
-    /// What each of PyTorch's is.
     ids: HashMap<String, Dim>,
     /// Those to which nobody gives an upper bound.
     pub open: Vec<String>,
@@ -46,7 +45,7 @@ impl<'p> Symbols<'p> {
         range: &dyn Fn(&str) -> Option<Range>,
         (given, max_extent): (&Given, i64),
         notes: &mut Vec<String>,
-    ) -> Result<Self, ImportError> {
+    ) -> Result<Self> {
         let mut order: IndexSet<&str> = IndexSet::new();
         let mut bare: Vec<Vec<Option<&str>>> = Vec::new();
         for argument in arguments {
@@ -87,7 +86,7 @@ impl<'p> Symbols<'p> {
         Ok(Symbols { table, ids, open, dims: RefCell::default() })
     }
 
-    pub fn dim(&self, size: &'p SymInt<'p>) -> Result<Dim, ImportError> {
+    pub fn dim(&self, size: &'p SymInt<'p>) -> Result<Dim> {
         match (&size.as_expr, size.as_int) {
             (Some(e), _) => self.expression(&e.expr_str),
             (None, Some(i)) => Ok(Dim::from(i)),
@@ -96,7 +95,7 @@ impl<'p> Symbols<'p> {
     }
 
     /// The dim of an expression. Expressions repeat, so their dims are kept.
-    pub fn expression(&self, text: &'p str) -> Result<Dim, ImportError> {
+    pub fn expression(&self, text: &'p str) -> Result<Dim> {
         if let Some(dim) = self.dims.borrow().get(text) {
             return Ok(dim.clone());
         }

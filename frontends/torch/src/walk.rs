@@ -7,7 +7,7 @@
 
 use crate::call::Call;
 use crate::effects::{self, Effect};
-use crate::error::ImportError;
+use crate::error::{ImportError, Result};
 use crate::functionalised;
 use crate::inline;
 use crate::inplace;
@@ -19,7 +19,7 @@ use crate::scope::{Binding, tensor_names};
 use crate::sharing;
 
 impl<'p> Lowering<'p> {
-    pub fn run_scope(&mut self) -> Result<(), ImportError> {
+    pub fn run_scope(&mut self) -> Result<()> {
         let graph = self.scope.graph;
         for (position, node) in graph.nodes.iter().enumerate() {
             self.scope.position = position;
@@ -28,13 +28,13 @@ impl<'p> Lowering<'p> {
         Ok(())
     }
 
-    pub fn run(&mut self) -> Result<(), ImportError> {
+    pub fn run(&mut self) -> Result<()> {
         self.run_scope()?;
         self.notes.extend(self.opaque.notes());
         Ok(())
     }
 
-    fn node(&mut self, node: &'p Node<'p>) -> Result<(), ImportError> {
+    fn node(&mut self, node: &'p Node<'p>) -> Result<()> {
         let error = |message: String| ImportError::Node {
             node: node.name().into(),
             op: node.target.to_string(),
@@ -130,7 +130,7 @@ fn lowered(call: &mut Call<'_, '_>, effect: &Effect) -> Lowered {
         _ => match ops::find(&call.node.target) {
             Some(rule) => {
                 operands::check(call, &call.node.target)?;
-                rule(call)?;
+                rule.apply(call)?;
                 call.all_read()?;
                 sharing::separate_results(call)
             }

@@ -73,7 +73,7 @@ UNCHECKED = {
 def rules(folder):
     rows = set()
     for file in pathlib.Path(folder).glob("*.rs"):
-        rows |= set(re.findall(r'row\(\s*"([^"]+)"', file.read_text()))
+        rows |= set(re.findall(r'row\w*\(\s*"([^"]+)"', file.read_text()))
     return rows
 
 

@@ -22,7 +22,7 @@ for module in (
 rows = set()
 for file in pathlib.Path(sys.argv[1]).glob("*.rs"):
     text = file.read_text()
-    rows |= set(re.findall(r'row\(\s*"([^"]+)"', text)) | set(re.findall(r'"(aten\._foreach_\w+)" =>', text))
+    rows |= set(re.findall(r'row\w*\(\s*"([^"]+)"', text)) | set(re.findall(r'"(aten\._foreach_\w+)" =>', text))
 
 for schema in sorted(torch._C._jit_get_all_schemas(), key=str):
     op = schema.name.replace("::", ".")

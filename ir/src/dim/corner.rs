@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Atom, Dim, SymbolId};
-use crate::entity::Table;
-use crate::symbol::Symbol;
+use super::{Atom, Dim};
+use crate::symbol::Symbols;
 
 /// The most terms, and the most atoms of a term, that are written anew.
 const MOST_TERMS: usize = 16;
@@ -16,7 +15,7 @@ const MOST_ATOMS: usize = 4;
 impl Dim {
     /// The bounds where each atom is written as its least value and what it has above that: never too narrow. `None` where that
     /// tells nothing new, or not in numbers of this size.
-    pub(super) fn corner_bounds(&self, symbols: &Table<SymbolId, Symbol>) -> Option<(i64, i64)> {
+    pub(super) fn corner_bounds(&self, symbols: &Symbols) -> Option<(i64, i64)> {
         let (terms, constant) = self.parts();
         let is_product = terms.iter().any(|t| t.product.len() > 1);
         let signs = terms.iter().any(|t| t.factor > 0) && terms.iter().any(|t| t.factor < 0);

@@ -3,8 +3,7 @@
 use smallvec::smallvec;
 
 use super::{Atom, Dim, Term, Terms, floor_div, floor_mod, mul_range};
-use crate::entity::Table;
-use crate::symbol::{Symbol, SymbolId};
+use crate::symbol::Symbols;
 
 /// Far below where arithmetic saturates.
 const LIMIT: i64 = 1 << 60;
@@ -95,7 +94,7 @@ impl Dim {
 
     /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if that times the expression is small for all
     /// values of the symbols.
-    pub(super) fn lacking(&self, symbols: &Table<SymbolId, Symbol>) -> Option<i64> {
+    pub(super) fn lacking(&self, symbols: &Symbols) -> Option<i64> {
         let (terms, constant) = self.parts();
         let k = terms.iter().find_map(Term::lacking)?;
         let most = terms.iter().fold(constant.saturating_abs(), |sum, t| {

@@ -12,7 +12,6 @@ use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
 
 impl Graph {
-    /// The index of the dispatch of each node, for those that have one.
     pub fn dispatch_of(&self) -> Table<NodeId, Option<usize>> {
         let mut out = Table::filled(None, self.nodes.len());
         for (d, dispatch) in self.dispatches.iter().enumerate() {

@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use super::error::OpError;
+use super::error::{OpError, Result};
 use crate::tensor::{Tensor, read_f64, read_i64, write_f64, write_i64};
 use crate::types::DType;
 
@@ -65,7 +65,7 @@ impl Array {
         }
     }
 
-    pub(super) fn as_floats(&self) -> Result<&[f64], OpError> {
+    pub(super) fn as_floats(&self) -> Result<&[f64]> {
         match &*self.data {
             Data::Float(v) => Ok(v),
             Data::Int(_) => Err(OpError::DType { expected: "floating-point", found: self.dtype }),
@@ -73,7 +73,7 @@ impl Array {
     }
 
     /// The elements of an integer or bool array.
-    pub(super) fn as_ints(&self) -> Result<&[i64], OpError> {
+    pub(super) fn as_ints(&self) -> Result<&[i64]> {
         match &*self.data {
             Data::Int(v) => Ok(v),
             Data::Float(_) => Err(OpError::DType { expected: "integer or bool", found: self.dtype }),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::array::{Array, Data, broadcast_strides, numel, walk};
 use super::elementwise::float_max;
-use super::error::OpError;
+use super::error::{OpError, Result};
 use crate::attention::{Bound, Operands, visible};
 
 enum Mask<'a> {
@@ -31,7 +31,7 @@ impl Scores<'_> {
     }
 
     /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
-    fn visible(&self, positions: &[&Array], rows: &[usize], s: usize) -> Result<Vec<Range<usize>>, OpError> {
+    fn visible(&self, positions: &[&Array], rows: &[usize], s: usize) -> Result<Vec<Range<usize>>> {
         let n = numel(rows);
         let l = rows.last().copied().unwrap_or(1);
         let mut limits = vec![Vec::with_capacity(self.bounds.len()); n];
@@ -72,7 +72,7 @@ fn for_rows(
     parts: &Operands<'_, &Array>,
     attributes: &Scores<'_>,
     mut each: impl FnMut(Row<'_>),
-) -> Result<(), OpError> {
+) -> Result<()> {
     let (q, k) = (*parts.q, *parts.k);
     let rank = q.shape.len();
     let (h, l) = (q.shape[rank - 3], q.shape[rank - 2]);
@@ -124,7 +124,7 @@ pub(super) fn attention(
     operands: &[&Array],
     attributes: &Scores<'_>,
     shape: &[usize],
-) -> Result<(Array, Array), OpError> {
+) -> Result<(Array, Array)> {
     let parts = Operands::of(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
     let (v, dtype) = (*parts.v, operands[0].dtype);
     let rank = shape.len();
@@ -163,7 +163,7 @@ fn attend(row: &Row<'_>, values: &[f64], out: &mut [f64]) -> f64 {
 
 /// The gradients of attention for its queries, keys and values; operands: the gradient of the result, the result, the
 /// log-sum-exp, then those of [`attention`].
-pub(super) fn gradient(operands: &[&Array], attributes: &Scores<'_>) -> Result<Vec<Array>, OpError> {
+pub(super) fn gradient(operands: &[&Array], attributes: &Scores<'_>) -> Result<Vec<Array>> {
     let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING)?;
     let parts = Operands::of(attributes.bounds, false, forward).ok_or(MISSING)?;
     let (q, k, v) = (*parts.q, *parts.k, *parts.v);

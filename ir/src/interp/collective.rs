@@ -2,7 +2,7 @@
 
 use super::array::{Array, Data};
 use super::elementwise::{float_max, float_min};
-use super::error::OpError;
+use super::error::{OpError, Result};
 use super::index::rows;
 use super::movement::{concat, full};
 use crate::collective::{CollectiveKind, ReduceOp, Splits};
@@ -47,7 +47,7 @@ pub(super) fn exchange(
 }
 
 /// All operands one after another along the leading axis.
-fn stack(x: &[&Array]) -> Result<Array, OpError> {
+fn stack(x: &[&Array]) -> Result<Array> {
     let mut shape = x[0].shape.clone();
     shape[0] = x.iter().map(|x| x.shape[0]).sum();
     concat(x, 0, &shape)
@@ -55,7 +55,7 @@ fn stack(x: &[&Array]) -> Result<Array, OpError> {
 
 /// The reduction in ascending order of rank. Floats accumulate in f32, f64 in f64, and round once, so
 /// that a backend that does the same gives the same bits.
-fn reduce(op: ReduceOp, x: &[&Array]) -> Result<Array, OpError> {
+fn reduce(op: ReduceOp, x: &[&Array]) -> Result<Array> {
     let n = x.len();
     let (dtype, shape) = (x[0].dtype, &x[0].shape);
     match &*x[0].data {

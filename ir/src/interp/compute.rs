@@ -4,7 +4,7 @@
 //! Collectives and custom ops span ranks and are not here.
 
 use super::array::Array;
-use super::error::OpError;
+use super::error::{OpError, Result};
 use super::{attention, elementwise, index, linear, movement, reduce};
 use crate::attention::Bound;
 use crate::dim::Bindings;
@@ -19,7 +19,7 @@ pub(super) fn compute(
     x: &[&Array],
     results: &[ResultType<'_>],
     bindings: &Bindings,
-) -> Result<Vec<Array>, OpError> {
+) -> Result<Vec<Array>> {
     let (dtype, shape) = results[0];
     let out = match op {
         Op::Full(scalar) => movement::full(*scalar, dtype, shape),
@@ -88,7 +88,7 @@ pub(super) fn compute(
     Ok(vec![out])
 }
 
-fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>, OpError> {
+fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>> {
     let add = |b: &Bound| b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
     bounds.iter().map(add).collect()
 }
@@ -99,7 +99,7 @@ fn permuted(
     x: &[&Array],
     results: &[ResultType<'_>],
     bindings: &Bindings,
-) -> Result<Vec<Array>, OpError> {
+) -> Result<Vec<Array>> {
     let count = op.permuted_results();
     let inner: Vec<Vec<usize>> = results
         .iter()

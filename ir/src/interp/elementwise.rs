@@ -4,11 +4,11 @@
 //! dtype.
 
 use super::array::{Array, Data, broadcast_strides, numel, round, walk};
-use super::error::OpError;
+use super::error::{OpError, Result};
 use crate::op::{BinaryOp, UnaryOp};
 use crate::types::{DType, Scalar};
 
-pub(super) fn unary(op: UnaryOp, x: &Array) -> Result<Array, OpError> {
+pub(super) fn unary(op: UnaryOp, x: &Array) -> Result<Array> {
     match &*x.data {
         Data::Float(v) => match op {
             UnaryOp::IsNan => Ok(Array::bools(&x.shape, v.iter().map(|x| x.is_nan()))),
@@ -65,7 +65,7 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
     }
 }
 
-pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpError> {
+pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
     match (&*x.data, &*y.data) {
         (Data::Float(a), Data::Float(b)) => {
             if op.is_comparison() {
@@ -82,10 +82,10 @@ pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Res
             }
             let f = int_binary(op, x.dtype)?;
             let results = zip(a, &x.shape, b, &y.shape, shape, f);
-            let elements = results.into_iter().enumerate().map(|(position, r)| match r {
-                Some(r) => Ok(r),
-                None => Err(OpError::DivisionByZero { position }),
-            });
+            let elements = results
+                .into_iter()
+                .enumerate()
+                .map(|(position, r)| r.ok_or(OpError::DivisionByZero { position }));
             Ok(Array::ints(x.dtype, shape, elements.collect::<Result<_, _>>()?))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),
@@ -94,12 +94,7 @@ pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Res
 
 /// `x op scalar`, or `scalar op x`. For comparisons the scalar has the dtype of `x`; for arithmetic on
 /// f16, bf16 and f32 it has f32.
-pub(super) fn binary_scalar(
-    op: BinaryOp,
-    x: &Array,
-    scalar: Scalar,
-    scalar_left: bool,
-) -> Result<Array, OpError> {
+pub(super) fn binary_scalar(op: BinaryOp, x: &Array, scalar: Scalar, scalar_left: bool) -> Result<Array> {
     let wide = match x.dtype {
         dtype if op.is_comparison() => dtype,
         DType::F64 => DType::F64,
@@ -192,7 +187,7 @@ pub(super) fn float_min(a: f64, b: f64) -> f64 {
 }
 
 /// The function gives `None` for a division by zero.
-fn int_binary(op: BinaryOp, dtype: DType) -> Result<fn(i64, i64) -> Option<i64>, OpError> {
+fn int_binary(op: BinaryOp, dtype: DType) -> Result<fn(i64, i64) -> Option<i64>> {
     Ok(match op {
         BinaryOp::Add => |a, b| Some(a.wrapping_add(b)),
         BinaryOp::Sub => |a, b| Some(a.wrapping_sub(b)),
@@ -237,7 +232,7 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
     out
 }
 
-pub(super) fn select(cond: &Array, x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpError> {
+pub(super) fn select(cond: &Array, x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
     fn choose<T: Copy>(
         c: (&[i64], &[usize]),
         x: (&[T], &[usize]),

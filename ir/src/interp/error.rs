@@ -8,6 +8,9 @@ use thiserror::Error;
 
 use crate::types::DType;
 
+/// The result of what fails with a [`OpError`], or with another error where one is named.
+pub type Result<T, E = OpError> = std::result::Result<T, E>;
+
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum InterpError {
     #[error("the program leaves its number of ranks open; close it before running")]

@@ -3,13 +3,13 @@
 //! An index outside its axis is an error; a negative one is outside.
 
 use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
-use super::error::OpError;
+use super::error::{OpError, Result};
 use super::reduce::{float_fold, int_fold};
 use crate::op::Reduction;
 use crate::types::Scalar;
 
 /// The indices as positions along `axis` of extent `extent`.
-fn resolve(indices: &Array, axis: usize, extent: usize) -> Result<Vec<usize>, OpError> {
+fn resolve(indices: &Array, axis: usize, extent: usize) -> Result<Vec<usize>> {
     let resolve = |(position, &index): (usize, &i64)| {
         let within = usize::try_from(index).ok().filter(|&i| i < extent);
         within.ok_or(OpError::Index { index, position, axis, extent })
@@ -33,7 +33,7 @@ fn broadcast(indices: &[&Array]) -> Vec<usize> {
 
 /// For every element that indexing `x` from `axis` on reads, in row-major order, its position in `x`; and
 /// the shape of the result.
-fn positions(x: &Array, axis: usize, indices: &[&Array]) -> Result<(Vec<usize>, Vec<usize>), OpError> {
+fn positions(x: &Array, axis: usize, indices: &[&Array]) -> Result<(Vec<usize>, Vec<usize>)> {
     let end = axis + indices.len();
     let selected = &x.shape[axis..end];
     let (outer, middle, inner) = (numel(&x.shape[..axis]), numel(selected), numel(&x.shape[end..]));
@@ -59,7 +59,7 @@ fn positions(x: &Array, axis: usize, indices: &[&Array]) -> Result<(Vec<usize>, 
 }
 
 /// For every element of `index`, in row-major order, its coordinate in `x` with `axis` replaced.
-fn element_positions(x: &Array, index: &Array, axis: usize) -> Result<Vec<usize>, OpError> {
+fn element_positions(x: &Array, index: &Array, axis: usize) -> Result<Vec<usize>> {
     for a in (0..x.shape.len()).filter(|&a| a != axis) {
         if index.shape[a] > x.shape[a] {
             let (limit, found) = (x.shape[a], index.shape[a]);
@@ -77,12 +77,7 @@ fn element_positions(x: &Array, index: &Array, axis: usize) -> Result<Vec<usize>
 }
 
 /// `x` with `src` elements stored, or combined, at `(position in x, position in src)` one after another.
-fn write(
-    x: &Array,
-    src: &Array,
-    places: &[(usize, usize)],
-    combine: Option<Reduction>,
-) -> Result<Array, OpError> {
+fn write(x: &Array, src: &Array, places: &[(usize, usize)], combine: Option<Reduction>) -> Result<Array> {
     let counts = || {
         let mut counts = vec![1u32; numel(&x.shape)];
         places.iter().for_each(|&(p, _)| counts[p] += 1);
@@ -118,7 +113,7 @@ fn write(
     }
 }
 
-pub(super) fn index(x: &Array, axis: usize, indices: &[&Array]) -> Result<Array, OpError> {
+pub(super) fn index(x: &Array, axis: usize, indices: &[&Array]) -> Result<Array> {
     let (positions, shape) = positions(x, axis, indices)?;
     Ok(x.pick(&shape, &positions, Scalar::Int(0)))
 }
@@ -129,7 +124,7 @@ pub(super) fn index_put(
     axis: usize,
     indices: &[&Array],
     accumulate: bool,
-) -> Result<Array, OpError> {
+) -> Result<Array> {
     let (positions, shape) = positions(x, axis, indices)?;
     let mut sources = Vec::with_capacity(positions.len());
     walk(&shape, [&broadcast_strides(&src.shape, &shape)], |[s]| sources.push(s));
@@ -137,13 +132,13 @@ pub(super) fn index_put(
     write(x, src, &places, accumulate.then_some(Reduction::Sum))
 }
 
-pub(super) fn index_add(x: &Array, index: &Array, src: &Array, axis: usize) -> Result<Array, OpError> {
+pub(super) fn index_add(x: &Array, index: &Array, src: &Array, axis: usize) -> Result<Array> {
     let (positions, _) = positions(x, axis, &[index])?;
     let places: Vec<_> = positions.into_iter().zip(0..).collect();
     write(x, src, &places, Some(Reduction::Sum))
 }
 
-pub(super) fn gather_elements(x: &Array, index: &Array, axis: usize) -> Result<Array, OpError> {
+pub(super) fn gather_elements(x: &Array, index: &Array, axis: usize) -> Result<Array> {
     let positions = element_positions(x, index, axis)?;
     Ok(x.pick(&index.shape, &positions, Scalar::Int(0)))
 }
@@ -154,7 +149,7 @@ pub(super) fn scatter_elements(
     src: &Array,
     axis: usize,
     combine: Option<Reduction>,
-) -> Result<Array, OpError> {
+) -> Result<Array> {
     let places: Vec<_> = element_positions(x, index, axis)?.into_iter().zip(0..).collect();
     write(x, src, &places, combine)
 }

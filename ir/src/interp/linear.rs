@@ -1,10 +1,10 @@
 //! Matrix products, accumulated in f64 and rounded once, and rotary embeddings.
 
 use super::array::{Array, Data, broadcast_strides, numel, round, walk};
-use super::error::OpError;
+use super::error::{OpError, Result};
 
 /// Integers are multiplied and added in wrapping i64.
-pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpError> {
+pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
     match (&*x.data, &*y.data) {
         (Data::Float(a), Data::Float(b)) => {
             let out = product(a, b, &x.shape, &y.shape, shape, 0.0, |sum, x, y| *sum += x * y);
@@ -22,7 +22,7 @@ pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array, OpE
 
 /// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last. Or, of two
 /// matrices, those of the groups that divide K.
-pub(super) fn grouped_matmul(x: &Array, y: &Array, ends: &Array, shape: &[usize]) -> Result<Array, OpError> {
+pub(super) fn grouped_matmul(x: &Array, y: &Array, ends: &Array, shape: &[usize]) -> Result<Array> {
     let (a, b) = (x.as_floats()?, y.as_floats()?);
     let divides_k = y.shape.len() == 2;
     let (k, n) = (x.shape[1], shape[shape.len() - 1]);
@@ -85,13 +85,7 @@ fn product<T: Copy>(
 
 /// Rotary position embedding: `x [.., e]`, the cosines and the sines. Each product and each sum is rounded to the dtype of
 /// the cosines.
-pub(super) fn rotary(
-    x: &Array,
-    cos: &Array,
-    sin: &Array,
-    width: usize,
-    interleaved: bool,
-) -> Result<Array, OpError> {
+pub(super) fn rotary(x: &Array, cos: &Array, sin: &Array, width: usize, interleaved: bool) -> Result<Array> {
     let (dtype, rank) = (cos.dtype, x.shape.len());
     let (e, numbers) = (x.shape[rank - 1], cos.shape[cos.shape.len() - 1]);
     let rows = &x.shape[..rank - 1];

@@ -8,9 +8,6 @@
 //!
 //! The graph satisfies the verifier's rules about ids and names ([`crate::verify`]); what depends on the
 //! bindings and on data is checked here, and nodes are type-checked again.
-//!
-//! Beside [`run`] stand [`bindings_from, solve_bindings`], which solves the symbols from the shapes of inputs,
-//! [`seeded_inputs`], which draws inputs, and [`compare()`], which compares results.
 
 mod array;
 mod attention;
@@ -40,7 +37,7 @@ pub use error::{InterpError, OpError};
 pub use noise::Noise;
 pub use registry::{CustomCall, Registry};
 pub use rounding::{RoundingHistory, Runs, output_histories, rounding_histories};
-pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs, seeded_inputs_with};
+pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs};
 pub use spread::Spread;
 
 use crate::Graph;

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
 use super::elementwise::cast;
-use super::error::OpError;
+use super::error::{OpError, Result};
 use crate::types::{DType, Scalar};
 
 /// A position that no array has: [`Array::pick`] fills there.
@@ -56,13 +56,7 @@ pub(super) fn shards(operands: &[Vec<Array>], axis: usize) -> Result<Vec<Vec<Arr
     operands.iter().enumerate().map(shard).collect()
 }
 
-pub(super) fn slice(
-    x: &Array,
-    axis: usize,
-    start: i64,
-    step: i64,
-    shape: &[usize],
-) -> Result<Array, OpError> {
+pub(super) fn slice(x: &Array, axis: usize, start: i64, step: i64, shape: &[usize]) -> Result<Array> {
     let (count, extent) = (shape[axis], x.shape[axis]);
     let outside = OpError::Slice { axis, start, step, count, extent };
     let reach = |count: usize| {
@@ -80,7 +74,7 @@ pub(super) fn slice(
     Ok(x.pick(shape, &positions, Scalar::Int(0)))
 }
 
-pub(super) fn concat(operands: &[&Array], axis: usize, shape: &[usize]) -> Result<Array, OpError> {
+pub(super) fn concat(operands: &[&Array], axis: usize, shape: &[usize]) -> Result<Array> {
     fn joined<T: Copy>(parts: &[&[T]], chunks: &[usize], outer: usize) -> Vec<T> {
         let mut out = Vec::with_capacity(parts.iter().map(|p| p.len()).sum());
         for o in 0..outer {
@@ -123,12 +117,7 @@ pub(super) fn pad(x: &Array, low: &[i64], value: Scalar, shape: &[usize]) -> Arr
 
 /// The first elements along `axis` in stable sorted order, as many as `shape` has, and their positions.
 /// NaN counts as greater than every number.
-pub(super) fn sorted(
-    x: &Array,
-    axis: usize,
-    descending: bool,
-    shape: &[usize],
-) -> Result<Vec<Array>, OpError> {
+pub(super) fn sorted(x: &Array, axis: usize, descending: bool, shape: &[usize]) -> Result<Vec<Array>> {
     fn order<T: Copy>(
         v: &[T],
         (from, axis, take): (&[usize], usize, usize),

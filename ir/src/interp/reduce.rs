@@ -4,7 +4,7 @@
 
 use super::array::{Array, Data, around, numel, round, strides, walk};
 use super::elementwise::{float_max, float_min};
-use super::error::OpError;
+use super::error::{OpError, Result};
 use crate::op::{ArgOp, Reduction};
 use crate::types::DType;
 
@@ -14,7 +14,7 @@ pub(super) fn reduce(
     x: &Array,
     dtype: DType,
     shape: &[usize],
-) -> Result<Array, OpError> {
+) -> Result<Array> {
     // Strides of the result as seen from the operand: 0 along the reduced axes.
     let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
     let dense = strides(&kept.iter().map(|&a| x.shape[a]).collect::<Vec<_>>());
@@ -88,7 +88,7 @@ pub(super) fn int_fold(op: Reduction) -> Option<Fold<i64>> {
 }
 
 /// The index of the largest or smallest element; of floats that contain NaN, that of the first NaN.
-pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &Array, shape: &[usize]) -> Result<Array, OpError> {
+pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &Array, shape: &[usize]) -> Result<Array> {
     fn positions<T: Copy>(v: &[T], shape: &[usize], axis: usize, better: impl Fn(T, T) -> bool) -> Vec<i64> {
         let (outer, n, inner) = around(shape, axis);
         let mut out = Vec::with_capacity(outer * inner);
@@ -132,7 +132,7 @@ pub(super) fn cumsum(axis: usize, x: &Array, dtype: DType) -> Array {
     }
 }
 
-pub(super) fn softmax(axis: usize, log: bool, x: &Array) -> Result<Array, OpError> {
+pub(super) fn softmax(axis: usize, log: bool, x: &Array) -> Result<Array> {
     let v = x.as_floats()?;
     let (outer, n, inner) = around(&x.shape, axis);
     let mut out = v.to_vec();
@@ -160,7 +160,7 @@ pub(super) fn rms_norm(
     round_first: bool,
     x: &Array,
     weight: Option<&Array>,
-) -> Result<Array, OpError> {
+) -> Result<Array> {
     let n = row_length(x, axes);
     let weight = weight.map(|w| w.as_floats()).transpose()?;
     let dtype = x.dtype;
@@ -185,7 +185,7 @@ pub(super) fn layer_norm(
     x: &Array,
     weight: Option<&Array>,
     bias: Option<&Array>,
-) -> Result<Array, OpError> {
+) -> Result<Array> {
     let n = row_length(x, axes);
     let weight = weight.map(|w| w.as_floats()).transpose()?;
     let bias = bias.map(|b| b.as_floats()).transpose()?;

@@ -46,16 +46,6 @@ impl SeedConfig {
     }
 }
 
-/// [`seeded_inputs_with`] under [`SeedConfig::new`].
-pub fn seeded_inputs(
-    graph: &Graph,
-    bindings: &Bindings,
-    seed: u64,
-    rank: u32,
-) -> Result<Vec<Arc<Tensor>>, InterpError> {
-    seeded_inputs_with(graph, bindings, &SeedConfig::new(seed), rank)
-}
-
 /// All inputs of a rank in order: constants as they are, all others drawn.
 ///
 /// - Float arguments are uniform in [-1, 1]. So are float parameters with two axes or more, divided by the
@@ -68,7 +58,7 @@ pub fn seeded_inputs(
 /// - Bools are true or false alike.
 ///
 /// Fails for an unbound symbol, an extent that is none, or a constant without data.
-pub fn seeded_inputs_with(
+pub fn seeded_inputs(
     graph: &Graph,
     bindings: &Bindings,
     config: &SeedConfig,
@@ -78,7 +68,7 @@ pub fn seeded_inputs_with(
     graph.inputs.keys().map(|id| seeds.input(id, rank)).collect()
 }
 
-/// Inputs of a program, drawn one by one as by [`seeded_inputs_with`].
+/// Inputs of a program, drawn one by one as by [`seeded_inputs`].
 pub struct Seeds<'a> {
     graph: &'a Graph,
     bindings: &'a Bindings,

@@ -42,7 +42,6 @@ fn class(x: f64) -> u8 {
 }
 
 impl Spread {
-    /// No element moves.
     pub fn none(expected: &Tensor) -> Spread {
         Spread { elements: None, moves: vec![Moves::default(); expected.numel()] }
     }

@@ -15,7 +15,6 @@ crate::named_enum! {
     TargetBackend {
         /// Processes over shared memory.
         Host = "host",
-        /// NVIDIA GPUs.
         Cuda = "cuda",
     }
 }

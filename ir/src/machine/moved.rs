@@ -19,7 +19,6 @@ pub const LONG_RUN: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
-    /// The bytes that it reads and writes.
     pub bytes: u64,
     /// The kernels that do so, one after another.
     pub kernels: u64,

@@ -99,7 +99,6 @@ pub fn simulate(
 }
 
 struct Lane {
-    /// The steps of the lane, in order.
     steps: Vec<usize>,
     /// How many of them have started.
     next: usize,

@@ -74,7 +74,6 @@ impl<'a> Cursor<'a> {
         if self.eat_word(word)? { Ok(()) } else { Err(self.unexpected(&format!("`{word}`"))) }
     }
 
-    /// Ends a statement.
     pub fn end_line(&mut self) -> Read<()> {
         match self.token {
             Token::Newline => self.take().map(drop),

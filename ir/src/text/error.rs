@@ -37,10 +37,8 @@ impl fmt::Display for ParseError {
     }
 }
 
-/// A problem at a byte of the text.
 #[derive(Debug)]
 pub(super) struct Failure {
-    /// The byte.
     pub at: usize,
     pub message: String,
 }

@@ -28,10 +28,8 @@ pub struct OpForm {
     pub example: &'static str,
 }
 
-/// The ops of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// What they have in common.
     pub title: &'static str,
     /// What holds for all of them.
     pub about: &'static str,

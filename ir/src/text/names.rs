@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use crate::entity::{Entity, Table};
-use crate::symbol::{Symbol, SymbolId};
+use crate::entity::Entity;
+use crate::symbol::{SymbolId, Symbols};
 
 /// A message of [`crate::infer`] with the names of symbols (`tokens`) in the place of their ids (`sym0`).
-pub fn with_symbol_names(message: &str, symbols: &Table<SymbolId, Symbol>) -> String {
+pub fn with_symbol_names(message: &str, symbols: &Symbols) -> String {
     let mut out = String::with_capacity(message.len());
     let mut rest = message;
     while let Some(at) = rest.find("sym") {

@@ -11,11 +11,11 @@ use super::lexer::Token;
 use super::names::with_symbol_names;
 use crate::dim::{self, Dim};
 use crate::dispatch::{Dispatch, Form};
-use crate::entity::{Entity, Table};
+use crate::entity::Entity;
 use crate::graph::{CustomOp, Def, Graph, Group, InputKind, Members, Output, OutputKind};
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::infer;
-use crate::symbol::{Symbol, SymbolId};
+use crate::symbol::{Symbol, Symbols};
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
 
@@ -26,7 +26,7 @@ pub fn parse(text: &str) -> Result<Graph, ParseError> {
 }
 
 /// Fails if the text is no dim, or names a symbol that the table does not have.
-pub fn parse_dim(text: &str, symbols: &Table<SymbolId, Symbol>) -> Result<Dim, ParseError> {
+pub fn parse_dim(text: &str, symbols: &Symbols) -> Result<Dim, ParseError> {
     let read = || {
         let mut cursor = Cursor::new(text)?;
         cursor.symbols = symbols.iter().map(|(id, s)| (Cow::Borrowed(s.name.as_str()), id)).collect();

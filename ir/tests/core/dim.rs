@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::parse_dim;
-use symmc_ir::{Bindings, Dim, Symbol, SymbolId, Table};
+use symmc_ir::{Bindings, Dim, Symbol, SymbolId, Symbols};
 
 /// An expression before it is brought into normal form.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ fn floor_div(a: i128, b: i128) -> Option<i128> {
 
 const RANGES: [(i64, i64); 3] = [(0, 3), (1, 4), (5, 5)];
 
-fn symbols() -> Table<SymbolId, Symbol> {
+fn symbols() -> Symbols {
     let symbol =
         |(i, &(min, max)): (usize, &(i64, i64))| Symbol { name: format!("s{i}"), min, max, alias: None };
     RANGES.iter().enumerate().map(symbol).collect()

@@ -1,6 +1,6 @@
 //! The bounds checks of a program hold exactly at the sizes at which the interpreter runs it.
 
-use symmc_ir::interp::{self, seeded_inputs};
+use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::text::parse;
 use symmc_ir::verify::verify;
 use symmc_ir::{Bindings, BoundsChecks};
@@ -69,7 +69,7 @@ fn checks_hold_exactly_where_the_interpreter_runs() {
             for (id, symbol) in graph.symbols.iter() {
                 bindings.set(id, if symbol.name == "t" { t } else { k });
             }
-            let inputs = seeded_inputs(&graph, &bindings, 1, 0).unwrap();
+            let inputs = seeded_inputs(&graph, &bindings, &SeedConfig::new(1), 0).unwrap();
             let run = interp::run(&graph, &bindings, &[inputs]);
             let check = checks.evaluate(&graph, &bindings);
             assert_eq!(

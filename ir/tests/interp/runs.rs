@@ -6,7 +6,6 @@ use crate::common::*;
 use symmc_ir::Bound;
 use symmc_ir::interp::{
     Draw, InterpError, OpError, Registry, SeedConfig, Seeds, bindings_from, run, run_with, seeded_inputs,
-    seeded_inputs_with,
 };
 use symmc_ir::types::Float;
 use symmc_ir::{
@@ -407,7 +406,8 @@ fn a_transformer_of_a_thousand_tokens() {
     let graph = transformer(4, 128, 64, 4, 256);
     let mut bindings = Bindings::new();
     bindings.set(graph.symbols.keys().next().unwrap(), 1000);
-    let inputs: Vec<_> = (0..4).map(|rank| seeded_inputs(&graph, &bindings, 7, rank).unwrap()).collect();
+    let inputs: Vec<_> =
+        (0..4).map(|rank| seeded_inputs(&graph, &bindings, &SeedConfig::new(7), rank).unwrap()).collect();
     let solved = bindings_from(&graph, &inputs[0].iter().map(|t| &**t).collect::<Vec<_>>()).unwrap();
     assert_eq!(solved, bindings);
     let out = run(&graph, &bindings, &inputs).unwrap();
@@ -487,7 +487,7 @@ fn inputs_of_all_kinds() -> Graph {
 #[test]
 fn seeds_draw_fitting_inputs() {
     let graph = inputs_of_all_kinds();
-    let draw = |seed, rank| seeded_inputs(&graph, &Bindings::new(), seed, rank).unwrap();
+    let draw = |seed, rank| seeded_inputs(&graph, &Bindings::new(), &SeedConfig::new(seed), rank).unwrap();
     let range = |x: &Tensor| {
         x.to_f64().iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| (a.min(x), b.max(x)))
     };
@@ -514,7 +514,7 @@ fn seeds_draw_fitting_inputs() {
     assert_eq!(inputs, draw(1, 0));
     assert_ne!(inputs[2], draw(2, 0)[2]);
     let config = SeedConfig { arguments: Draw::PerRank, parameters: Draw::Shared, ..SeedConfig::new(1) };
-    let with = |rank| seeded_inputs_with(&graph, &Bindings::new(), &config, rank).unwrap();
+    let with = |rank| seeded_inputs(&graph, &Bindings::new(), &config, rank).unwrap();
     assert_eq!(with(0)[0], with(1)[0]);
     assert_ne!(with(0)[4], with(1)[4]);
     // Where a part is enough, it is the first elements of a float input, and others whole.
@@ -533,7 +533,7 @@ fn seeds_draw_fitting_inputs() {
     for seed in 0..20 {
         let config = SeedConfig { seed, ..config };
         let inputs: Vec<_> =
-            (0..2).map(|r| seeded_inputs_with(&graph, &Bindings::new(), &config, r).unwrap()).collect();
+            (0..2).map(|r| seeded_inputs(&graph, &Bindings::new(), &config, r).unwrap()).collect();
         run(&graph, &Bindings::new(), &inputs).unwrap();
     }
 }

@@ -44,7 +44,6 @@ struct Repeated {
     /// The gradient, and its reshape to heads and copies.
     gradient: ValueId,
     split: ValueId,
-    /// The sums over the copies.
     sums: Vec<NodeId>,
 }
 

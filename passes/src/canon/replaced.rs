@@ -17,7 +17,6 @@ pub struct Replaced {
     pub by: Vec<String>,
 }
 
-/// A collective of the program and what became of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     pub replaced: Replaced,

@@ -178,7 +178,6 @@ fn turned(cx: &Rewriter, node: &Candidate, pairs: Pairs) -> Option<Found> {
     found(pairs).or_else(|| (pairs == Pairs::Halves).then(|| found(Pairs::Neighbours)).flatten())
 }
 
-/// What is looked for.
 struct Wanted<'a> {
     rows: &'a [Dim],
     half: i64,

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use symmc_ir::machine::{Operations, Profile};
-use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Numerics, Symbol, SymbolId, Table, Type, Variant};
+use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Numerics, Symbols, Table, Type, Variant};
 
 /// Where the e-graph of one region stops growing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +58,7 @@ impl Schedule {
 pub struct Context {
     pub profile: Profile,
     pub sizes: Table<GroupId, u32>,
-    pub symbols: Table<SymbolId, Symbol>,
+    pub symbols: Symbols,
     /// The variants that may be chosen; `None` for all.
     pub variants: Option<Vec<Variant>>,
     /// The most bytes of symmetric memory that one collective may ask for.

@@ -23,7 +23,6 @@ pub struct Rule {
     pub equation: &'static str,
     /// The pattern to look for.
     pub from: &'static str,
-    /// What it equals.
     pub to: &'static str,
     pub when: When,
     /// The class that a plan needs for it; none if the two sides have equal bits.

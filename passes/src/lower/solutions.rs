@@ -98,7 +98,6 @@ impl Drop for Scope {
     }
 }
 
-/// What is known of the regions of one form.
 #[derive(Default)]
 struct Known {
     /// None until they are made, and where there is no room for them.

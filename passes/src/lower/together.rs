@@ -49,7 +49,6 @@ pub fn join(
     (joined, found.len())
 }
 
-/// A set that can be a step.
 struct Found {
     members: Set,
     group: GroupId,

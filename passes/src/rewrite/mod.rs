@@ -25,8 +25,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use indexmap::IndexMap;
 use symmc_ir::known::{Context, Known};
 use symmc_ir::{
-    BoundsChecks, Def, Dim, Graph, Group, GroupId, Members, NodeId, Op, Output, Replication, Symbol,
-    SymbolId, Table, Type, ValueId,
+    BoundsChecks, Def, Dim, Graph, Group, GroupId, Members, NodeId, Op, Output, Replication, Symbols, Table,
+    Type, ValueId,
 };
 
 use crate::canon::replaced::{Replaced, collective_of};
@@ -195,7 +195,7 @@ impl<'r> Rewriter<'r> {
         &self.graph
     }
 
-    pub fn symbols(&self) -> &Table<SymbolId, Symbol> {
+    pub fn symbols(&self) -> &Symbols {
         &self.graph.symbols
     }
 

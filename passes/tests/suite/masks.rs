@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use proptest::prelude::*;
 use symmc_ir::attention::Operands;
-use symmc_ir::interp::{self, seeded_inputs};
+use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::{Bindings, Graph, Op, text};
 use symmc_passes::canonicalize;
 use symmc_support::random::SplitMix;
@@ -387,7 +387,7 @@ fn check(source: &str, seed: u64) -> Graph {
             sizes.set(id, s.min + r.below((s.max - s.min + 1) as usize) as i64);
         }
         let seed = r.next();
-        let inputs = vec![seeded_inputs(&graph, &sizes, seed, 0).unwrap()];
+        let inputs = vec![seeded_inputs(&graph, &sizes, &SeedConfig::new(seed), 0).unwrap()];
         // A mutated program may read beyond an axis.
         if interp::run(&graph, &sizes, &inputs).is_err() {
             continue;

@@ -5,14 +5,14 @@ use symmc_ir::machine::Profile;
 use symmc_ir::text::op_name;
 use symmc_ir::{Graph, Op};
 use symmc_passes::{LowerConfig, canonicalize, lower};
-use symmc_torch::{ImportOptions, import_file};
+use symmc_torch::{ImportOptions, import};
 
 use crate::common::{bindings, difference};
 
 fn program(name: &str, ranks: u32) -> Graph {
     let path = format!("{}/../tests/programs/{name}.pt2", env!("CARGO_MANIFEST_DIR"));
     let options = ImportOptions { ranks: Some(ranks), ..ImportOptions::default() };
-    import_file(path.as_ref(), &options).unwrap().graph
+    import(&std::fs::read(path).unwrap(), &options).unwrap().graph
 }
 
 /// The program whose ranks have an ONNX model each.

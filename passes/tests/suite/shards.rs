@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use symmc_ir::interp;
 use symmc_ir::{Bindings, DType, Dim, Graph, InputKind, Node, Tensor, text};
-use symmc_passes::canon::shards::{WORTH_A_COLLECTIVE, reduce_shards_that_save};
+use symmc_passes::canon::shards::{JudgedSizes, ShardsConfig, WORTH_A_COLLECTIVE, reduce_shards};
 use symmc_passes::{canonical_forms, canonicalize};
 use symmc_support::random::SplitMix;
 
@@ -428,6 +428,10 @@ fn source_gather(graph: &Graph, v: symmc_ir::ValueId) -> bool {
         let node = &graph.nodes[n];
         node.op.as_collective().is_some() && node.inputs.first().copied() == x
     })
+}
+
+fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
+    reduce_shards(graph, ShardsConfig { bytes, sizes: JudgedSizes::Largest }).map(|reduced| reduced.graph)
 }
 
 fn reduce_shards_first(graph: &Graph) -> Option<Graph> {

@@ -24,7 +24,6 @@ impl CheckedPlan {
         CheckedPlan::or_back(plan).map_err(|refused| refused.1)
     }
 
-    /// Checks a plan; gives it back if it does not check.
     pub fn or_back(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
         match prove(&plan) {
             Ok(proof) => {

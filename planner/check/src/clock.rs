@@ -33,7 +33,6 @@ pub struct Past {
     pub step: usize,
 }
 
-/// What is remembered of the collectives of a group.
 #[derive(Clone, Default, Debug)]
 struct GroupPast {
     last: Option<Past>,

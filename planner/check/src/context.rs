@@ -1,7 +1,7 @@
 //! What the rules for the steps of one bucket look at.
 
-use symmc_ir::{Table, ValueId};
-use symmc_plan::{Bucket, Plan, Symbols};
+use symmc_ir::{Symbols, Table, ValueId};
+use symmc_plan::{Bucket, Plan};
 
 use super::error::At;
 use super::overlap::Overlaps;

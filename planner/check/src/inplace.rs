@@ -31,7 +31,6 @@ pub enum Overlay {
     Keeps,
 }
 
-/// An operand as a step reads it.
 #[derive(Clone, Copy)]
 pub struct Reading {
     pub node: NodeId,

@@ -22,7 +22,6 @@ pub struct Left {
 type Form<'a> = (usize, &'a [usize], Option<Sync>, &'a [(u32, u32)]);
 
 impl Left {
-    /// That of these buckets.
     pub fn new(schedules: &[Schedule<'_>]) -> Self {
         let mut first: HashMap<Vec<Form<'_>>, usize> = HashMap::new();
         let mut form = Vec::with_capacity(schedules.len());

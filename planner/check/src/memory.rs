@@ -26,7 +26,6 @@ pub struct Record {
     pub end: u32,
     pub lane: u8,
     pub write: bool,
-    /// Who touched.
     pub who: Who,
     pub group: u16,
 }

@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{Bindings, Dim, Table, ValueId};
-use symmc_plan::{Memory, Symbols};
+use symmc_ir::{Bindings, Dim, Symbols, Table, ValueId};
+use symmc_plan::Memory;
 
 use super::place::{Location, Range, apart};
 

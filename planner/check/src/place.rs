@@ -7,8 +7,8 @@
 //! their spans alone.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, Dim, Graph, GroupId, InputKind, OutputKind, SymbolId, Table, Type, ValueId};
-use symmc_plan::{ArenaKind, Bucket, Memory, Placed, Plan, Role, Symbols};
+use symmc_ir::{Def, Dim, Graph, GroupId, InputKind, OutputKind, SymbolId, Symbols, Table, Type, ValueId};
+use symmc_plan::{ArenaKind, Bucket, Memory, Placed, Plan, Role};
 
 use super::error::CheckError;
 use super::findings::Findings;

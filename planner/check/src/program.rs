@@ -5,8 +5,8 @@ use std::ops::Deref;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{CustomOp, Dim, Graph, GroupId, Members, Type};
-use symmc_plan::{ArenaKind, Arenas, Bucket, MAX_SIZE, Plan, ReadProgram, Symbols, Unread, VERSION, sha256};
+use symmc_ir::{CustomOp, Dim, Graph, GroupId, Members, Symbols, Type};
+use symmc_plan::{ArenaKind, Arenas, Bucket, MAX_SIZE, Plan, ReadProgram, Unread, VERSION, sha256};
 use symmc_support::parallel;
 
 use super::error::{CheckError, ProgramId};

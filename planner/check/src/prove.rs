@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::Graph;
-use symmc_plan::{Bucket, Plan, Symbols};
+use symmc_ir::{Graph, Symbols};
+use symmc_plan::{Bucket, Plan};
 use symmc_support::parallel;
 
 use super::context::Context;

@@ -18,14 +18,12 @@ use symmc_ir::collective::Meets;
 use super::program::Group;
 use super::step::Step;
 
-/// The ranks that are simulated and the cells of the groups among them.
 pub struct Ranks {
     pub count: usize,
     /// The cells of each group; none for a group that is not used.
     pub cells: Vec<Vec<Vec<usize>>>,
     /// The cell of each rank, for each group that is used.
     cell_of: Vec<Vec<usize>>,
-    /// The ranks whose memory is examined.
     pub examined: Vec<usize>,
 }
 

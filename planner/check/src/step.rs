@@ -4,8 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::collective::{Exit, Meets};
 use symmc_ir::entity::Entity;
-use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
-use symmc_plan::{Bucket, ExitBarrier, Lane, Role, Run, Symbols};
+use symmc_ir::{
+    CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Symbols, Table, ValueId, Variant,
+};
+use symmc_plan::{Bucket, ExitBarrier, Lane, Role, Run};
 
 use super::context::{Context, is_whole, share};
 use super::error::{At, CheckError, Side};
@@ -44,9 +46,7 @@ impl Schedule<'_> {
 pub struct Step {
     pub lane: usize,
     pub waits: Vec<usize>,
-    /// What the rank itself reads.
     pub reads: Vec<ValueId>,
-    /// What the rank itself writes.
     pub writes: Vec<ValueId>,
     /// What peers read, all of it among `reads`.
     pub peer_reads: Vec<ValueId>,

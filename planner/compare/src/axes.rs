@@ -186,9 +186,10 @@ impl<'a> AxisSets<'a> {
         let mut to = 0;
         for axis in 0..self.rank(x) {
             let is_reduced = axes.contains(&axis);
-            match is_reduced {
-                true => self.fix((x, axis)),
-                false => self.join((x, axis), (result, to)),
+            if is_reduced {
+                self.fix((x, axis))
+            } else {
+                self.join((x, axis), (result, to))
             }
             to += usize::from(keep || !is_reduced);
         }

@@ -133,7 +133,6 @@ pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces:
     }
 }
 
-/// The result of comparing a plan with its source.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SourceComparison {

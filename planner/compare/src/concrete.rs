@@ -11,7 +11,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
     Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, OpCost, Output, OutputKind,
-    Replication, Scalar, Symbol, SymbolId, Table, Tensor, Type, ValueId,
+    Replication, Scalar, SymbolId, Symbols, Tensor, Type, ValueId,
 };
 
 use crate::axes::AxisSets;
@@ -87,7 +87,6 @@ fn number(dim: &Dim, sizes: &Bindings) -> Result<i64, String> {
     dim.eval(sizes).ok_or_else(|| "a dim has no value at these sizes".to_string())
 }
 
-/// The windows that a window of the root needs.
 struct Needed {
     shapes: HashMap<ValueId, Vec<i64>>,
     root: Window,
@@ -370,7 +369,7 @@ pub fn work(graph: &Graph) -> u128 {
 }
 
 /// Sizes by the symbols of a numbering: those that are not named take their least value.
-pub fn bindings(symbols: &Table<SymbolId, Symbol>, sizes: &[(String, i64)]) -> Bindings {
+pub fn bindings(symbols: &Symbols, sizes: &[(String, i64)]) -> Bindings {
     let mut out = Bindings::new();
     for (id, symbol) in symbols.iter() {
         let size = sizes.iter().find(|(name, _)| *name == symbol.name).map_or(symbol.min, |s| s.1);

@@ -8,7 +8,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, view_of};
-use symmc_ir::{Dim, Op, Symbol, SymbolId, Table, Type, ValueId};
+use symmc_ir::{Dim, Op, Symbols, Type, ValueId};
 
 /// A sequence of elements, by the number of the term that computes it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -42,13 +42,7 @@ impl Elements {
     }
 
     /// What a view shows of these elements; `None` where it is none, or may reach beyond the value.
-    pub fn viewed(
-        &self,
-        op: &Op,
-        x: &Type,
-        result: &Type,
-        symbols: &Table<SymbolId, Symbol>,
-    ) -> Option<Elements> {
+    pub fn viewed(&self, op: &Op, x: &Type, result: &Type, symbols: &Symbols) -> Option<Elements> {
         if let Op::Slice { axis, start, step } = op {
             let (own, count) = (self.shape.get(*axis)?, result.shape.get(*axis)?);
             let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);

@@ -18,7 +18,7 @@ use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
     BinaryOp, DType, Def, Dim, Gives, Graph, GroupId, Members, NodeId, Op, Reduction, Rounding, Scalar,
-    Symbol, SymbolId, Table, Type, ValueId,
+    SymbolId, Symbols, Table, Type, ValueId,
 };
 
 use crate::elements::{Class, Elements, Nest, contiguous, is_unit};
@@ -45,7 +45,7 @@ pub struct Numbering {
     parts: HashMap<Class, Vec<Part>>,
     cells: HashMap<Vec<Vec<u32>>, usize>,
     /// The symbols of the source with the ranges of the planned program, then those that only the planned program has.
-    pub symbols: Table<SymbolId, Symbol>,
+    pub symbols: Symbols,
 }
 
 /// Elements of a class that lie one after the other.
@@ -94,7 +94,6 @@ impl Numbered<'_> {
 }
 
 impl Numbering {
-    /// For a planned program and its source.
     pub fn new(source: &Graph, planned: &Graph) -> Numbering {
         let mut symbols = source.symbols.clone();
         for symbol in planned.symbols.values() {

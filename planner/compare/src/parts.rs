@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::bounds::BoundsChecks;
 use symmc_ir::numerics::Numerics;
 use symmc_ir::text::forms::op_dims_mut;
-use symmc_ir::{Bindings, Graph, Replication, Symbol, SymbolId, Table, ValueId, text};
+use symmc_ir::{Bindings, Graph, Replication, Symbols, ValueId, text};
 use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
@@ -87,7 +87,7 @@ impl PartOutcome {
 pub struct Programs<'p, 'a> {
     pub source: &'p Numbered<'a>,
     pub planned: &'p Numbered<'a>,
-    pub symbols: &'p Table<SymbolId, Symbol>,
+    pub symbols: &'p Symbols,
     pub buckets: &'p [(usize, &'a Bucket)],
     pub ranks: u32,
     /// Which ranks hold the same bits of the elements of a class.
@@ -299,18 +299,12 @@ struct Run<'p, 'a, 's> {
     shared: &'s mut Shared,
     elements: u64,
     limits: Vec<PartLimit>,
-    /// Whether the pair ran at some sizes.
     ran: bool,
 }
 
 impl Run<'_, '_, '_> {
     /// The verdicts at the sizes of a bucket where the pair ran, up to the first that is not equal.
-    fn bucket(
-        &mut self,
-        symbols: &Table<SymbolId, Symbol>,
-        index: usize,
-        bucket: &Bucket,
-    ) -> Vec<(String, Verdict)> {
+    fn bucket(&mut self, symbols: &Symbols, index: usize, bucket: &Bucket) -> Vec<(String, Verdict)> {
         let (source, bounds) = (&self.shared.source, &self.shared.bounds);
         let is_valid =
             |sizes: &Sizes| bounds.is_empty() || bounds.evaluate(source, &bindings(symbols, sizes)).is_ok();
@@ -454,7 +448,7 @@ fn cost(pair: &[Concrete; 2], thorough: bool) -> u128 {
     together.saturating_mul(u128::from(runs(&pair[0].graph, thorough)))
 }
 
-fn is_valid_in(shared: &Shared, symbols: &Table<SymbolId, Symbol>, sizes: &Sizes) -> bool {
+fn is_valid_in(shared: &Shared, symbols: &Symbols, sizes: &Sizes) -> bool {
     shared.bounds.is_empty() || shared.bounds.evaluate(&shared.source, &bindings(symbols, sizes)).is_ok()
 }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use symmc_ir::dim::Switch;
 use symmc_ir::text::forms::op_dims;
-use symmc_ir::{Dim, Op, Symbol, SymbolId, Table};
+use symmc_ir::{Dim, Op, Symbols};
 use symmc_plan::Bucket;
 
 use crate::concrete::bindings;
@@ -46,7 +46,6 @@ pub struct ChosenSizes {
 }
 
 impl Conditions {
-    /// Adds those of a region.
     pub fn add(&mut self, program: &Numbered<'_>, region: &Region) {
         for &leaf in &region.leaves {
             if let Some(elements) = &program.elements[leaf] {
@@ -103,7 +102,7 @@ impl Conditions {
 
     pub fn sizes(
         &self,
-        symbols: &Table<SymbolId, Symbol>,
+        symbols: &Symbols,
         bucket: &Bucket,
         is_valid: &dyn Fn(&Sizes) -> bool,
     ) -> ChosenSizes {
@@ -212,7 +211,7 @@ impl Conditions {
 }
 
 struct Search<'a> {
-    symbols: &'a Table<SymbolId, Symbol>,
+    symbols: &'a Symbols,
     left: usize,
     left_out: u64,
 }

@@ -74,7 +74,6 @@ pub fn windowed(op: &Op, operands: &[&[i64]], shape: &[i64], window: &Window) ->
     .unwrap_or_else(whole)
 }
 
-/// An op, the shapes of its operands and of its result, and a window of the result.
 struct Pushed<'a> {
     op: &'a Op,
     operands: &'a [&'a [i64]],

@@ -76,7 +76,6 @@ impl Default for Config {
     }
 }
 
-/// Offsets and what they reach.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Packing {
     pub offsets: Vec<u64>,

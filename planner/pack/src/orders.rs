@@ -9,7 +9,6 @@ pub enum Fit {
     Best,
 }
 
-/// An order and the gaps to take.
 pub struct Order {
     pub name: &'static str,
     pub fit: Fit,

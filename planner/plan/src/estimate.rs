@@ -3,9 +3,9 @@
 use indexmap::IndexMap;
 use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate};
 use symmc_ir::machine::{Memory, Moved, Profile};
-use symmc_ir::{Dim, Node, NodeId, Op, ValueId};
+use symmc_ir::{Dim, Node, NodeId, Op, Symbols, ValueId};
 
-use crate::{Bucket, ExitBarrier, Lane, ReadProgram, Run, Symbols, Unresolved};
+use crate::{Bucket, ExitBarrier, Lane, ReadProgram, Run, Unresolved};
 
 /// The estimated time of one run of a bucket, in microseconds.
 #[derive(Clone, PartialEq, Debug)]

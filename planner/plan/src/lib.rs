@@ -16,7 +16,7 @@ mod wire;
 pub use estimate::{CommunicationEstimate, Estimate};
 pub use json::{PlanReadError, sha256};
 pub use read::{ReadPlan, UnreadPlan};
-pub use resolve::{Placed, ReadProgram, Run, Symbols, Unread, Unresolved};
+pub use resolve::{Placed, ReadProgram, Run, Unread, Unresolved};
 pub use wire::{
     ALIGN, Alternative, AppliedRule, ArenaKind, Arenas, Bucket, Buffer, ByRank, CopyReason, Decision,
     ExitBarrier, Fixed, ForcedCopy, Lane, MAX_SIZE, Memory, PAGE, PEER_ALIGN, Place, Plan, Reach,

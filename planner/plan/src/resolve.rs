@@ -10,13 +10,10 @@ use symmc_ir::entity::Entity;
 use symmc_ir::layout::{Layout, layouts};
 use symmc_ir::text::{self, ParseError};
 use symmc_ir::verify::{Violation, verify_derived};
-use symmc_ir::{Dim, Dispatch, Graph, GroupId, NodeId, Symbol, SymbolId, Table, ValueId};
+use symmc_ir::{Dim, Dispatch, Graph, GroupId, NodeId, Symbol, Symbols, Table, ValueId};
 use thiserror::Error;
 
 use crate::{Bucket, Memory, Place, Step};
-
-/// The symbols of a program with the ranges of a bucket.
-pub type Symbols = Table<SymbolId, Symbol>;
 
 #[derive(Clone, Debug)]
 pub struct ReadProgram {

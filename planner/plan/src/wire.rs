@@ -42,8 +42,6 @@
 //! flight, and the cross-rank rules. What it leaves open is the order between lanes: where bytes pass from
 //! one lane to the other, `waits` make the later writer follow the earlier accesses.
 
-use std::collections::BTreeMap;
-
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use symmc_ir::numerics::Numerics;
@@ -200,17 +198,5 @@ impl Bucket {
         };
         let symbols: Vec<String> = self.symbols.iter().map(symbol).collect();
         if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
-    }
-
-    /// The inputs that a caller can bind to avoid copies, by index, with the bytes that this saves in each
-    /// run.
-    pub fn avoidable(&self) -> BTreeMap<usize, u64> {
-        let mut out = BTreeMap::new();
-        for c in &self.copies {
-            if let Some(input) = c.bind {
-                *out.entry(input).or_insert(0) += c.bytes;
-            }
-        }
-        out
     }
 }

@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::timeline::TimedStep;
 use symmc_ir::machine::{Memory, Moved, Profile};
-use symmc_ir::{CollectiveKind, Def, Dim, Node, NodeId, Op, OutputKind, ValueId};
-use symmc_plan::{ALIGN, CopyReason, Lane, Symbols};
+use symmc_ir::{CollectiveKind, Def, Dim, Node, NodeId, Op, OutputKind, Symbols, ValueId};
+use symmc_plan::{ALIGN, CopyReason, Lane};
 
 use crate::prepare::Prepared;
 use crate::steps::{Readers, StepInfo, Steps};
@@ -36,7 +36,6 @@ pub struct Tasks {
     pub classes: Vec<Class>,
     /// For each step the classes that its result may be written over, if no other step needs them any more.
     pub over: Lists,
-    /// Each step with its estimated time.
     pub timed: Vec<TimedStep>,
     /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
     pub crossing: u64,
@@ -171,7 +170,6 @@ fn returns_last(program: &Prepared, steps: &Steps, readers: &Readers, before: &m
     }
 }
 
-/// Stands for no class.
 const NONE: u32 = u32::MAX;
 
 /// Values that share memory in every order, as sets with one value that stands for each.

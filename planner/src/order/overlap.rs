@@ -82,7 +82,6 @@ pub struct Prefetches {
     earliest: Vec<Option<u64>>,
     /// The computation that is moved ahead for prefetches.
     moved: Vec<bool>,
-    /// The prefetches that no step uses.
     unused: Vec<bool>,
 }
 
@@ -469,7 +468,6 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-/// The time of a collective beside computation.
 fn beside(tasks: &Tasks, s: usize) -> u64 {
     let t = tasks.timed[s];
     (u128::from(t.time) * u128::from(FULL) / u128::from(t.rate.max(1))) as u64

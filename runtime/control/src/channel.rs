@@ -22,7 +22,7 @@ use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 pub(crate) const PROTOCOL: u32 = 5;
 const LARGEST: usize = 128 << 10;
@@ -114,7 +114,6 @@ pub struct Channel {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arrival<T> {
-    /// Nothing yet.
     Nothing,
     Message(T),
     /// The end: the other end is gone, and all that it sent has been read.
@@ -141,7 +140,7 @@ impl Channel {
     }
 
     /// Sends a message. It is no error that the other end is gone: receiving detects that.
-    pub fn send(&self, message: &impl Serialize) -> Result<(), RunError> {
+    pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let bytes = serde_json::to_vec(message).map_err(|e| self.broken(e))?;
         if bytes.len() > LARGEST {
             return Err(self.broken(format!("a message of {} bytes is too long", bytes.len())));
@@ -150,12 +149,12 @@ impl Channel {
     }
 
     /// Sends descriptors, behind a message that says how many.
-    pub fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<(), RunError> {
+    pub fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let raw: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         raw.chunks(BATCH).try_for_each(|batch| self.send_packet(b"fds", batch))
     }
 
-    fn send_packet(&self, bytes: &[u8], fds: &[RawFd]) -> Result<(), RunError> {
+    fn send_packet(&self, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
         let rights = [ControlMessage::ScmRights(fds)];
         let control = if fds.is_empty() { &[][..] } else { &rights[..] };
         loop {
@@ -171,7 +170,7 @@ impl Channel {
 
     /// The next message; `None` when the other end is gone. Fails if nothing came before `deadline`, or something that
     /// is not a message.
-    pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>, RunError> {
+    pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>> {
         loop {
             match self.try_receive()? {
                 Arrival::Message(message) => return Ok(Some(message)),
@@ -182,7 +181,7 @@ impl Channel {
     }
 
     /// The next message, if it has come. Never waits.
-    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>, RunError> {
+    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>> {
         Ok(match self.take_packet()? {
             Arrival::Message(packet) => {
                 Arrival::Message(serde_json::from_slice(&packet.bytes).map_err(|e| self.broken(e))?)
@@ -193,7 +192,7 @@ impl Channel {
     }
 
     /// `count` descriptors that were sent after the last message.
-    pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>, RunError> {
+    pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>> {
         let mut fds = Vec::with_capacity(count);
         while fds.len() < count {
             match self.try_receive_fds()? {
@@ -206,7 +205,7 @@ impl Channel {
     }
 
     /// The descriptors of the next packet, if it has come. Never waits. Fails if a message came.
-    pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>, RunError> {
+    pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>> {
         match self.take_packet()? {
             Arrival::Message(packet) if packet.fds.is_empty() => {
                 Err(self.broken("expected descriptors of shared memory, found a message"))
@@ -217,15 +216,11 @@ impl Channel {
         }
     }
 
-    /// Waits for a packet or the end.
-    fn await_packet(&self, deadline: Option<Instant>) -> Result<(), RunError> {
-        match self.readable(deadline)? {
-            true => Ok(()),
-            false => Err(self.broken("no message within the limit")),
-        }
+    fn await_packet(&self, deadline: Option<Instant>) -> Result<()> {
+        if self.readable(deadline)? { Ok(()) } else { Err(self.broken("no message within the limit")) }
     }
 
-    fn take_packet(&self) -> Result<Arrival<Packet>, RunError> {
+    fn take_packet(&self) -> Result<Arrival<Packet>> {
         let mut was_reset = false;
         loop {
             // A buffer of the size of the packet: threads that listen get by with little memory.
@@ -277,7 +272,7 @@ impl Channel {
     }
 
     /// Waits for a message or the end; whether one came before `deadline`.
-    pub fn readable(&self, deadline: Option<Instant>) -> Result<bool, RunError> {
+    pub fn readable(&self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             let timeout = match deadline {
                 None => PollTimeout::NONE,
@@ -323,14 +318,14 @@ pub(crate) fn bound_sending(fd: &OwnedFd) {
 }
 
 /// Whether the process at the other end belongs to this user.
-pub fn same_user(fd: &OwnedFd) -> Result<bool, RunError> {
+pub fn same_user(fd: &OwnedFd) -> Result<bool> {
     let peer = getsockopt(fd, sockopt::PeerCredentials)
         .map_err(|e| RunError::of_call("asking for the user of a peer", "getsockopt", e))?;
     Ok(peer.uid() == getuid().as_raw())
 }
 
 /// The next connection to `listener`; `None` when there is none before `until`.
-pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>, RunError> {
+pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>> {
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];

@@ -17,8 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use crate::error::RunError;
-use crate::futex::futex_wake_all;
+use crate::error::{Result, RunError};
 use crate::memory::Segment;
 
 /// Two cache lines: processors fetch them in pairs.
@@ -65,7 +64,6 @@ pub struct Progress {
     /// The repetition of the plan, from 0.
     pub run: u64,
     pub bucket: u32,
-    /// Whether the rank is within that run.
     pub running: bool,
     /// The step that began last; `None` outside of a run.
     pub step: Option<u32>,
@@ -88,7 +86,7 @@ impl Control {
         RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
     }
 
-    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control, RunError> {
+    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control> {
         let size = Control::size(ranks, groups);
         if segment.len() < size {
             let found = segment.len();
@@ -343,6 +341,22 @@ fn record(rank: u32, reason: &RunError) -> Vec<u8> {
 #[inline]
 pub fn reached(counter: u32, target: u32) -> bool {
     counter.wrapping_sub(target) as i32 >= 0
+}
+
+/// Sleeps on a word of shared memory while `word` is `value`, for at most `time`. May return at any time.
+pub fn futex_wait(word: &AtomicU32, value: u32, time: Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: time.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the word outlives the call and `time` is a valid timespec; the word may be shared between
+    // processes, so the operation is not the private one.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &time) };
+}
+
+fn futex_wake_all(word: &AtomicU32) {
+    // SAFETY: the word outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
 use crate::control::{Control, Progress};
 use crate::culprit;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer, TICK};
 use crate::joining::{Answer, AnswerEffect, Coordinating, Fault, Order, Stage, Timeouts};
 use crate::steps::{LocateStep, StepName};
@@ -39,7 +39,7 @@ pub struct Subject {
 
 impl Identity {
     /// What a rank says about itself: what it runs and under which terms.
-    pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity, RunError> {
+    pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity> {
         let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
         let terms = terms.iter().map(Term::first).collect::<Result<_, _>>()?;
         let Subject { hash: plan, about } = subject;
@@ -160,7 +160,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
-    pub fn run(&mut self) -> Result<(), RunError> {
+    pub fn run(&mut self) -> Result<()> {
         let result = self.until_the_end();
         match &result {
             Ok(()) => tracing::debug!(target: "symmc::run", "all ranks have finished"),
@@ -175,7 +175,7 @@ impl<'a> Coordinator<'a> {
         result
     }
 
-    fn until_the_end(&mut self) -> Result<(), RunError> {
+    fn until_the_end(&mut self) -> Result<()> {
         let mut errors: Vec<RunError> = Vec::new();
         let mut last = None;
         loop {
@@ -203,7 +203,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
-    fn step(&mut self, goes_well: bool) -> Result<(), RunError> {
+    fn step(&mut self, goes_well: bool) -> Result<()> {
         for rank in self.poll()? {
             self.handle_message(rank)?;
         }
@@ -222,7 +222,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// The ranks that have something to say.
-    fn poll(&self) -> Result<Vec<usize>, RunError> {
+    fn poll(&self) -> Result<Vec<usize>> {
         let listening = |m: &Member| m.phase != Phase::Gone && m.phase != Phase::Done;
         let ranks: Vec<usize> = (0..self.members.len()).filter(|&r| listening(&self.members[r])).collect();
         let fd = |&r: &usize| PollFd::new(self.members[r].channel.fd(), PollFlags::POLLIN);
@@ -237,7 +237,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Handles the next message of a rank, if it has come. Never waits for the rest of one.
-    fn handle_message(&mut self, rank: usize) -> Result<(), RunError> {
+    fn handle_message(&mut self, rank: usize) -> Result<()> {
         let now = self.clock.now();
         let member = &mut self.members[rank];
         let message = match member.channel.try_receive().inspect_err(|_| member.phase = Phase::Gone)? {
@@ -279,7 +279,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Records a rank's answer, and enters the next stage once all have answered.
-    fn answered(&mut self, rank: usize, answer: Answer) -> Result<(), RunError> {
+    fn answered(&mut self, rank: usize, answer: Answer) -> Result<()> {
         let now = self.clock.now();
         match self.joining.answer(rank as u32, answer, now) {
             AnswerEffect::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
@@ -303,14 +303,14 @@ impl<'a> Coordinator<'a> {
         self.members.iter().all(|m| m.phase == phase)
     }
 
-    fn broadcast(&mut self, message: &ToRank, now: Duration) -> Result<(), RunError> {
+    fn broadcast(&mut self, message: &ToRank, now: Duration) -> Result<()> {
         self.members.iter_mut().for_each(|m| m.since = now);
         self.members.iter().try_for_each(|m| m.channel.send(message))
     }
 
     /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
     /// asked for, once.
-    fn compare_or_request_digests(&mut self, now: Duration) -> Result<(), RunError> {
+    fn compare_or_request_digests(&mut self, now: Duration) -> Result<()> {
         let identities: Vec<&Identity> = self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
         let Some((first, others)) = identities.split_first() else { return Ok(()) };
         let alike = others.iter().all(|other| other.terms == first.terms);
@@ -325,7 +325,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Notices a rank that does not answer while the run opens.
-    fn check_joining(&mut self, now: Duration) -> Result<(), RunError> {
+    fn check_joining(&mut self, now: Duration) -> Result<()> {
         self.observer.sample(now);
         if let Some(processes) = &mut self.processes {
             for (rank, member) in (0..).zip(&mut self.members) {
@@ -346,7 +346,7 @@ impl<'a> Coordinator<'a> {
         Err(self.stuck(rank, waited))
     }
 
-    fn expect_equal_identities(&self) -> Result<(), RunError> {
+    fn expect_equal_identities(&self) -> Result<()> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
         let Some((_, first)) = identities.next() else { return Ok(()) };
@@ -372,7 +372,7 @@ impl<'a> Coordinator<'a> {
 
     /// Notices that a session cannot run any more: a rank begins or waits in a run after another rank has closed its session,
     /// or a rank closed its session longer ago than the limit.
-    fn check_closed(&mut self, now: Duration) -> Result<(), RunError> {
+    fn check_closed(&mut self, now: Duration) -> Result<()> {
         if self.watched == Watched::Job || self.all(Phase::Done) {
             return Ok(());
         }
@@ -390,7 +390,7 @@ impl<'a> Coordinator<'a> {
     }
 
     /// Notices ranks that begin no step for longer than the limit, and names the one that is furthest behind.
-    fn check_progress(&mut self, now: Duration) -> Result<(), RunError> {
+    fn check_progress(&mut self, now: Duration) -> Result<()> {
         let mut late: Vec<u32> = Vec::new();
         for (rank, member) in (0..).zip(&mut self.members).filter(|(_, m)| m.phase == Phase::Running) {
             let progress = self.control.progress(rank);

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::channel::{Arrival, Channel, accept, same_user};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::heartbeat::TICK;
 
 struct Peer {
@@ -29,7 +29,7 @@ pub fn collect_descriptors(
     expected: &[u32],
     what: &str,
     limit: Duration,
-) -> Result<Vec<OwnedFd>, RunError> {
+) -> Result<Vec<OwnedFd>> {
     let until = Instant::now() + limit;
     let mut found: Vec<Option<OwnedFd>> = expected.iter().map(|_| None).collect();
     let mut peers: Vec<Peer> = Vec::new();
@@ -58,7 +58,7 @@ pub fn collect_descriptors(
 }
 
 /// Waits for a connection or a packet, for a tick at most.
-fn await_packets(listener: &OwnedFd, peers: &[Peer]) -> Result<(), RunError> {
+fn await_packets(listener: &OwnedFd, peers: &[Peer]) -> Result<()> {
     let listened = peers.iter().filter(|peer| !peer.is_done).map(|peer| peer.channel.fd());
     let all = std::iter::once(listener.as_fd()).chain(listened);
     let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
@@ -70,7 +70,7 @@ fn await_packets(listener: &OwnedFd, peers: &[Peer]) -> Result<(), RunError> {
 
 impl Peer {
     /// Takes the next packet, if it has come: the rank and its descriptor, once both are there.
-    fn take_packet(&mut self, what: &str) -> Result<Option<(u32, OwnedFd)>, RunError> {
+    fn take_packet(&mut self, what: &str) -> Result<Option<(u32, OwnedFd)>> {
         let Some(rank) = self.rank else {
             match self.channel.try_receive::<u32>() {
                 Ok(Arrival::Message(rank)) => {

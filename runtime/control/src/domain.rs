@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::control::Control;
-use crate::error::RunError;
+use crate::error::Result;
 use crate::memory::Segment;
 
 /// Bytes of one chunk of staging.
@@ -20,7 +20,6 @@ pub const PER_RANK: usize = 2 * CHUNK;
 /// The shared memory of a run, as one process maps it.
 #[derive(Clone, Debug)]
 pub struct Domain {
-    /// The symmetric arena of each rank.
     pub arenas: Vec<Arc<Segment>>,
     pub control: Control,
     /// Staging of the plain variant; [`Domain::staging_size`] bytes.
@@ -41,7 +40,7 @@ impl Domain {
 
     /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and epochs of LL
     /// start at `first`, as those of the communicators.
-    pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<Domain, RunError> {
+    pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<Domain> {
         let control = Arc::new(Segment::create("the control segment", Control::size(ranks, groups))?);
         let control = Control::new(control, ranks, groups)?;
         control.preset(first);

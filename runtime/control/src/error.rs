@@ -10,6 +10,9 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+/// The result of what fails with a [`RunError`], or with another error where one is named.
+pub type Result<T, E = RunError> = std::result::Result<T, E>;
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DataFault {

@@ -12,7 +12,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access};
 
 use crate::channel::Channel;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::memory::{Access, Segment};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,14 +92,13 @@ const TRIED: usize = 4096;
 /// How long descriptors may take within one process.
 const PASSING: Duration = Duration::from_secs(5);
 
-/// Makes a segment of shared memory.
-pub fn try_shared_memory() -> Result<(), RunError> {
+pub fn try_shared_memory() -> Result<()> {
     Segment::create("trial", TRIED).map(|_| ())
 }
 
 /// Passes a segment over a socket, as ranks pass their memory to each other, and maps what arrives. Sockets with abstract
 /// names, which ranks meet at, are tried as well.
-pub fn try_passing() -> Result<(), RunError> {
+pub fn try_passing() -> Result<()> {
     let failed = |call: &str, e: nix::Error| RunError::of_call("opening a Unix socket", call, e);
     let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
     let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| failed("socket", e))?;
@@ -121,10 +120,7 @@ pub fn try_passing() -> Result<(), RunError> {
         segment.as_ptr().add(TRIED - 1).write_volatile(MARK);
         mapped.as_ptr().add(TRIED - 1).read_volatile() == MARK
     };
-    match same {
-        true => Ok(()),
-        false => Err(RunError::system("passing memory", "the memory that arrived is another")),
-    }
+    if same { Ok(()) } else { Err(RunError::system("passing memory", "the memory that arrived is another")) }
 }
 
 #[cfg(test)]

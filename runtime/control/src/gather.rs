@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, TICK};
 use crate::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
 use crate::membership::Membership;
@@ -23,7 +23,6 @@ pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// How long a process that connected may take to say which rank it is, where others wait for its descriptor.
 const SAYING: Duration = Duration::from_millis(200);
 
-/// All ranks, and the machine that they have joined.
 pub(crate) struct GatheredRanks {
     /// By rank.
     pub channels: Vec<Channel>,
@@ -81,7 +80,7 @@ impl<'a> Gathering<'a> {
 
     /// A channel to each rank, once all have come. Fails if ranks did not come, or one that came cannot take part. All
     /// that came have been notified.
-    pub fn all(mut self) -> Result<GatheredRanks, RunError> {
+    pub fn all(mut self) -> Result<GatheredRanks> {
         while self.machine.stage() == Stage::Gathering {
             let now = self.clock.now();
             if let Some(Fault::Absent(ranks)) = self.machine.overdue(now, &|_| None) {
@@ -126,7 +125,7 @@ impl<'a> Gathering<'a> {
     }
 
     /// Waits until a process connects, sends a message or closes its end.
-    fn step(&mut self) -> Result<(), RunError> {
+    fn step(&mut self) -> Result<()> {
         let present: Vec<usize> = (0..self.candidates.len()).filter(|&g| !self.candidates[g].gone).collect();
         let channels = present.iter().map(|&g| self.candidates[g].channel.fd());
         let all = std::iter::once(self.listener.as_fd()).chain(channels);
@@ -146,7 +145,7 @@ impl<'a> Gathering<'a> {
         result
     }
 
-    fn accept_connection(&mut self) -> Result<(), RunError> {
+    fn accept_connection(&mut self) -> Result<()> {
         let accepted = match accept(self.listener, Instant::now()) {
             Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
                 self.is_starved = true;
@@ -175,7 +174,7 @@ impl<'a> Gathering<'a> {
         let _ = channel.send(&ToRank::Verdict(fault));
     }
 
-    fn handle_message(&mut self, at: usize) -> Result<(), RunError> {
+    fn handle_message(&mut self, at: usize) -> Result<()> {
         let candidate = &mut self.candidates[at];
         match (candidate.channel.try_receive(), candidate.rank) {
             (Ok(Arrival::Nothing), _) => Ok(()),
@@ -215,7 +214,7 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<(), RunError> {
+    fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<()> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {
             let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");

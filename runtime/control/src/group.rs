@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::membership::{DRAWN, Membership};
 use crate::process;
 
@@ -38,7 +38,7 @@ pub trait Bootstrap {
 impl Group {
     /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
     /// where no launcher did. Fails if its variables contradict each other, or say that ranks are on several machines.
-    pub fn from_env() -> Result<Option<Group>, RunError> {
+    pub fn from_env() -> Result<Option<Group>> {
         Ok(Membership::from_env()?.map(Group::of))
     }
 
@@ -56,7 +56,7 @@ impl Group {
 
     /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
     /// them call this at the same time. Fails if these means fail, or the ranks do not fit each other.
-    pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group, RunError> {
+    pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group> {
         let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
         let mut mine = [0u8; 24];
         mine[8..].copy_from_slice(&secret()?);
@@ -99,14 +99,13 @@ impl Group {
         }
     }
 
-    /// Whether all ranks are of this process.
     pub fn is_within_process(&self) -> bool {
         self.within_process
     }
 
     /// Where the ranks meet for one more session. Fails if this is a fork of the process that opened sessions of the
     /// group, and would take its place.
-    pub fn next_session(&self) -> Result<Membership, RunError> {
+    pub fn next_session(&self) -> Result<Membership> {
         let here = process::current();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
         match first.err().filter(|owner| *owner != here) {
@@ -131,7 +130,7 @@ fn describe_answer(answer: &[u8]) -> String {
 }
 
 /// 16 random bytes: the secret name under which ranks meet.
-pub fn secret() -> Result<[u8; 16], RunError> {
+pub fn secret() -> Result<[u8; 16]> {
     let mut out = [0u8; 16];
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));
     read.map_err(|e| RunError::of_call("opening /dev/urandom", "open", e))?;

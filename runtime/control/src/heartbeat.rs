@@ -44,7 +44,6 @@ impl ActiveClock {
     }
 }
 
-/// What was seen of one word.
 #[derive(Clone, Copy, Debug, Default)]
 struct WordSample {
     count: u32,

@@ -21,7 +21,7 @@ use symmc_support::parallel;
 use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
 use crate::coordinator::{Coordinator, Member, Subject, Watched};
 use crate::domain::Domain;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::gather::{Gathering, LINGER};
 use crate::heartbeat::TICK;
 use crate::joined::{JoinedRank, await_coordinator};
@@ -99,7 +99,7 @@ fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunEr
 impl JoinedRank {
     /// Joins as the rank of `place`; returns when all ranks have come and run the same. Fails if the other ranks do not
     /// come or run something else.
-    pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank, RunError> {
+    pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank> {
         let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
         let identity = identity.map_err(|error| place.decline(error))?;
         let until = Instant::now() + purpose.limit;
@@ -125,7 +125,7 @@ impl JoinedRank {
 }
 
 /// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
-fn explained(coordinator: Result<(), RunError>, own: RunError) -> RunError {
+fn explained(coordinator: Result<()>, own: RunError) -> RunError {
     match coordinator {
         // The coordinator sees an error of rank 0 only as the end or the absence of rank 0.
         Err(verdict) => match verdict.cause() {
@@ -141,7 +141,7 @@ fn start_coordinator(
     place: &Membership,
     purpose: &Purpose,
     listener: OwnedFd,
-) -> Result<JoinHandle<Result<(), RunError>>, RunError> {
+) -> Result<JoinHandle<Result<()>>> {
     let listener = Arc::new(Mutex::new(Some(listener)));
     let take =
         |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -162,7 +162,7 @@ fn connect_rank(
     purpose: &Purpose,
     identity: Identity,
     until: Instant,
-) -> Result<JoinedRank, RunError> {
+) -> Result<JoinedRank> {
     let limit = purpose.limit;
     tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
     let channel = connect_to(place, until, limit)?;
@@ -194,7 +194,7 @@ fn connect_rank(
 }
 
 /// The symmetric arena of ranks that run the same is as large as each of them expects.
-fn expect_arena(purpose: &Purpose, rank: u32, domain: &Domain) -> Result<(), RunError> {
+fn expect_arena(purpose: &Purpose, rank: u32, domain: &Domain) -> Result<()> {
     match domain.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
         true => Ok(()),
         false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
@@ -207,7 +207,7 @@ fn await_welcome(
     channel: &Channel,
     opening: &mut Opening,
     limit: Duration,
-) -> Result<(Welcome, Vec<OwnedFd>), RunError> {
+) -> Result<(Welcome, Vec<OwnedFd>)> {
     loop {
         if channel.readable(Some(Instant::now() + TICK))? {
             // The descriptors follow the message at once, unless rank 0 is stopped just then.
@@ -231,7 +231,7 @@ fn await_welcome(
 }
 
 /// The socket at which ranks meet; `None` if there is one already.
-fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>, RunError> {
+fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>> {
     let failed = |call| move |e: Errno| RunError::of_call("opening the rendezvous point", call, e);
     let fd = seqpacket().map_err(failed("socket"))?;
     match bind(fd.as_raw_fd(), &place.address()?) {
@@ -248,7 +248,7 @@ fn seqpacket() -> nix::Result<OwnedFd> {
 }
 
 /// Connects to rank 0, which may not be there yet.
-fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Channel, RunError> {
+fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Channel> {
     let address = place.address()?;
     let [mut pause, longest] = RETRY;
     loop {
@@ -282,7 +282,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<(), RunError> {
+    fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<()> {
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         for (rank, channel) in (0..).zip(channels) {
             let welcome = Welcome {
@@ -301,7 +301,7 @@ impl Gathered {
         Ok(())
     }
 
-    fn coordinate(&self, listener: OwnedFd) -> Result<(), RunError> {
+    fn coordinate(&self, listener: OwnedFd) -> Result<()> {
         let Gathered { place, purpose } = self;
         let limit = purpose.limit;
         let _span = enter_coordinator_span();

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::control::Progress;
 use crate::domain::Domain;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::link::Link;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct JoinedRank {
     rank: u32,
     domain: Domain,
     /// On rank 0 of ranks that no launcher coordinates, the thread that does.
-    coordinator: Option<JoinHandle<Result<(), RunError>>>,
+    coordinator: Option<JoinHandle<Result<()>>>,
     /// How long rank 0 waits for the others at most when it closes a session.
     close_timeout: Duration,
 }
@@ -43,7 +43,6 @@ impl Leaving {
     }
 }
 
-/// What ranks record of their runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recorded {
     /// When each begins and ends.
@@ -61,13 +60,12 @@ impl Recorded {
 }
 
 impl JoinedRank {
-    /// A rank with this link to its coordinator, and the memory that it shares with the others.
     pub(crate) fn new(link: Link, rank: u32, domain: Domain) -> JoinedRank {
         JoinedRank { link, rank, domain, coordinator: None, close_timeout: Duration::ZERO }
     }
 
     /// Rank 0 with the thread that coordinates all ranks.
-    pub(crate) fn with_coordinator(self, coordinator: JoinHandle<Result<(), RunError>>) -> JoinedRank {
+    pub(crate) fn with_coordinator(self, coordinator: JoinHandle<Result<()>>) -> JoinedRank {
         JoinedRank { coordinator: Some(coordinator), ..self }
     }
 
@@ -85,7 +83,7 @@ impl JoinedRank {
     }
 
     /// Says that this rank is ready to run; returns when all are.
-    pub fn start(&self) -> Result<(), RunError> {
+    pub fn start(&self) -> Result<()> {
         self.link.start()
     }
 
@@ -96,17 +94,17 @@ impl JoinedRank {
     }
 
     /// Whether the run goes on.
-    pub fn alive(&self) -> Result<(), RunError> {
+    pub fn alive(&self) -> Result<()> {
         self.domain.control.abort_reason().map_or(Ok(()), Err)
     }
 
-    pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
+    pub fn send_answer(&self, answer: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(answer).map_err(|e| RunError::system("writing an answer", e))?;
         self.link.send_answer(&text)
     }
 
     /// Ends a job with how it went on this rank; returns how it ended for all ranks.
-    pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
+    pub fn conclude(self, result: Result<()>) -> Result<()> {
         let result = self.link.finish(result);
         let verdict = self.coordinator.map_or(Ok(()), await_coordinator);
         verdict.and(result)
@@ -136,7 +134,7 @@ impl JoinedRank {
 }
 
 /// Waits until the coordinator has said how the run ended.
-pub(crate) fn await_coordinator(coordinator: JoinHandle<Result<(), RunError>>) -> Result<(), RunError> {
+pub(crate) fn await_coordinator(coordinator: JoinHandle<Result<()>>) -> Result<()> {
     coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
 }
 

@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::channel::{Channel, ToRank, Welcome};
 use crate::coordinator::{Coordinator, End, Member, RankProcesses};
 use crate::domain::Domain;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::memory::Segment;
 use crate::spawn::{CallFailure, RankCommand, RankProcess};
 use crate::steps::LocateStep;
@@ -27,7 +27,6 @@ use crate::trace::enter_coordinator_span;
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ranks that are to be started, and what they share.
 pub struct LaunchConfig<'a> {
     pub ranks: u32,
     /// Groups of ranks that have flags of their own.
@@ -37,11 +36,9 @@ pub struct LaunchConfig<'a> {
     pub first: u32,
     /// No wait takes longer.
     pub limit: Duration,
-    /// Names the steps that ranks run.
     pub locate_step: LocateStep,
     /// For each rank its segments beside the task, which has number 0.
     pub segments: &'a dyn Fn(u32) -> Vec<&'a Segment>,
-    /// The files that the task names.
     pub files: Vec<BorrowedFd<'a>>,
 }
 
@@ -51,7 +48,7 @@ pub fn launch_ranks(
     config: LaunchConfig<'_>,
     command: &RankCommand,
     task: &impl Serialize,
-) -> Result<Vec<String>, RunError> {
+) -> Result<Vec<String>> {
     let LaunchConfig { ranks, groups, arena, first, limit, locate_step, segments, files } = config;
     let text = serde_json::to_vec(task).map_err(|e| RunError::system("writing the task of ranks", e))?;
     let task = Segment::create("the task", text.len())?;
@@ -106,7 +103,7 @@ impl RankProcesses for Processes {
 
 impl Processes {
     /// Starts the process of a rank; the launcher's end of its control socket.
-    fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel, RunError> {
+    fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel> {
         let failed = |failure: CallFailure| {
             let what = format!("starting rank {rank} ({})", command.program.display());
             RunError::of_call(what, failure.call, failure.error)

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::membership::Membership;
 
 /// Who says which rank this process is.
@@ -48,10 +48,8 @@ pub struct Found {
     pub note: Option<String>,
 }
 
-/// The variables of one launcher.
 #[derive(Debug)]
 struct Family {
-    /// The launcher, for people.
     name: &'static str,
     launch: Launch,
     rank: &'static str,
@@ -127,7 +125,7 @@ type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
     /// The place that the environment gives this process: [`find`](Self::find) with [`Launch::Auto`].
-    pub fn from_env() -> Result<Option<Membership>, RunError> {
+    pub fn from_env() -> Result<Option<Membership>> {
         Ok(Membership::find(Launch::Auto)?.place)
     }
 
@@ -135,13 +133,13 @@ impl Membership {
     /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
     /// Fails if a variable is missing or no number, the ranks are on several hosts, two launchers contradict each
     /// other, or the one that `launch` names says nothing.
-    pub fn find(launch: Launch) -> Result<Found, RunError> {
+    pub fn find(launch: Launch) -> Result<Found> {
         read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
     }
 }
 
 /// Reads the environment; `starter` names the process that started all ranks, which have this variable.
-fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Result<Found, RunError> {
+fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Result<Found> {
     if launch == Launch::Local {
         return Ok(Found::default());
     }
@@ -250,10 +248,7 @@ impl Family {
     /// What distinguishes this run from others of the user.
     fn identity(&self, get: Variables, starter: &dyn Fn(&str) -> String) -> String {
         let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
-        let parts = match parts.iter().all(String::is_empty) {
-            true => starter(self.rank),
-            false => parts.join("/"),
-        };
+        let parts = if parts.iter().all(String::is_empty) { starter(self.rank) } else { parts.join("/") };
         format!("{}/{parts}", self.rank)
     }
 }

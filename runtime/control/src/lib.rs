@@ -22,7 +22,6 @@ mod domain;
 mod environment;
 pub mod error;
 pub mod facts;
-mod futex;
 mod gather;
 mod group;
 mod heartbeat;

@@ -14,7 +14,7 @@ use symmc_support::parallel;
 use crate::channel::{Channel, FromRank, Identity, ToRank};
 use crate::control::Control;
 use crate::coordinator::death;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
 use crate::joining::{Answer, Task};
 use crate::opening::{CoordinatedBy, Opening, Received, unexpected};
@@ -31,7 +31,7 @@ const EXPLAINING: Duration = Duration::from_secs(1);
 const ANSWER_PIECE: usize = 32 << 10;
 
 /// How a run ended for all ranks.
-type Verdict = Result<(), RunError>;
+type Verdict = Result<()>;
 
 /// Where the rank of a link is, and who coordinates its run.
 pub(crate) struct LinkConfig {
@@ -65,7 +65,6 @@ struct LinkState {
     failure: OnceLock<RunError>,
 }
 
-/// Where messages come from.
 #[derive(Debug, Default)]
 struct Listener {
     /// From the thread, if there is one.
@@ -99,7 +98,7 @@ impl Link {
     }
 
     /// Says what this rank runs; returns when all ranks run the same.
-    pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<(), RunError> {
+    pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<()> {
         tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
         let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
         if task == Task::Digest {
@@ -111,13 +110,13 @@ impl Link {
 
     /// Says that this rank is ready; returns when all ranks are. Fails if a rank failed before, or the coordinator is
     /// gone or stuck.
-    pub fn start(&self) -> Result<(), RunError> {
+    pub fn start(&self) -> Result<()> {
         tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
         expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)
     }
 
     /// Sends an answer, and waits for what to do next.
-    fn answer(&self, answer: Answer, message: &FromRank) -> Result<Task, RunError> {
+    fn answer(&self, answer: Answer, message: &FromRank) -> Result<Task> {
         let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         opening.answers(answer);
         self.state.channel.send(message)?;
@@ -128,7 +127,7 @@ impl Link {
     }
 
     /// Tells the coordinator how the run ended on this rank, and waits for how it ended for all.
-    pub fn finish(&self, result: Result<(), RunError>) -> Result<(), RunError> {
+    pub fn finish(&self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.report_done().and_then(|()| {
                 let patience = self.state.limit + PATIENCE;
@@ -139,7 +138,7 @@ impl Link {
     }
 
     /// Sends what the rank found to the launcher.
-    pub fn send_answer(&self, answer: &str) -> Result<(), RunError> {
+    pub fn send_answer(&self, answer: &str) -> Result<()> {
         let mut rest = answer;
         while !rest.is_empty() {
             let at = (1..=ANSWER_PIECE.min(rest.len())).rev().find(|&at| rest.is_char_boundary(at));
@@ -150,8 +149,7 @@ impl Link {
         Ok(())
     }
 
-    /// Says that this rank has run what it wanted.
-    pub fn report_done(&self) -> Result<(), RunError> {
+    pub fn report_done(&self) -> Result<()> {
         self.state.is_reported.store(true, Ordering::Relaxed);
         self.state.channel.send(&FromRank::Done)
     }
@@ -296,7 +294,7 @@ impl LinkState {
     }
 }
 
-fn expect_task(expected: Task, found: Task) -> Result<(), RunError> {
+fn expect_task(expected: Task, found: Task) -> Result<()> {
     match found == expected {
         true => Ok(()),
         false => {

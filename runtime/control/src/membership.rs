@@ -5,7 +5,7 @@ use std::fmt;
 use nix::sys::socket::UnixAddr;
 use nix::unistd::getuid;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// This process's place in a run that another launcher started.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Membership {
         if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
     }
 
-    pub(crate) fn address(&self) -> Result<UnixAddr, RunError> {
+    pub(crate) fn address(&self) -> Result<UnixAddr> {
         let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
         UnixAddr::new_abstract(name.as_bytes())
             .map_err(|e| RunError::of_call("naming the rendezvous point", "bind", e))

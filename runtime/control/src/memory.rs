@@ -19,7 +19,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonym
 use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// From this size on a mapping is aligned to huge pages and asks for them.
 const HUGE: usize = 2 << 20;
@@ -48,7 +48,7 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` it is for is said in
     /// errors and in `/proc/<pid>/maps`.
-    pub fn create(what: &str, len: usize) -> Result<Segment, RunError> {
+    pub fn create(what: &str, len: usize) -> Result<Segment> {
         let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
         let label = CString::new(format!("symmc {what}")).unwrap_or_default();
         let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
@@ -61,7 +61,7 @@ impl Segment {
     }
 
     /// Maps the shared segment behind `fd`, which must have sealed size and at least `len` bytes.
-    pub fn map(what: &str, fd: OwnedFd, len: usize, access: Access) -> Result<Segment, RunError> {
+    pub fn map(what: &str, fd: OwnedFd, len: usize, access: Access) -> Result<Segment> {
         let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed("fcntl"))?;
         let size = usize::try_from(fstat(&fd).map_err(failed("fstat"))?.st_size).unwrap_or(0);
@@ -79,7 +79,7 @@ impl Segment {
     }
 
     /// Memory of `len` bytes of zeros that only this process reaches.
-    pub fn private(what: &str, len: usize) -> Result<Segment, RunError> {
+    pub fn private(what: &str, len: usize) -> Result<Segment> {
         let mapped = len.max(1);
         let size = NonZeroUsize::new(mapped).unwrap_or(NonZeroUsize::MIN);
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -96,7 +96,7 @@ impl Segment {
     }
 
     /// Gives the pages of a shared segment back to the system, for all processes that map it. Its bytes are zero then.
-    pub fn forget(&self) -> Result<(), RunError> {
+    pub fn forget(&self) -> Result<()> {
         // SAFETY: the range is this segment's mapping; who uses it answers for what it holds.
         let done = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_REMOVE) };
         done.map_err(|e| RunError::of_call("giving shared memory back", "madvise", e))
@@ -114,13 +114,12 @@ impl Segment {
         self.len == 0
     }
 
-    /// The descriptor of a shared segment.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
     /// The address of `len` bytes from an offset on. Fails if they do not lie within the segment.
-    pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8, RunError> {
+    pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
         fits.then(|| self.as_ptr().wrapping_add(offset)).ok_or_else(outside)

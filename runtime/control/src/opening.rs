@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crate::channel::ToRank;
 use crate::control::Control;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer};
 use crate::joining::{Answer, Joining, Notice, Task, Timeouts};
 
 /// What came on a control socket; `None` at its end.
-pub(crate) type Received = Result<Option<ToRank>, RunError>;
+pub(crate) type Received = Result<Option<ToRank>>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CoordinatedBy {
@@ -60,7 +60,7 @@ impl Opening {
 
     /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::heartbeat::TICK) at most.
     /// Fails if the run ended before, or the coordinator is gone or keeps the rank waiting.
-    pub fn await_task(&mut self, next: &mut dyn FnMut() -> Option<Received>) -> Result<Task, RunError> {
+    pub fn await_task(&mut self, next: &mut dyn FnMut() -> Option<Received>) -> Result<Task> {
         loop {
             if let Some(message) = next() {
                 return self.take(message?);
@@ -70,7 +70,7 @@ impl Opening {
     }
 
     /// What the rank does after this message.
-    fn take(&self, message: Option<ToRank>) -> Result<Task, RunError> {
+    fn take(&self, message: Option<ToRank>) -> Result<Task> {
         let notice = match &message {
             Some(ToRank::Welcome(_)) => Notice::Welcome,
             Some(ToRank::Digest) => Notice::Digest,
@@ -86,7 +86,7 @@ impl Opening {
 
     /// Takes a message that was read elsewhere, and after which the rank has this to do. Fails if the message cannot
     /// follow the rank's last answer.
-    pub fn expect_task(&self, notice: Notice, task: Task) -> Result<(), RunError> {
+    pub fn expect_task(&self, notice: Notice, task: Task) -> Result<()> {
         match self.machine.task_after(notice) {
             Some(found) if found == task => Ok(()),
             _ => Err(RunError::Protocol { rank: 0, detail: format!("did not expect {notice:?}") }),
@@ -100,7 +100,7 @@ impl Opening {
     }
 
     /// Notices a coordinator that keeps the rank waiting.
-    pub fn expect_progress(&mut self) -> Result<(), RunError> {
+    pub fn expect_progress(&mut self) -> Result<()> {
         let now = self.clock.now();
         let silence = self.observer.as_mut().and_then(|observer| {
             observer.sample(now);

@@ -12,7 +12,7 @@ use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome};
 use crate::control::Control;
 use crate::coordinator::Subject;
 use crate::domain::Domain;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::joined::JoinedRank;
 use crate::joining::{Notice, Task};
 use crate::link::{Link, LinkConfig};
@@ -38,10 +38,7 @@ pub struct LaunchedRank {
 
 /// Does what the launcher behind the control socket `fd` started this process for. Failures are reported to the launcher and
 /// are not errors here. Fails if `fd` is no control socket, or the launcher cannot be understood.
-pub fn rank_main(
-    fd: RawFd,
-    work: impl FnOnce(&mut LaunchedRank) -> Result<(), RunError>,
-) -> Result<(), RunError> {
+pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) -> Result<()> {
     let channel = Channel::new(control_socket(fd)?, 0);
     let (welcome, fds) =
         receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
@@ -63,8 +60,7 @@ pub fn rank_main(
     }
 }
 
-/// The control socket that a launcher passed to this process.
-fn control_socket(fd: RawFd) -> Result<OwnedFd, RunError> {
+fn control_socket(fd: RawFd) -> Result<OwnedFd> {
     let invalid = |detail: &dyn std::fmt::Display| {
         let what = format!("descriptor {fd} is no control socket ({detail})");
         RunError::Invalid(format!("{what}: ranks are started by a launcher"))
@@ -92,7 +88,7 @@ impl LaunchedRank {
     }
 
     /// What the launcher wants this rank to do. Fails if it is something that this program does not know.
-    pub fn task<T: DeserializeOwned>(&mut self) -> Result<T, RunError> {
+    pub fn task<T: DeserializeOwned>(&mut self) -> Result<T> {
         let segment = self.segment(0, "the task of a rank", Access::Read)?;
         // SAFETY: the launcher wrote the task before it sent the segment, and never writes it again.
         let text = unsafe { std::slice::from_raw_parts(segment.as_ptr(), segment.len()) };
@@ -100,7 +96,7 @@ impl LaunchedRank {
     }
 
     /// Maps a segment of the task, once. Fails if it was not sent, or cannot be mapped.
-    pub fn segment(&mut self, index: usize, what: &str, access: Access) -> Result<Segment, RunError> {
+    pub fn segment(&mut self, index: usize, what: &str, access: Access) -> Result<Segment> {
         let fd = self.segments.get_mut(index).and_then(Option::take);
         let sent = fd.zip(self.welcome.task.get(index).copied());
         let (fd, len) = sent.ok_or_else(|| RunError::system(format!("mapping {what}"), "it was not sent"))?;
@@ -113,12 +109,7 @@ impl LaunchedRank {
     }
 
     /// Joins the other ranks; returns when all of them run the same under the same terms.
-    pub fn join(
-        &mut self,
-        subject: Subject,
-        terms: &[Term],
-        locate_step: LocateStep,
-    ) -> Result<JoinedRank, RunError> {
+    pub fn join(&mut self, subject: Subject, terms: &[Term], locate_step: LocateStep) -> Result<JoinedRank> {
         let joined = || RunError::system("joining the other ranks", "this rank has joined them already");
         let Welcome { rank, limit, .. } = self.welcome;
         let identity = Identity::new(subject, terms)?;
@@ -136,10 +127,7 @@ impl LaunchedRank {
 }
 
 /// The first message, and the descriptors of the shared memory; `None` when the other end is gone.
-pub(crate) fn receive_welcome(
-    channel: &Channel,
-    until: Instant,
-) -> Result<Option<(Welcome, Vec<OwnedFd>)>, RunError> {
+pub(crate) fn receive_welcome(channel: &Channel, until: Instant) -> Result<Option<(Welcome, Vec<OwnedFd>)>> {
     match channel.receive(Some(until))? {
         Some(ToRank::Welcome(welcome)) => {
             let count = 2 + welcome.ranks as usize + welcome.task.len() + welcome.files;
@@ -152,10 +140,7 @@ pub(crate) fn receive_welcome(
     }
 }
 
-pub(crate) fn map_domain(
-    welcome: &Welcome,
-    fds: &mut impl Iterator<Item = OwnedFd>,
-) -> Result<Domain, RunError> {
+pub(crate) fn map_domain(welcome: &Welcome, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Domain> {
     let Welcome { ranks, groups, arena, .. } = *welcome;
     let mut map = |what, len| {
         let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;

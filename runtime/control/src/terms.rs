@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// Bytes that ranks must have alike.
 pub trait Content: Send + Sync {
@@ -41,7 +41,7 @@ impl Term {
     }
 
     /// The name, and what is compared first.
-    pub(crate) fn first(&self) -> Result<(String, String), RunError> {
+    pub(crate) fn first(&self) -> Result<(String, String)> {
         let value = match &self.value {
             TermValue::Text(text) => text.clone(),
             TermValue::Content(content) => content.identity().map_err(|e| self.unread(&e))?,
@@ -49,8 +49,7 @@ impl Term {
         Ok((self.name.clone(), value))
     }
 
-    /// The name and the digest of content.
-    pub(crate) fn digest(&self) -> Result<Option<(String, String)>, RunError> {
+    pub(crate) fn digest(&self) -> Result<Option<(String, String)>> {
         match &self.value {
             TermValue::Text(_) => Ok(None),
             TermValue::Content(content) => {

@@ -12,8 +12,7 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
-use crate::futex::futex_wait;
+use crate::control::{Control, futex_wait};
 use crate::heartbeat::{ActiveClock, SHORTEST_SILENCE};
 
 /// The longest sleep without a look at the abort word and the clock.
@@ -22,7 +21,6 @@ const SLICE: Duration = Duration::from_millis(20);
 /// Why waiting ended before what was waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
-    /// The limit passed.
     Limit {
         /// A rank whose process has shown no heartbeat since half of the limit.
         silent: Option<u32>,

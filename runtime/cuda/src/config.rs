@@ -9,7 +9,7 @@ use crate::codegen::compute::search::Products;
 use crate::codegen::refusal::accept;
 use crate::device::arena::ArenaSource;
 use crate::device::driver;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::session::{CudaSession, Gpu, Progress};
 
 /// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
@@ -27,7 +27,6 @@ pub struct CudaConfig {
 }
 
 impl CudaConfig {
-    /// Sets the GPU of each rank.
     pub fn with_gpus(self, gpus: impl Into<Vec<u32>>) -> CudaConfig {
         CudaConfig { gpus: gpus.into(), ..self }
     }
@@ -56,7 +55,7 @@ impl CudaConfig {
         CudaSession::open_joined(request, &Gpu { ordinal, arena, products, progress, ..Gpu::default() })
     }
 
-    pub(crate) fn gpu(&self, rank: u32, ranks: u32) -> Result<u32, CudaError> {
+    pub(crate) fn gpu(&self, rank: u32, ranks: u32) -> Result<u32> {
         let found = driver::count()?;
         let gpu = match self.gpus.get(rank as usize) {
             Some(&gpu) => gpu,

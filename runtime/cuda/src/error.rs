@@ -4,6 +4,9 @@ use cudarc::driver::result;
 use symmc_runtime::RunError;
 use thiserror::Error;
 
+/// The result of what fails with a [`CudaError`], or with another error where one is named.
+pub type Result<T, E = CudaError> = std::result::Result<T, E>;
+
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum CudaError {
     /// A library that the GPU backend needs is not on this machine.
@@ -13,7 +16,6 @@ pub enum CudaError {
         /// How to get it.
         install: &'static str,
     },
-    /// The driver refused a call.
     #[error("{call}: {name} ({text})")]
     Driver {
         /// What was attempted, with sizes and names.
@@ -58,7 +60,7 @@ impl From<nccl_sys::Error> for CudaError {
 
 /// Refuses to have the system's loader take a library, whose files are called `prefix` and more, from a folder that others
 /// can write.
-pub(crate) fn trust_loader_path(prefix: &str) -> Result<(), CudaError> {
+pub(crate) fn trust_loader_path(prefix: &str) -> Result<()> {
     nccl_sys::trust::check_loader_path(prefix).map_err(|untrusted| {
         let remedy = untrusted.remedy();
         CudaError::Unsupported(format!("{prefix} is not loaded from LD_LIBRARY_PATH: {untrusted}; {remedy}"))
@@ -66,10 +68,7 @@ pub(crate) fn trust_loader_path(prefix: &str) -> Result<(), CudaError> {
 }
 
 /// The result of a driver call, with what was attempted.
-pub(crate) fn checked<T>(
-    what: impl FnOnce() -> String,
-    result: Result<T, result::DriverError>,
-) -> Result<T, CudaError> {
+pub(crate) fn checked<T>(what: impl FnOnce() -> String, result: Result<T, result::DriverError>) -> Result<T> {
     result.map_err(|error| {
         let text = |t: Result<&std::ffi::CStr, _>| {
             t.map_or_else(|_: result::DriverError| "unknown".into(), |t| t.to_string_lossy().into_owned())

@@ -3,7 +3,7 @@
 use symmc_runtime::RunError;
 use symmc_runtime::host::Comm;
 
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// How ranks tell each other small things before they share memory. All ranks call in the same order.
 pub trait Exchange {
@@ -36,7 +36,7 @@ impl Exchange for Comm {
 }
 
 /// What rank 0 says, of what all ranks say.
-pub(crate) fn of_rank_0(exchange: &dyn Exchange, mine: &[u8]) -> Result<Vec<u8>, CudaError> {
+pub(crate) fn of_rank_0(exchange: &dyn Exchange, mine: &[u8]) -> Result<Vec<u8>> {
     let first = exchange.all_gather(mine)?.into_iter().next();
     Ok(first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?)
 }

@@ -36,7 +36,6 @@ pub(crate) enum Writer {
     OwningGroup,
     /// Another group, by gid.
     Group(u32),
-    /// All others.
     Others,
 }
 

@@ -77,7 +77,6 @@ pub struct Missing {
 #[error("{call} failed with {}: {text}", code_name(*.code))]
 pub struct Error {
     pub call: &'static str,
-    /// What it answered.
     pub code: ResultCode,
     /// What NCCL says about it: the meaning of the code, then its last message, if there is one. The message is
     /// the library's last on any thread.

@@ -31,6 +31,6 @@ pub use library::Nccl;
 pub use search::{NCCL, PATH_VARIABLE, Search, Wanted};
 pub use types::{
     Comm, DataType, RedOp, ResultCode, Stream, UniqueId, Window, cta_policy, data_type, red_op, result_code,
-    split, window,
+    window,
 };
 pub use version::Version;

@@ -89,7 +89,6 @@ struct Facts {
     inherited: Option<String>,
 }
 
-/// The position of an entry in a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
     /// A folder or link before the last entry. The next entry is checked as well.

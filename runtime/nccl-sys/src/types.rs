@@ -25,7 +25,6 @@ pub struct Comm(pub *mut c_void);
 pub struct Window(pub *mut c_void);
 
 impl Comm {
-    /// No communicator.
     pub const NULL: Comm = Comm(std::ptr::null_mut());
 }
 
@@ -53,7 +52,6 @@ pub struct UniqueId {
 }
 
 impl UniqueId {
-    /// The size of an id in bytes.
     pub const BYTES: usize = 128;
 
     /// An id received from the rank that made it.
@@ -107,17 +105,11 @@ pub mod data_type {
     pub const I8: DataType = 0;
     pub const U8: DataType = 1;
     pub const I32: DataType = 2;
-    pub const U32: DataType = 3;
     pub const I64: DataType = 4;
-    pub const U64: DataType = 5;
     pub const F16: DataType = 6;
     pub const F32: DataType = 7;
     pub const F64: DataType = 8;
     pub const BF16: DataType = 9;
-    /// 8-bit float, 4 bits of exponent.
-    pub const F8E4M3: DataType = 10;
-    /// 8-bit float, 5 bits of exponent.
-    pub const F8E5M2: DataType = 11;
 }
 
 pub mod red_op {
@@ -149,16 +141,6 @@ pub mod cta_policy {
 
     /// As fast as possible.
     pub const DEFAULT: c_int = 0;
-    /// As few as reach the peak bandwidth.
-    pub const EFFICIENCY: c_int = 1;
     /// None where possible: the copy engines move the data (2.28 or newer).
     pub const ZERO: c_int = 2;
-}
-
-/// Colours of `ncclCommSplit`.
-pub mod split {
-    use std::ffi::c_int;
-
-    /// This rank joins no new communicator.
-    pub const NO_COLOR: c_int = -1;
 }

@@ -13,7 +13,7 @@ use symmc_control::Mismatch;
 
 use super::error::CustomError;
 use super::signature::Signature;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 type Kernel = dyn Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync;
 
@@ -47,17 +47,12 @@ impl Registry {
     }
 
     /// Whether every op of a program has a kernel. Fails with the first that has none, or one of another signature.
-    pub fn check(&self, graph: &Graph) -> Result<(), RunError> {
+    pub fn check(&self, graph: &Graph) -> Result<()> {
         graph.nodes.keys().try_for_each(|node| self.entry(graph, node, None).map(|_| ()))
     }
 
     /// The kernel of a node; `None` for a node that needs none. `rank` is this rank, if an error is to name it.
-    pub(crate) fn entry(
-        &self,
-        graph: &Graph,
-        node: NodeId,
-        rank: Option<u32>,
-    ) -> Result<Option<Entry>, RunError> {
+    pub(crate) fn entry(&self, graph: &Graph, node: NodeId, rank: Option<u32>) -> Result<Option<Entry>> {
         let data = &graph.nodes[node];
         let found = match &data.op {
             Op::Opaque { .. } => Err(Mismatch::Opaque),

@@ -20,7 +20,7 @@ use super::bound::{
 };
 use super::bucket::{BasePlace, MemorySpace, PreparedBucket, PreparedStep};
 use crate::custom::op_text;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::kernels::is_dense;
 
 /// Inner values of a dispatch start at multiples of this.
@@ -29,17 +29,17 @@ const INNER_ALIGN: usize = 64;
 impl PreparedBucket {
     /// Resolves the program for these values of its symbols, by name. Fails if a symbol has no value in the bucket's
     /// range, or a value does not fit its memory.
-    pub fn bind(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
+    pub fn bind(&self, symbols: &IndexMap<String, i64>) -> Result<Bound> {
         self.resolve(symbols, Purpose::Run)
     }
 
     /// Resolves the program to find its needs at these sizes, also at sizes at which it cannot run: a view that
     /// reaches beyond its base starts at the start of the base. The result must not run.
-    pub fn bind_for_size(&self, symbols: &IndexMap<String, i64>) -> Result<Bound, RunError> {
+    pub fn bind_for_size(&self, symbols: &IndexMap<String, i64>) -> Result<Bound> {
         self.resolve(symbols, Purpose::Size)
     }
 
-    fn resolve(&self, symbols: &IndexMap<String, i64>, purpose: Purpose) -> Result<Bound, RunError> {
+    fn resolve(&self, symbols: &IndexMap<String, i64>, purpose: Purpose) -> Result<Bound> {
         let mut bindings = Bindings::new();
         for (id, symbol) in self.graph.symbols.iter() {
             let value = symbols.get(&symbol.name).copied();
@@ -89,7 +89,7 @@ impl Binder<'_> {
     }
 
     /// Places the inner values of each dispatch one behind the other.
-    fn place_inner(&mut self) -> Result<(), RunError> {
+    fn place_inner(&mut self) -> Result<()> {
         let inner =
             |v: ValueId| self.program.places[v].as_ref().is_some_and(|p| p.space == MemorySpace::Inner);
         let mut found = HashMap::new();
@@ -104,23 +104,23 @@ impl Binder<'_> {
         Ok(())
     }
 
-    fn number(&self, value: ValueId, dim: &Dim) -> Result<i64, RunError> {
+    fn number(&self, value: ValueId, dim: &Dim) -> Result<i64> {
         let error = || self.invalid(value, format!("{} has no value", dim.display(&self.graph.symbols)));
         dim.eval(&self.bindings).ok_or_else(error)
     }
 
-    fn size(&self, value: ValueId, dim: &Dim) -> Result<usize, RunError> {
+    fn size(&self, value: ValueId, dim: &Dim) -> Result<usize> {
         let n = self.number(value, dim)?;
         usize::try_from(n)
             .map_err(|_| self.invalid(value, format!("{} is {n}", dim.display(&self.graph.symbols))))
     }
 
-    fn shape(&self, value: ValueId) -> Result<Box<[usize]>, RunError> {
+    fn shape(&self, value: ValueId) -> Result<Box<[usize]>> {
         self.graph.ty(value).shape.iter().map(|d| self.size(value, d)).collect()
     }
 
     /// The bytes of a value stored contiguously.
-    fn bytes(&self, value: ValueId) -> Result<usize, RunError> {
+    fn bytes(&self, value: ValueId) -> Result<usize> {
         let dtype = self.graph.ty(value).dtype;
         let product = self.shape(value)?.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d));
         product
@@ -130,7 +130,7 @@ impl Binder<'_> {
 
     /// The place of a base, with its offset behind the start of its memory space (without the part that depends on
     /// the rank) and that part.
-    fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize), RunError> {
+    fn base(&self, base: ValueId) -> Result<(&BasePlace, usize, usize)> {
         let place = self.program.places[base].as_ref();
         let place = place.ok_or_else(|| self.invalid(base, "it has no place"))?;
         if place.space == MemorySpace::Inner {
@@ -166,7 +166,7 @@ impl Binder<'_> {
     }
 
     /// Where a value lies; it lies within its base.
-    fn located(&self, value: ValueId) -> Result<Located, RunError> {
+    fn located(&self, value: ValueId) -> Result<Located> {
         let layout = &self.program.layouts[value];
         let (place, offset, by_rank) = self.base(layout.base)?;
         let number = place.number_on(self.program.rank);
@@ -198,12 +198,12 @@ impl Binder<'_> {
         Ok(Located { space: place.space, offset, by_rank, dtype, shape, strides })
     }
 
-    fn all(&self, values: &[ValueId]) -> Result<Vec<Located>, RunError> {
+    fn all(&self, values: &[ValueId]) -> Result<Vec<Located>> {
         values.iter().map(|&v| self.located(v)).collect()
     }
 
     /// Where this rank's piece of a value along an axis lies.
-    fn piece(&self, value: ValueId, axis: usize, group: GroupId) -> Result<Located, RunError> {
+    fn piece(&self, value: ValueId, axis: usize, group: GroupId) -> Result<Located> {
         let mut piece = self.located(value)?;
         let outside = || self.invalid(value, "this rank has no piece of it");
         let ranks = self.graph.group_size(group).filter(|&n| n > 0).ok_or_else(outside)? as usize;
@@ -219,7 +219,7 @@ impl Binder<'_> {
         Ok(piece)
     }
 
-    fn step(&self, index: usize, step: &PreparedStep) -> Result<BoundStep, RunError> {
+    fn step(&self, index: usize, step: &PreparedStep) -> Result<BoundStep> {
         let node = &self.graph.nodes[step.node];
         let name = self.graph.node_name(step.node).to_string();
         let (lane, waits) = (step.lane, step.waits.clone());
@@ -241,7 +241,7 @@ impl Binder<'_> {
         Ok(BoundStep { index, lane, waits, node: name, op_name: op_text(self.graph, &node.op), work })
     }
 
-    fn work(&self, step: &PreparedStep, id: NodeId) -> Result<Work, RunError> {
+    fn work(&self, step: &PreparedStep, id: NodeId) -> Result<Work> {
         let node = &self.graph.nodes[id];
         Ok(match &node.op {
             Op::Collective(c) => Work::Collective(self.collective(step, id, c)?),
@@ -258,7 +258,7 @@ impl Binder<'_> {
         })
     }
 
-    fn dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<BoundDispatch, RunError> {
+    fn dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<BoundDispatch> {
         let view = |node: &Node| node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
         let (mut members, mut inner) = (Vec::new(), 0);
         for id in dispatch.nodes() {
@@ -277,7 +277,7 @@ impl Binder<'_> {
     }
 
     /// The op with the dims of its attributes replaced by their values.
-    fn concrete(&self, node: NodeId, op: &Op) -> Result<Op, RunError> {
+    fn concrete(&self, node: NodeId, op: &Op) -> Result<Op> {
         let result = self.graph.nodes[node].outputs[0];
         let mut op = op.clone();
         for dim in op_dims_mut(&mut op) {
@@ -286,12 +286,7 @@ impl Binder<'_> {
         Ok(op)
     }
 
-    fn collective(
-        &self,
-        step: &PreparedStep,
-        id: NodeId,
-        c: &Collective,
-    ) -> Result<BoundCollective, RunError> {
+    fn collective(&self, step: &PreparedStep, id: NodeId, c: &Collective) -> Result<BoundCollective> {
         let node = &self.graph.nodes[id];
         let (x, y) = (node.inputs[0], node.outputs[0]);
         let missing = || self.invalid(y, "it names no variant that runs it");
@@ -330,7 +325,7 @@ impl Binder<'_> {
     }
 
     /// The region of an operand or result of a collective, which peers touch or not.
-    fn region(&self, value: ValueId, peers: bool) -> Result<BoundRegion, RunError> {
+    fn region(&self, value: ValueId, peers: bool) -> Result<BoundRegion> {
         let at = self.located(value)?;
         if !is_dense(&at.shape, &at.strides) {
             return Err(self.invalid(value, "a collective needs its elements in one dense run"));
@@ -342,7 +337,7 @@ impl Binder<'_> {
     }
 
     /// Where a value that lies by rank starts on every rank of the run.
-    fn by_rank(&self, value: ValueId, at: &Located) -> Result<Option<Arc<[usize]>>, RunError> {
+    fn by_rank(&self, value: ValueId, at: &Located) -> Result<Option<Arc<[usize]>>> {
         let (place, _, stride) = self.base(self.program.layouts[value].base)?;
         let Some(by_rank) = &place.by_rank else { return Ok(None) };
         let on_first = at.offset - stride * place.number_on(self.program.rank);
@@ -351,7 +346,7 @@ impl Binder<'_> {
         offsets.map(Some).ok_or_else(|| self.invalid(value, "its offset overflows on another rank"))
     }
 
-    fn inputs(&self) -> Result<Vec<BoundInput>, RunError> {
+    fn inputs(&self) -> Result<Vec<BoundInput>> {
         let mut out = Vec::with_capacity(self.graph.inputs.len());
         let mut direct = vec![false; self.graph.inputs.len()];
         for place in self.program.places.values().flatten() {
@@ -382,7 +377,7 @@ impl Binder<'_> {
         Ok(out)
     }
 
-    fn outputs(&self) -> Result<Vec<BoundOutput>, RunError> {
+    fn outputs(&self) -> Result<Vec<BoundOutput>> {
         let mut mutates = vec![None; self.graph.outputs.len()];
         for (output, input) in self.program.mutations() {
             mutates[output] = Some(input.index());
@@ -407,7 +402,7 @@ impl Binder<'_> {
     }
 
     /// The peers of a custom op; `None` for an op without a group.
-    fn peers(&self, id: NodeId, custom: CustomId) -> Result<Option<BoundPeers>, RunError> {
+    fn peers(&self, id: NodeId, custom: CustomId) -> Result<Option<BoundPeers>> {
         let (node, op) = (&self.graph.nodes[id], &self.graph.customs[custom]);
         let Some(group) = op.group else { return Ok(None) };
         let cells = self.graph.cells(group).unwrap_or_default();
@@ -423,7 +418,7 @@ impl Binder<'_> {
         Ok(Some(BoundPeers { group: group.index(), cell, number, operands, results }))
     }
 
-    fn on_peers(&self, value: ValueId) -> Result<PeerRegion, RunError> {
+    fn on_peers(&self, value: ValueId) -> Result<PeerRegion> {
         let at = self.located(value)?;
         if at.space != MemorySpace::Symmetric {
             return Err(self.invalid(value, "peers touch it, but it does not lie in the symmetric arena"));

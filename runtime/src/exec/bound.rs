@@ -8,7 +8,7 @@ use symmc_plan::{ExitBarrier, Lane};
 
 use super::bucket::{CustomKernel, MemorySpace, Words};
 use crate::call::{PeerMemory, offset_on};
-use crate::error::RunError;
+use crate::error::Result;
 
 /// A program resolved for one binding, ready to run.
 #[derive(Debug)]
@@ -235,12 +235,7 @@ pub struct PeerRegion {
 }
 
 impl PeerRegion {
-    pub(super) fn on(
-        &self,
-        memory: &dyn PeerMemory,
-        cell: &[u32],
-        number: usize,
-    ) -> Result<*mut u8, RunError> {
+    pub(super) fn on(&self, memory: &dyn PeerMemory, cell: &[u32], number: usize) -> Result<*mut u8> {
         let offset = offset_on(self.offset, self.by_rank.as_deref(), cell[number]);
         let base = memory.at(number, offset, self.bytes)?;
         Ok(base.wrapping_add(self.first))

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use symmc_ir::layout::Layout;
 use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId};
-use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run};
+use symmc_plan::{
+    ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run, UnreadPlan,
+};
 
 use crate::custom::{Entry, Registry};
-use crate::error::RunError;
-use crate::refused::unread_plan;
+use crate::error::{Result, RunError};
 
 /// Memory that a base value lies in, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -72,7 +73,6 @@ impl std::fmt::Debug for CustomKernel {
     }
 }
 
-/// One bucket of a plan on one rank.
 #[derive(Debug)]
 pub struct PreparedBucket {
     pub(super) bucket: usize,
@@ -123,7 +123,7 @@ impl Words {
 impl PreparedBucket {
     /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket names something that it does not have, or
     /// holds an op that has no kernel here.
-    pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self, RunError> {
+    pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self> {
         let index = bucket;
         let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
         let program = plan.program(bucket.program).map_err(unread_plan)?;
@@ -186,10 +186,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn places(
-        &self,
-        placed: &Table<ValueId, Option<Placed>>,
-    ) -> Result<Table<ValueId, Option<BasePlace>>, RunError> {
+    fn places(&self, placed: &Table<ValueId, Option<Placed>>) -> Result<Table<ValueId, Option<BasePlace>>> {
         let graph = &self.program.graph;
         let inner = BasePlace {
             space: MemorySpace::Inner,
@@ -243,7 +240,7 @@ impl Context<'_> {
         Ok(BasePlace { space, start: start as usize, room, offset: place.offset.clone(), by_rank })
     }
 
-    fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>, RunError> {
+    fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>> {
         let graph = &self.program.graph;
         let mut out = Vec::with_capacity(runs.len());
         for (index, (step, run)) in self.bucket.steps.iter().zip(runs).enumerate() {
@@ -262,7 +259,7 @@ impl Context<'_> {
     }
 
     /// Refuses a collective that names no variant.
-    fn expect_variant(&self, op: &Op, node: &str) -> Result<(), RunError> {
+    fn expect_variant(&self, op: &Op, node: &str) -> Result<()> {
         match op.as_collective() {
             Some(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
                 Err(invalid(format!("%{node}: it names no variant that runs {}", c.kind.name())))
@@ -288,4 +285,9 @@ fn within(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
         Some(end) if end <= arena => Ok(size as usize),
         _ => Err(format!("{size} bytes at {offset} exceed an arena of {arena} bytes")),
     }
+}
+
+/// The error of a run whose plan cannot be read. Plans are checked before they run.
+pub fn unread_plan(unread: UnreadPlan) -> RunError {
+    RunError::Defect(format!("the plan cannot run: {unread}"))
 }

@@ -1,7 +1,7 @@
 //! The seam between the walk of steps and what moves data between ranks.
 
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// Moves data between ranks, for one rank.
 pub trait Communicator: Sync {
@@ -15,7 +15,7 @@ pub trait Communicator: Sync {
     /// # Safety
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
-    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError>;
+    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<()>;
 
     /// Runs `kernel`, that of a custom op, between an entry and an exit barrier of its cell. Fails as
     /// [`collective`](Self::collective), with the error of the kernel, or if this communicator cannot.
@@ -25,8 +25,8 @@ pub trait Communicator: Sync {
     unsafe fn custom(
         &self,
         call: &PeerCall<'_>,
-        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<()>,
+    ) -> Result<()> {
         let _ = kernel;
         let PeerCall { name, op, .. } = call;
         Err(RunError::Invalid(format!("%{name} ({op}): it touches peers, which this backend cannot")))

@@ -4,7 +4,7 @@ use super::bound::{BoundPeers, Located, PeerRegion};
 use super::step::StepRun;
 use crate::call::{PeerCall, PeerMemory};
 use crate::custom::{CustomCall, Entry, Side, Written, invoke};
-use crate::error::RunError;
+use crate::error::Result;
 use crate::kernels::View;
 
 pub(super) struct CustomStep<'a> {
@@ -21,7 +21,7 @@ impl<'a> CustomStep<'a> {
     ///
     /// # Safety
     /// The operands and results were resolved against memory that is there, and the plan orders the step.
-    pub unsafe fn run(&self, step: &StepRun<'_>) -> Result<(), RunError> {
+    pub unsafe fn run(&self, step: &StepRun<'_>) -> Result<()> {
         let Some(peers) = self.peers else {
             let sides = [self.own(step)];
             let cell = [step.rank];
@@ -40,7 +40,7 @@ impl<'a> CustomStep<'a> {
         let mut kernel = |memory: &dyn PeerMemory| {
             let number = peers.number;
             let side = |p| if p == number { Ok(self.own(step)) } else { self.on_peer(peers, p, memory) };
-            let sides = (0..peers.cell.len()).map(side).collect::<Result<Vec<_>, RunError>>()?;
+            let sides = (0..peers.cell.len()).map(side).collect::<Result<Vec<_>>>()?;
             let (signature, touch) = (&self.kernel.signature, || memory.touch());
             // SAFETY: by the caller; the barriers around the kernel order it with those of the peers.
             let mut call =
@@ -61,7 +61,7 @@ impl<'a> CustomStep<'a> {
     }
 
     /// What the kernel may touch on the rank of number `p`.
-    fn on_peer(&self, peers: &BoundPeers, p: usize, memory: &dyn PeerMemory) -> Result<Side<'a>, RunError> {
+    fn on_peer(&self, peers: &BoundPeers, p: usize, memory: &dyn PeerMemory) -> Result<Side<'a>> {
         let view = |(x, region): (&'a Located, &Option<PeerRegion>)| {
             let Some(region) = region else { return Ok(None) };
             let ptr = region.on(memory, &peers.cell, p)?;
@@ -74,8 +74,8 @@ impl<'a> CustomStep<'a> {
             Ok(Some(Written { dtype: y.dtype, shape: &y.shape, ptr: region.on(memory, &peers.cell, p)? }))
         };
         Ok(Side {
-            operands: self.operands.iter().zip(&peers.operands).map(view).collect::<Result<_, RunError>>()?,
-            results: self.results.iter().zip(&peers.results).map(written).collect::<Result<_, RunError>>()?,
+            operands: self.operands.iter().zip(&peers.operands).map(view).collect::<Result<_>>()?,
+            results: self.results.iter().zip(&peers.results).map(written).collect::<Result<_>>()?,
         })
     }
 }

@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Bindings, BoundsChecks, Graph};
+use symmc_ir::{Bindings, BoundsChecks, Graph, OutOfBounds};
 use symmc_plan::{Plan, ReadPlan};
 
 use super::bound::Bound;
 use super::bucket::PreparedBucket;
 use super::config::ExecConfig;
 use crate::custom::Registry;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::kernels::Needs;
-use crate::refused::out_of_bounds;
 
 /// How many bindings an executor keeps resolved.
 const KEPT: usize = 64;
@@ -32,12 +31,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    pub fn new(
-        plan: &ReadPlan,
-        rank: u32,
-        registry: &Registry,
-        config: ExecConfig,
-    ) -> Result<Self, RunError> {
+    pub fn new(plan: &ReadPlan, rank: u32, registry: &Registry, config: ExecConfig) -> Result<Self> {
         if rank >= plan.ranks {
             let ranks = plan.ranks;
             return Err(RunError::Invalid(format!("the plan is for {ranks} ranks, this is rank {rank}")));
@@ -87,7 +81,7 @@ impl Executor {
         self.by_name(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
     }
 
-    fn program(&mut self, bucket: usize) -> Result<&PreparedBucket, RunError> {
+    fn program(&mut self, bucket: usize) -> Result<&PreparedBucket> {
         Ok(match &mut self.programs[bucket] {
             Some(program) => program,
             empty => empty.insert(PreparedBucket::new(&self.plan, bucket, self.rank, &self.registry)?),
@@ -103,7 +97,7 @@ impl Executor {
     /// Everything resolved for these values of the imported program's symbols. Fails if no bucket serves them, the
     /// imported program reads outside of an axis, the bucket cannot run (it holds an op without a kernel), or its
     /// memory does not hold its values.
-    pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>, RunError> {
+    pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>> {
         if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
             return Ok(bound.clone());
         }
@@ -120,6 +114,12 @@ impl Executor {
 }
 
 /// The bucket whose ranges hold these values.
-fn bucket_of(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize, RunError> {
+fn bucket_of(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize> {
     plan.serving(named).map_err(|e| RunError::Invalid(e.to_string()))
+}
+
+/// The error of a run whose sizes lead outside of an axis.
+fn out_of_bounds(found: OutOfBounds) -> RunError {
+    let OutOfBounds { node, op, message: detail } = found;
+    RunError::Bounds { node, op: op.to_string(), detail }
 }

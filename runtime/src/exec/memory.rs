@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// Bytes somewhere; empty when the pointer is null.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ pub trait InputSource: fmt::Debug + Send + Sync {
 
     /// Copies the bytes from `at` on, as many as `into` takes. Fails if they cannot be read, or are not what they were
     /// when the run was prepared.
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError>;
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ impl InputData<'_> {
     }
 
     /// Copies the bytes from `at` on, as many as `into` takes. Fails if there are fewer, or as [`InputSource::read`].
-    pub fn read(self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+    pub fn read(self, at: usize, into: &mut [u8]) -> Result<()> {
         match self {
             InputData::Memory(bytes) => {
                 let end = at.checked_add(into.len());
@@ -65,7 +65,6 @@ impl InputData<'_> {
     }
 }
 
-/// The memory of one rank: its arenas, and what the caller passes.
 #[derive(Clone, Debug)]
 pub struct RankMemory {
     /// This rank's ordinary arena, aligned to 64 bytes.

@@ -32,7 +32,7 @@ pub use bound::{
     Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundPeers, BoundRegion, BoundStep,
     Located, Member, PeerRegion, Work,
 };
-pub use bucket::{CustomKernel, MemorySpace, PreparedBucket};
+pub use bucket::{CustomKernel, MemorySpace, PreparedBucket, unread_plan};
 pub use communicator::Communicator;
 pub use config::{ExecConfig, Lanes, RunReport, Timing};
 pub use executor::Executor;

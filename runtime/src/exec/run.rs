@@ -19,7 +19,7 @@ use super::custom::CustomStep;
 use super::memory::{RankMemory, Span};
 use super::step::{Bases, StepRun};
 use crate::call::{CollectiveCall, Region, RegionMemory};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::kernels::{self, Needs, Scratch, Shaped, View, ViewMut, compute_with};
 
 /// Values as kernels are asked about them, without addresses.
@@ -36,7 +36,7 @@ impl Bound {
     ///
     /// # Safety
     /// As [`run`](Self::run).
-    pub unsafe fn load(&self, memory: &RankMemory) -> Result<(), RunError> {
+    pub unsafe fn load(&self, memory: &RankMemory) -> Result<()> {
         self.check(memory)?;
         // SAFETY: the caller's promise; `check` saw that the memory is large enough.
         unsafe { self.write_fixed(memory, |kind| kind != InputKind::Argument) };
@@ -102,7 +102,7 @@ impl Bound {
         comm: &dyn Communicator,
         config: &ExecConfig,
         scratch: &mut [Scratch; 2],
-    ) -> Result<RunReport, RunError> {
+    ) -> Result<RunReport> {
         self.check(memory)?;
         // SAFETY: the caller's promise; `check` saw that the memory is large enough.
         unsafe { self.write_fixed(memory, |kind| kind == InputKind::Argument) };
@@ -128,7 +128,7 @@ impl Bound {
     }
 
     /// Checks that the memory is there, large enough and aligned.
-    fn check(&self, memory: &RankMemory) -> Result<(), RunError> {
+    fn check(&self, memory: &RankMemory) -> Result<()> {
         let fits = |what: &dyn Fn() -> String, span: &Span, bytes: usize, align: usize| {
             let aligned = span.ptr.addr().is_multiple_of(align);
             if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && aligned) {
@@ -240,7 +240,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// All steps in the order of the plan.
-    fn inline(&self, scratch: &mut Scratch) -> Result<(), RunError> {
+    fn inline(&self, scratch: &mut Scratch) -> Result<()> {
         for step in &self.bound.steps {
             self.timed(step, scratch).inspect_err(|error| self.tell(error))?;
         }
@@ -248,7 +248,7 @@ impl Walk<'_> {
     }
 
     /// One thread for each lane; one for both where the system gives no more.
-    fn threads(&self, scratch: &mut [Scratch; 2]) -> Result<(), RunError> {
+    fn threads(&self, scratch: &mut [Scratch; 2]) -> Result<()> {
         let [compute, comm] = scratch;
         let started = thread::scope(|scope| {
             let lane = || self.lane(Lane::Compute, compute);
@@ -323,7 +323,7 @@ impl Walk<'_> {
         }
     }
 
-    fn timed(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
+    fn timed(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<()> {
         self.comm.begin(step.index);
         let Some(time) = self.times.get(step.index) else { return self.step(step, scratch) };
         let start = Instant::now();
@@ -332,7 +332,7 @@ impl Walk<'_> {
         result
     }
 
-    fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<(), RunError> {
+    fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<()> {
         let run = StepRun {
             rank: self.bound.rank,
             index: step.index,
@@ -355,7 +355,7 @@ impl Walk<'_> {
 }
 
 impl StepRun<'_> {
-    fn work(&self, work: &Work, scratch: &mut Scratch) -> Result<(), RunError> {
+    fn work(&self, work: &Work, scratch: &mut Scratch) -> Result<()> {
         match work {
             Work::Kernel { op, operands, results } => {
                 let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
@@ -379,7 +379,7 @@ impl StepRun<'_> {
         }
     }
 
-    fn collective(&self, c: &BoundCollective) -> Result<(), RunError> {
+    fn collective(&self, c: &BoundCollective) -> Result<()> {
         fn region<'r>(run: &StepRun<'_>, region: &'r BoundRegion) -> Region<'r> {
             let memory = match region.space {
                 MemorySpace::Symmetric => RegionMemory::Symmetric,

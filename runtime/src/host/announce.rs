@@ -10,12 +10,12 @@ use std::sync::atomic::{Ordering, fence};
 use symmc_control::{ANNOUNCED, Ended};
 
 use super::comm::Comm;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 impl Comm {
     /// Announces that this rank begins `run` so. `sizes` says in words how, for the error. Fails if a peer begins it in
     /// another way, is too far behind, or failed. Each ends the run on all ranks.
-    pub fn announce(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<(), RunError> {
+    pub fn announce(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
         let agreed = self.expect_open(run).and_then(|()| self.await_peers(run));
         let agreed = agreed.and_then(|()| self.compare(run, digest, sizes));
         agreed.inspect_err(|error| {
@@ -26,13 +26,13 @@ impl Comm {
     }
 
     /// Refuses a run that a peer does not run any more, because it closed its session.
-    fn expect_open(&self, run: u64) -> Result<(), RunError> {
+    fn expect_open(&self, run: u64) -> Result<()> {
         let closed = |rank| Some((rank, self.control().closed(rank).filter(|runs| *runs <= run)?));
         (0..self.ranks()).find_map(closed).map_or(Ok(()), |(rank, runs)| Err(RunError::closed(rank, runs)))
     }
 
     /// Waits until all peers are near enough.
-    fn await_peers(&self, run: u64) -> Result<(), RunError> {
+    fn await_peers(&self, run: u64) -> Result<()> {
         // What the word of this run holds at a peer that is near: this run, or the one whose place it takes.
         let near = [number(run), run.checked_sub(ANNOUNCED).map_or(0, number)];
         let control = self.control();
@@ -55,7 +55,7 @@ impl Comm {
         }
     }
 
-    fn compare(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<(), RunError> {
+    fn compare(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
         let (control, mine) = (self.control(), u64::from(number(run)) << 32 | u64::from(digest));
         control.announcement(self.rank(), run).store(mine, Ordering::Release);
         // This rank's store, then its loads: of two ranks one sees the other's.

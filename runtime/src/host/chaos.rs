@@ -12,7 +12,6 @@ pub struct Chaos {
     seed: u64,
 }
 
-/// What happens at one touch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Delay {
     None,

@@ -8,13 +8,13 @@ use super::rendezvous::{Rendezvous, StepInfo};
 use super::running::Running;
 use super::{direct, landing, put, staged};
 use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::Communicator;
 
 impl Comm {
     /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
     /// plan runs on the host. Fails if a peer failed, or did not come within the limit.
-    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
+    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
         let mut all = vec![0u8; operand.len() * cell.len()];
@@ -54,7 +54,7 @@ impl Comm {
     /// # Safety
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
-    pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<(), RunError> {
+    pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<()> {
         self.begin_step(call.step);
         let result = Running::new(self, call).and_then(|running| run(&running));
         result.inspect_err(|error| self.tell(error))
@@ -70,8 +70,8 @@ impl Comm {
     pub unsafe fn custom(
         &self,
         call: &PeerCall<'_>,
-        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<()>,
+    ) -> Result<()> {
         self.begin_step(call.step);
         let PeerCall { step, name: node, op, cell, group } = *call;
         let result = Rendezvous::new(self, StepInfo { step, node, op, cell, group }).and_then(|rendezvous| {
@@ -94,7 +94,7 @@ impl Communicator for Comm {
         self.begin_step(step);
     }
 
-    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError> {
+    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Comm::collective(self, call) }
     }
@@ -102,8 +102,8 @@ impl Communicator for Comm {
     unsafe fn custom(
         &self,
         call: &PeerCall<'_>,
-        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+        kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<()>,
+    ) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Comm::custom(self, call, kernel) }
     }
@@ -115,7 +115,7 @@ impl Communicator for Comm {
     }
 }
 
-fn run(running: &Running) -> Result<(), RunError> {
+fn run(running: &Running) -> Result<()> {
     if running.n == 1 {
         return staged::alone(running);
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use symmc_control::{Control, Domain, Segment, Spin, Waiter};
 
 use super::chaos::Chaos;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommConfig {
@@ -59,7 +59,7 @@ pub(super) struct GroupState {
 }
 
 impl Comm {
-    pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm, RunError> {
+    pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm> {
         let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
         if rank >= ranks || domain.arenas.len() != ranks as usize {
             let found = domain.arenas.len();

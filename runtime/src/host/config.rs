@@ -7,7 +7,7 @@ use symmc_control::Spin;
 use symmc_plan::{Plan, ReadPlan};
 
 use super::comm::CommConfig;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{ExecConfig, Lanes, Timing};
 use crate::session::{Arrangement, CallersPart};
 
@@ -60,7 +60,7 @@ impl HostConfig {
         CommConfig { limit: self.limit, chaos: self.chaos, spin, first: self.first }
     }
 
-    pub(crate) fn arena(&self, plan: &Plan) -> Result<usize, RunError> {
+    pub(crate) fn arena(&self, plan: &Plan) -> Result<usize> {
         match self.extendable {
             true => Ok(Arrangement::room_for(plan)),
             false => Ok(CallersPart::new(plan, self.callers)?.end()),
@@ -88,6 +88,6 @@ pub(super) fn count_groups(plan: &ReadPlan) -> usize {
     planned.fold(plan.source_program().groups.len(), usize::max) + 1
 }
 
-pub(super) fn arena_size(bytes: u64) -> Result<usize, RunError> {
+pub(super) fn arena_size(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|e| RunError::system(format!("an arena of {bytes} bytes"), e))
 }

@@ -8,12 +8,12 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
 
 use super::copy::Stores;
 use super::running::{PerRank, Running, SLICE, copy_slices};
-use crate::error::RunError;
+use crate::error::Result;
 
 /// Slices of two-shot all-reduce begin at multiples of this.
 const ALIGN: usize = 64;
 
-pub(super) fn run(running: &Running) -> Result<(), RunError> {
+pub(super) fn run(running: &Running) -> Result<()> {
     match (running.call.variant, running.call.kind) {
         (Variant::OneShot, CollectiveKind::AllReduce(op)) => one_shot(running, *op),
         (Variant::TwoShot, CollectiveKind::AllReduce(op)) => two_shot(running, *op),
@@ -33,7 +33,7 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
     }
 }
 
-fn one_shot(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+fn one_shot(running: &Running, op: ReduceOp) -> Result<()> {
     let call = running.call;
     let result = running.at(&call.result, running.bytes)?;
     let operands = operands(running, running.bytes)?;
@@ -45,7 +45,7 @@ fn one_shot(running: &Running, op: ReduceOp) -> Result<(), RunError> {
     running.exit()
 }
 
-fn two_shot(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+fn two_shot(running: &Running, op: ReduceOp) -> Result<()> {
     let call = running.call;
     let operands = operands(running, running.bytes)?;
     let order = std::iter::once(running.me).chain(running.peers());
@@ -57,7 +57,7 @@ fn two_shot(running: &Running, op: ReduceOp) -> Result<(), RunError> {
     running.exit()
 }
 
-fn pull_reduce_scatter(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+fn pull_reduce_scatter(running: &Running, op: ReduceOp) -> Result<()> {
     let call = running.call;
     let piece = running.bytes / running.n;
     let result = running.at(&call.result, piece)?;
@@ -70,7 +70,7 @@ fn pull_reduce_scatter(running: &Running, op: ReduceOp) -> Result<(), RunError> 
     running.exit()
 }
 
-fn pull_all_gather(running: &Running) -> Result<(), RunError> {
+fn pull_all_gather(running: &Running) -> Result<()> {
     let call = running.call;
     let result = running.at(&call.result, running.bytes * running.n)?;
     let operands = operands(running, running.bytes)?;
@@ -81,7 +81,7 @@ fn pull_all_gather(running: &Running) -> Result<(), RunError> {
     running.exit()
 }
 
-fn pull_all_to_all(running: &Running) -> Result<(), RunError> {
+fn pull_all_to_all(running: &Running) -> Result<()> {
     let call = running.call;
     let piece = running.bytes / running.n;
     let result = running.at(&call.result, running.bytes)?;
@@ -94,24 +94,21 @@ fn pull_all_to_all(running: &Running) -> Result<(), RunError> {
     running.exit()
 }
 
-/// What a rank sends to each.
 enum Pieces {
-    /// Its whole operand.
     Whole,
     /// The piece of the receiver's number.
     Each,
 }
 
-fn push(running: &Running, pieces: Pieces) -> Result<(), RunError> {
+fn push(running: &Running, pieces: Pieces) -> Result<()> {
     let call = running.call;
     let (piece, total) = match pieces {
         Pieces::Whole => (running.bytes, running.bytes * running.n),
         Pieces::Each => (running.bytes / running.n, running.bytes),
     };
     let operand = running.at(&call.operand, running.bytes)?;
-    let results = (0..running.n)
-        .map(|p| running.on(&call.result, p, total))
-        .collect::<Result<PerRank<_>, RunError>>()?;
+    let results =
+        (0..running.n).map(|p| running.on(&call.result, p, total)).collect::<Result<PerRank<_>>>()?;
     running.meet()?;
     for p in running.peers().chain([running.me]) {
         let from = match pieces {
@@ -124,7 +121,7 @@ fn push(running: &Running, pieces: Pieces) -> Result<(), RunError> {
 }
 
 /// The operands of all ranks of the cell, by number.
-fn operands(running: &Running, bytes: usize) -> Result<PerRank<*const u8>, RunError> {
+fn operands(running: &Running, bytes: usize) -> Result<PerRank<*const u8>> {
     (0..running.n).map(|p| running.on(&running.call.operand, p, bytes).map(|a| a.cast_const())).collect()
 }
 

@@ -15,7 +15,7 @@ use super::copy::{Stores, copy};
 use super::ll;
 use super::reduce::{BLOCK, Room};
 use super::running::{PerRank, Running};
-use crate::error::RunError;
+use crate::error::Result;
 
 const EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
@@ -54,7 +54,7 @@ impl Zones {
     }
 }
 
-pub(super) fn run(running: &Running) -> Result<(), RunError> {
+pub(super) fn run(running: &Running) -> Result<()> {
     match running.call.kind {
         CollectiveKind::AllReduce(op) => reduce(running, *op, running.bytes, 0),
         CollectiveKind::ReduceScatter(op) => {
@@ -68,7 +68,7 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
     }
 }
 
-fn begin(running: &Running, message: usize) -> Result<Zones, RunError> {
+fn begin(running: &Running, message: usize) -> Result<Zones> {
     let Some(offsets) = running.call.landing else {
         return Err(running.fail("expected landing zones for ll, found none".into()));
     };
@@ -93,7 +93,7 @@ fn begin(running: &Running, message: usize) -> Result<Zones, RunError> {
 
 /// Removes all flags from this rank's zones while no peer writes there.
 #[cold]
-fn clear(running: &Running, offsets: [usize; 2]) -> Result<(), RunError> {
+fn clear(running: &Running, offsets: [usize; 2]) -> Result<()> {
     running.meet()?;
     let used = running.group.landing_used.load(Ordering::Relaxed);
     for offset in offsets {
@@ -106,7 +106,7 @@ fn clear(running: &Running, offsets: [usize; 2]) -> Result<(), RunError> {
 
 /// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
 /// operand, and reduces what came with its own.
-fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Result<(), RunError> {
+fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Result<()> {
     let call = running.call;
     let operand = running.at(&call.operand, running.bytes)?;
     let result = running.at(&call.result, message)?;
@@ -129,7 +129,7 @@ fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Res
         // SAFETY: rooms hold a block of any dtype, this rank's part of the operand and the result the whole message; a
         // block of the operand is read before that of the result is written.
         unsafe {
-            let source = |p: usize, room: &mut Room| -> Result<*const u8, RunError> {
+            let source = |p: usize, room: &mut Room| -> Result<*const u8> {
                 if p == running.me {
                     return Ok(own.wrapping_add(from));
                 }
@@ -152,7 +152,7 @@ fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Res
 
 /// All-gather and all-to-all: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
 /// operand.
-fn exchange(running: &Running, message: usize, stride: usize) -> Result<(), RunError> {
+fn exchange(running: &Running, message: usize, stride: usize) -> Result<()> {
     let call = running.call;
     let operand = running.at(&call.operand, running.bytes)?;
     let result = running.at(&call.result, message * running.n)?;
@@ -187,14 +187,7 @@ fn send(running: &Running, zones: &Zones, p: usize, from: *const u8) {
 
 /// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. A line begins at
 /// `from`.
-fn receive(
-    running: &Running,
-    zones: &Zones,
-    p: usize,
-    out: *mut u8,
-    from: usize,
-    to: usize,
-) -> Result<(), RunError> {
+fn receive(running: &Running, zones: &Zones, p: usize, out: *mut u8, from: usize, to: usize) -> Result<()> {
     let first = from / ll::DATA;
     let slot = zones.slot(running.me, p).wrapping_add(first * ll::LINE);
     let bytes = to - from;
@@ -212,7 +205,7 @@ fn receive(
     }
 }
 
-fn await_line(running: &Running, zones: &Zones, p: usize, i: usize) -> Result<(), RunError> {
+fn await_line(running: &Running, zones: &Zones, p: usize, i: usize) -> Result<()> {
     let slot = zones.slot(running.me, p);
     // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.
     let ready = || unsafe { ll::arrived(slot, i, zones.epoch) };

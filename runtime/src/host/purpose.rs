@@ -6,7 +6,7 @@ use symmc_plan::{Plan, ReadPlan};
 
 use super::config::HostConfig;
 use crate::custom::op_text;
-use crate::error::RunError;
+use crate::error::Result;
 
 /// What ranks join for to run a plan. Fails if the symmetric arena would be larger than any memory.
 pub fn plan_purpose(
@@ -14,7 +14,7 @@ pub fn plan_purpose(
     config: &HostConfig,
     watched: Watched,
     terms: Vec<Term>,
-) -> Result<Purpose, RunError> {
+) -> Result<Purpose> {
     Ok(Purpose {
         subject: plan_subject(plan),
         terms,

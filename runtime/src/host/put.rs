@@ -13,9 +13,9 @@ use symmc_control::Signal;
 use symmc_ir::collective::CollectiveKind;
 
 use super::running::{Running, copy_slices};
-use crate::error::RunError;
+use crate::error::Result;
 
-pub(super) fn run(running: &Running) -> Result<(), RunError> {
+pub(super) fn run(running: &Running) -> Result<()> {
     let (call, me) = (running.call, running.me as u32);
     let pairs = call.kind.pairs(running.n as u32).unwrap_or_default();
     let operand = running.at(&call.operand, running.bytes)?;
@@ -61,13 +61,7 @@ fn give(running: &Running, receiver: usize, signal: Signal, number: u64, peer: u
 }
 
 /// Waits for a signal of the receiver of number `receiver`, which number `peer` gives.
-fn wait(
-    running: &Running,
-    receiver: usize,
-    signal: Signal,
-    number: u64,
-    peer: usize,
-) -> Result<(), RunError> {
+fn wait(running: &Running, receiver: usize, signal: Signal, number: u64, peer: usize) -> Result<()> {
     let word = running.comm.control().signal(running.call.group, running.call.cell[receiver], signal);
     let given = || word.load(Ordering::Acquire) >= number;
     running.comm.waiter.until(given).map_err(|ended| running.ended(ended, |q| q != peer || given()))?;

@@ -10,7 +10,7 @@ use symmc_support::parallel;
 
 use super::session_rank::SessionRank;
 use crate::custom::panic_text;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{ExecConfig, RankMemory, Span};
 use crate::kernels::{Needs, Scratch};
 use crate::session::SizedProgram;
@@ -83,7 +83,7 @@ impl QueueState {
         }
     }
 
-    fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<(), RunError> {
+    fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<()> {
         let kept = self.progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
         // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
@@ -114,7 +114,7 @@ unsafe fn one_run(
     exec: &ExecConfig,
     pending: &PendingRun,
     scratch: &mut [Scratch; 2],
-) -> Result<(), RunError> {
+) -> Result<()> {
     let (comm, resolved) = (joined.comm(), &*pending.resolved);
     let SizedProgram { bound, digest, text } = &resolved.sized;
     let (number, bucket) = (pending.number, bound.bucket());
@@ -167,7 +167,7 @@ impl RunQueue {
         self.state = Arc::new(QueueState { progress, changed: Condvar::new(), needs });
     }
 
-    pub fn idle(&self) -> Result<bool, RunError> {
+    pub fn idle(&self) -> Result<bool> {
         let progress = self.state.progress();
         match &progress.failure {
             Some(error) => Err(error.clone()),
@@ -175,35 +175,31 @@ impl RunQueue {
         }
     }
 
-    pub fn failed(&self) -> Result<(), RunError> {
+    pub fn failed(&self) -> Result<()> {
         self.state.progress().failure.clone().map_or(Ok(()), Err)
     }
 
     /// Runs in this thread; nothing is in progress.
-    pub fn run_here(&self, joined: &SessionRank, pending: &PendingRun) -> Result<(), RunError> {
+    pub fn run_here(&self, joined: &SessionRank, pending: &PendingRun) -> Result<()> {
         self.state.progress().put += 1;
         self.state.run(joined, &self.exec, pending)
     }
 
     /// Starts the thread, if there is none.
-    pub fn prepare(&mut self, joined: &Arc<SessionRank>) -> Result<(), RunError> {
+    pub fn prepare(&mut self, joined: &Arc<SessionRank>) -> Result<()> {
         if self.worker.is_none() {
             self.worker = Some(self.start(joined.clone())?);
         }
         Ok(())
     }
 
-    /// Has the thread do a run.
-    pub fn put(&self, pending: PendingRun) -> Result<(), RunError> {
+    pub fn put(&self, pending: PendingRun) -> Result<()> {
         self.state.progress().put += 1;
         let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
         sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
     }
 
-    fn start(
-        &self,
-        joined: Arc<SessionRank>,
-    ) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>), RunError> {
+    fn start(&self, joined: Arc<SessionRank>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>)> {
         let (sender, runs) = mpsc::channel::<PendingRun>();
         let (state, exec) = (self.state.clone(), self.exec);
         let work = move || {
@@ -222,7 +218,7 @@ impl RunQueue {
         Ok((sender, thread))
     }
 
-    pub fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<(), RunError> {
+    pub fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<()> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut progress = self.state.progress();
         let _span = enter_rank_span(rank);

@@ -8,7 +8,7 @@ use symmc_control::{Counter, Ended, culprit, reached};
 
 use super::comm::{Comm, GroupState};
 use crate::call::PeerMemory;
-use crate::error::{DataFault, RunError};
+use crate::error::{DataFault, Result, RunError};
 
 /// The step that a rank meets its peers for.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Rendezvous<'a> {
 
 impl<'a> Rendezvous<'a> {
     /// The rank of `comm` at this step. Fails if the cell is none of this rank in this run.
-    pub fn new(comm: &'a Comm, info: StepInfo<'a>) -> Result<Self, RunError> {
+    pub fn new(comm: &'a Comm, info: StepInfo<'a>) -> Result<Self> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
             let found = format!("cell {:?} of group {} on rank {}", info.cell, info.group, comm.rank);
@@ -58,7 +58,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// A barrier: returns when every peer has arrived at it.
-    pub fn meet(&self) -> Result<(), RunError> {
+    pub fn meet(&self) -> Result<()> {
         self.touch();
         let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
         self.group.meets.store(target, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     #[inline]
-    pub fn await_peers(&self, counter: Counter, target: u32) -> Result<(), RunError> {
+    pub fn await_peers(&self, counter: Counter, target: u32) -> Result<()> {
         let ready = |p: usize| self.has_reached(p, counter, target);
         match self.comm.waiter.until(|| self.peers().all(ready)) {
             Ok(()) => Ok(()),
@@ -98,7 +98,7 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
-    pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<(), RunError> {
+    pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<()> {
         let ready = |q: usize| q != p || self.has_reached(q, counter, target);
         match self.comm.waiter.until(|| ready(p)) {
             Ok(()) => Ok(()),
@@ -135,7 +135,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
-    pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
+    pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
         let arena = &self.comm.domain.arenas[self.info.cell[p] as usize];
         if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
             let size = arena.len();
@@ -162,7 +162,7 @@ impl<'a> Rendezvous<'a> {
 }
 
 impl PeerMemory for Rendezvous<'_> {
-    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8, RunError> {
+    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
         self.arena(number, offset, bytes)
     }
 

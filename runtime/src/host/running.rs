@@ -11,7 +11,7 @@ use super::copy::{Stores, copy};
 use super::reduce::Reducer;
 use super::rendezvous::{Rendezvous, StepInfo};
 use crate::call::{CollectiveCall, Region, RegionMemory};
-use crate::error::RunError;
+use crate::error::Result;
 
 /// Bytes of one slice: between slices a rank may be delayed.
 pub(super) const SLICE: usize = 256 << 10;
@@ -32,7 +32,7 @@ impl<'a> Deref for Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    pub fn new(comm: &'a Comm, call: &'a CollectiveCall<'a>) -> Result<Self, RunError> {
+    pub fn new(comm: &'a Comm, call: &'a CollectiveCall<'a>) -> Result<Self> {
         let op = call.kind.name();
         let info = StepInfo { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
         let bytes = call.elements.saturating_mul(call.dtype.size());
@@ -42,7 +42,7 @@ impl<'a> Running<'a> {
     }
 
     /// Refuses what no variant can serve.
-    fn check(&self) -> Result<(), RunError> {
+    fn check(&self) -> Result<()> {
         let (call, n) = (self.call, self.n);
         let Some(contract) = call.variant.contract(call.kind) else {
             return Err(self.fail(format!("the variant {} does not run this collective", call.variant)));
@@ -71,7 +71,7 @@ impl<'a> Running<'a> {
     }
 
     /// The exit barrier, unless the variant or the plan does without.
-    pub fn exit(&self) -> Result<(), RunError> {
+    pub fn exit(&self) -> Result<()> {
         let exit = self.call.variant.contract(self.call.kind).map(|c| c.exit);
         let dropped = self.call.exit == Some(ExitBarrier::Dropped);
         match exit {
@@ -81,7 +81,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    pub fn at(&self, region: &Region, bytes: usize) -> Result<*mut u8, RunError> {
+    pub fn at(&self, region: &Region, bytes: usize) -> Result<*mut u8> {
         match region.memory {
             RegionMemory::Symmetric => self.on(region, self.me, bytes),
             RegionMemory::Private(base) => Ok(base.wrapping_add(region.offset)),
@@ -89,7 +89,7 @@ impl<'a> Running<'a> {
     }
 
     /// The address of `bytes` bytes of a symmetric region on the rank of number `p`.
-    pub fn on(&self, region: &Region, p: usize, bytes: usize) -> Result<*mut u8, RunError> {
+    pub fn on(&self, region: &Region, p: usize, bytes: usize) -> Result<*mut u8> {
         self.arena(p, region.on(self.info.cell[p]), bytes)
     }
 
@@ -98,7 +98,6 @@ impl<'a> Running<'a> {
     }
 }
 
-/// One thing for each rank of a cell.
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 
 /// Copies in slices; this rank may touch both at this time.

@@ -16,10 +16,9 @@ use super::config::{HostConfig, arena_size, count_groups};
 use super::queue::{PendingRun, ResolvedRun, RunQueue};
 use super::session_rank::SessionRank;
 use crate::custom::Registry;
-use crate::error::RunError;
-use crate::exec::{Bound, Executor, InputData, RankMemory, Span};
+use crate::error::{Result, RunError};
+use crate::exec::{Bound, Executor, InputData, RankMemory, Span, unread_plan};
 use crate::kernels::Needs;
-use crate::refused::unread_plan;
 use crate::session::budget::{self, Constants};
 use crate::session::{
     Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, Ports,
@@ -61,7 +60,7 @@ impl HostSession {
         kernels: &Registry,
         config: &HostConfig,
         terms: Vec<Term>,
-    ) -> Result<HostSession, RunError> {
+    ) -> Result<HostSession> {
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
         let joined = Arc::new(SessionRank::for_session(plan, group, config, terms)?);
@@ -85,7 +84,7 @@ impl HostSession {
         plan: &ReadPlan,
         kernels: &Registry,
         config: &HostConfig,
-    ) -> Result<HostSession, RunError> {
+    ) -> Result<HostSession> {
         let executor = Executor::new(plan, joined.comm().rank(), kernels, config.exec())?;
         let mut ports = Ports::new(executor, (1, config.callers))?;
         let room = config.extendable.then(|| Arrangement::room_for(plan));
@@ -114,12 +113,7 @@ impl HostSession {
 
     /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends. Fails if
     /// the plan has no such rank, or an op has no kernel.
-    pub fn budget(
-        plan: &CheckedPlan,
-        rank: u32,
-        kernels: &Registry,
-        config: &HostConfig,
-    ) -> Result<Taken, RunError> {
+    pub fn budget(plan: &CheckedPlan, rank: u32, kernels: &Registry, config: &HostConfig) -> Result<Taken> {
         expect_kernels(plan, kernels)?;
         let mut executor = Executor::new(plan, rank, kernels, config.exec())?;
         let needs = executor.needs();
@@ -135,7 +129,7 @@ impl HostSession {
         })
     }
 
-    fn prepare_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<NewProgram, RunError> {
+    fn prepare_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<NewProgram> {
         if plan.ranks != self.ports.plan().ranks {
             let (expected, found) = (self.ports.plan().ranks, plan.ranks);
             return Err(RunError::Invalid(format!(
@@ -165,7 +159,7 @@ impl HostSession {
     }
 
     /// Has every program lie where the session has it now.
-    fn place_programs(&mut self) -> Result<(), RunError> {
+    fn place_programs(&mut self) -> Result<()> {
         self.resolved = None;
         if self.arrangement.is_open(self.program) {
             self.ports.place(self.arrangement.placement(self.program))?;
@@ -179,11 +173,11 @@ impl HostSession {
         Ok(())
     }
 
-    fn joined(&self) -> Result<Arc<SessionRank>, RunError> {
+    fn joined(&self) -> Result<Arc<SessionRank>> {
         self.joined.clone().ok_or_else(ended)
     }
 
-    fn next_run(&mut self) -> Result<PendingRun, RunError> {
+    fn next_run(&mut self) -> Result<PendingRun> {
         self.queue.failed()?;
         let resolved = match &self.resolved {
             Some(resolved) => resolved.clone(),
@@ -199,7 +193,7 @@ impl HostSession {
         Ok(PendingRun { number, resolved, bucket, loads })
     }
 
-    fn resolve(&mut self) -> Result<ResolvedRun, RunError> {
+    fn resolve(&mut self) -> Result<ResolvedRun> {
         let sized = self.ports.sized()?.clone();
         let bound = &sized.bound;
         self.ports.check_bound_memory()?;
@@ -211,7 +205,7 @@ impl HostSession {
             inputs.push(if is_with_program { Span::NONE } else { span(memory.extent) });
         }
         let outputs = (0..bound.outputs.len()).map(|k| Ok(span(self.locate(Port::Output(k))?.extent)));
-        let outputs = outputs.collect::<Result<_, RunError>>()?;
+        let outputs = outputs.collect::<Result<_>>()?;
         let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
         let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
         let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
@@ -239,11 +233,8 @@ impl HostSession {
     }
 
     /// Refuses an access by the caller while runs may touch the memory.
-    fn expect_idle(&self, port: Port) -> Result<(), RunError> {
-        match self.queue.idle()? {
-            true => Ok(()),
-            false => Err(self.ports.busy(port)),
-        }
+    fn expect_idle(&self, port: Port) -> Result<()> {
+        if self.queue.idle()? { Ok(()) } else { Err(self.ports.busy(port)) }
     }
 
     /// Ends the session in order, once all runs have ended; others may go on for a moment.
@@ -276,18 +267,13 @@ impl PortDevice for HostSession {
         &mut self.ports
     }
 
-    fn arena(&self) -> Result<Extent, RunError> {
+    fn arena(&self) -> Result<Extent> {
         let joined = self.joined()?;
         let arena = joined.comm().arena();
         Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
     }
 
-    fn allocate_port(
-        &mut self,
-        name: &str,
-        bytes: usize,
-        smaller: Option<Arc<Segment>>,
-    ) -> Result<Segment, RunError> {
+    fn allocate_port(&mut self, name: &str, bytes: usize, smaller: Option<Arc<Segment>>) -> Result<Segment> {
         let larger = Segment::private(name, bytes)?;
         // Runs in progress may use the smaller one, which holds the data too.
         if let Some(old) = smaller {
@@ -313,13 +299,13 @@ impl Drop for HostSession {
 }
 
 impl DeviceSession for HostSession {
-    fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
+    fn set(&mut self, bindings: &Bindings) -> Result<()> {
         self.ports.set(bindings)?;
         self.resolved = None;
         Ok(())
     }
 
-    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize, RunError> {
+    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize> {
         self.queue.wait(self.rank, None)?;
         let (joined, made) = (self.joined()?, self.prepare_program(plan, kernels));
         let said = joined.comm().exchange(&proposal(plan, made.as_ref().err()));
@@ -336,7 +322,7 @@ impl DeviceSession for HostSession {
         Ok(number)
     }
 
-    fn select(&mut self, program: usize) -> Result<(), RunError> {
+    fn select(&mut self, program: usize) -> Result<()> {
         if program == self.program {
             return Ok(());
         }
@@ -350,7 +336,7 @@ impl DeviceSession for HostSession {
         Ok(())
     }
 
-    fn close_program(&mut self, program: usize) -> Result<(), RunError> {
+    fn close_program(&mut self, program: usize) -> Result<()> {
         self.queue.wait(self.rank, None)?;
         self.arrangement.close(program);
         if let Some(parked) = self.parked.get_mut(program) {
@@ -359,11 +345,11 @@ impl DeviceSession for HostSession {
         Ok(())
     }
 
-    fn bound(&self) -> Result<&Bound, RunError> {
+    fn bound(&self) -> Result<&Bound> {
         Ok(&self.ports.sized()?.bound)
     }
 
-    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
+    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<()> {
         self.ports.expect(port)?;
         if self.ports.state(port).bound == memory {
             return Ok(());
@@ -379,11 +365,11 @@ impl DeviceSession for HostSession {
         DeviceName::Host
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
         Ok(Arc::new(Segment::private("memory of the caller", bytes)?))
     }
 
-    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+    fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
         self.queue.wait(self.rank, None)?;
         let (joined, rank) = (self.joined()?, self.rank);
         let asked =
@@ -392,11 +378,11 @@ impl DeviceSession for HostSession {
         Ok(Arc::new(PartOfArena { arena: joined.comm().arena_kept().clone(), range }))
     }
 
-    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
+    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept> {
         Kept::on_host(tensor)
     }
 
-    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
+    fn memory_of(&mut self, port: Port) -> Result<PortMemory> {
         let was_given = self.ports.state(port).given;
         let memory = self.expose(port)?;
         if self.ports.state(port).given != was_given {
@@ -405,7 +391,7 @@ impl DeviceSession for HostSession {
         Ok(memory)
     }
 
-    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
+    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<()> {
         for &(input, data) in inputs {
             self.expect_idle(Port::Input(input))?;
             let to = span(self.expose_for(input, data.size())?);
@@ -424,7 +410,7 @@ impl DeviceSession for HostSession {
         Ok(())
     }
 
-    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
+    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<()> {
         self.expect_idle(port)?;
         let memory = self.locate(port)?;
         self.ports.expect_bytes(port, data.len())?;
@@ -440,7 +426,7 @@ impl DeviceSession for HostSession {
         Ok(())
     }
 
-    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
+    fn enqueue(&mut self, stream: Option<RawStream>) -> Result<()> {
         if stream.is_some() {
             return Err(RunError::Invalid("a stream was given: sessions of the host have none".into()));
         }
@@ -450,7 +436,7 @@ impl DeviceSession for HostSession {
         self.queue.put(pending)
     }
 
-    fn run(&mut self) -> Result<(), RunError> {
+    fn run(&mut self) -> Result<()> {
         if !self.queue.idle()? {
             self.enqueue(None)?;
             return self.queue.wait(self.rank, None);
@@ -459,15 +445,15 @@ impl DeviceSession for HostSession {
         self.queue.run_here(&joined, &pending)
     }
 
-    fn poll(&mut self) -> Result<bool, RunError> {
+    fn poll(&mut self) -> Result<bool> {
         self.queue.idle()
     }
 
-    fn wait(&mut self, limit: Duration) -> Result<(), RunError> {
+    fn wait(&mut self, limit: Duration) -> Result<()> {
         self.queue.wait(self.rank, Some(limit))
     }
 
-    fn release(&mut self) -> Result<(), RunError> {
+    fn release(&mut self) -> Result<()> {
         if !self.queue.idle()? {
             return Err(in_progress());
         }
@@ -486,7 +472,7 @@ impl DeviceSession for HostSession {
         joined.comm().exchange(&[0]).map(drop).map_err(|error| joined.fail(error))
     }
 
-    fn resume(&mut self) -> Result<(), RunError> {
+    fn resume(&mut self) -> Result<()> {
         let joined = self.joined()?;
         if self.ordinary.is_none() {
             let bytes = self.arrangement.ordinary();
@@ -514,7 +500,7 @@ impl DeviceSession for HostSession {
         }
     }
 
-    fn close(mut self: Box<Self>) -> Result<(), RunError> {
+    fn close(mut self: Box<Self>) -> Result<()> {
         self.queue.wait(self.rank, None)?;
         self.end(Leaving::Closed);
         Ok(())
@@ -537,11 +523,11 @@ fn no_callers() -> RunError {
 }
 
 /// Whether the host runs every node of a plan. Asked when the plan is made for the host; what passes here is refused by no rank.
-pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
+pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<()> {
     plan.programs().try_for_each(|program| kernels.check(&program.map_err(unread_plan)?.graph))
 }
 
-fn ordinary(plan: &Plan) -> Result<Arc<Segment>, RunError> {
+fn ordinary(plan: &Plan) -> Result<Arc<Segment>> {
     Ok(Arc::new(Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?))
 }
 
@@ -562,12 +548,12 @@ impl DeviceMemory for PartOfArena {
         Extent { address: all.address + self.range.start as u64, bytes: self.range.len() }
     }
 
-    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()> {
         // SAFETY: by the caller; the part lies in the arena.
         unsafe { self.arena.write(self.range.start + at, data) }
     }
 
-    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.arena.read(self.range.start + at, data) }
     }

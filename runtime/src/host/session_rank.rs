@@ -7,7 +7,7 @@ use symmc_plan::{Plan, ReadPlan};
 use super::comm::{Comm, CommConfig};
 use super::config::HostConfig;
 use super::purpose::plan_purpose;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// A rank that has joined the others, with its communicator. There is one for each rank that joined, since communicators count
 /// the collectives of each group.
@@ -20,7 +20,7 @@ pub struct SessionRank {
 impl SessionRank {
     /// A rank that has joined, and communicates like this. Fails if the memory that the ranks share does not have this
     /// rank. The run has ended then.
-    pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank, RunError> {
+    pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank> {
         match Comm::new(joined.domain().clone(), joined.rank(), config) {
             Ok(comm) => Ok(SessionRank { joined, comm }),
             Err(error) => Err(joined.fail(error)),
@@ -35,7 +35,7 @@ impl SessionRank {
         group: &Group,
         config: &HostConfig,
         mut terms: Vec<Term>,
-    ) -> Result<SessionRank, RunError> {
+    ) -> Result<SessionRank> {
         let place = group.next_session()?;
         terms.push(Term::text("bytes of symmetric memory for the caller", config.callers.to_string()));
         terms.push(Term::text("other programs in the session", config.extendable.to_string()));
@@ -51,7 +51,7 @@ impl SessionRank {
         &self.comm
     }
 
-    pub fn start(&self) -> Result<(), RunError> {
+    pub fn start(&self) -> Result<()> {
         self.joined.start()
     }
 
@@ -59,15 +59,15 @@ impl SessionRank {
         self.joined.fail(error)
     }
 
-    pub fn alive(&self) -> Result<(), RunError> {
+    pub fn alive(&self) -> Result<()> {
         self.joined.alive()
     }
 
-    pub fn send_answer(&self, answer: &impl Serialize) -> Result<(), RunError> {
+    pub fn send_answer(&self, answer: &impl Serialize) -> Result<()> {
         self.joined.send_answer(answer)
     }
 
-    pub fn conclude(self, result: Result<(), RunError>) -> Result<(), RunError> {
+    pub fn conclude(self, result: Result<()>) -> Result<()> {
         self.joined.conclude(result)
     }
 
@@ -76,7 +76,7 @@ impl SessionRank {
     }
 }
 
-fn expect_ranks(plan: &Plan, group: &Group) -> Result<(), RunError> {
+fn expect_ranks(plan: &Plan, group: &Group) -> Result<()> {
     if plan.ranks == group.ranks() {
         return Ok(());
     }

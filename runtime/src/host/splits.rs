@@ -9,9 +9,9 @@ use symmc_control::CHUNK;
 use super::copy::{Stores, copy};
 use super::running::{PerRank, Running, copy_slices};
 use super::stage::{Stage, share};
-use crate::error::RunError;
+use crate::error::Result;
 
-pub(super) fn run(running: &Running) -> Result<(), RunError> {
+pub(super) fn run(running: &Running) -> Result<()> {
     let mut stage = Stage::new(running);
     let (ends, rows) = meet(running, &mut stage)?;
     exchange(running, &mut stage, &rows, ends.operand, ends.result)?;
@@ -20,7 +20,7 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
 }
 
 /// By reading the peers' operands, once all have shown their sizes, which is when all have arrived.
-pub(super) fn pull(running: &Running) -> Result<(), RunError> {
+pub(super) fn pull(running: &Running) -> Result<()> {
     let operands = (0..running.n).map(|p| running.on(&running.call.operand, p, running.bytes));
     let operands = operands.collect::<Result<PerRank<_>, _>>()?;
     let (ends, rows) = meet(running, &mut Stage::new(running))?;
@@ -40,7 +40,7 @@ struct Ends {
 }
 
 /// Shows the sizes of all ranks to all.
-fn meet(running: &Running, stage: &mut Stage) -> Result<(Ends, Rows), RunError> {
+fn meet(running: &Running, stage: &mut Stage) -> Result<(Ends, Rows)> {
     let call = running.call;
     let n = running.n;
     let Some((splits, received)) = &call.splits else {
@@ -116,7 +116,7 @@ fn exchange(
     rows: &Rows,
     operand: *const u8,
     result: *mut u8,
-) -> Result<(), RunError> {
+) -> Result<()> {
     let share = share(running)?;
     for c in 0..rows.longest().div_ceil(share) {
         let part = |from: usize, to: usize| {
@@ -152,7 +152,7 @@ fn matrix(
     stage: &mut Stage,
     splits: *const u8,
     capacity: usize,
-) -> Result<Vec<Vec<usize>>, RunError> {
+) -> Result<Vec<Vec<usize>>> {
     let n = running.n;
     let mut shown: Vec<*const u8> = vec![splits; n];
     let chunk = stage.next();

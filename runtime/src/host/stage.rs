@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use symmc_control::{CHUNK, Counter, PER_RANK};
 
 use super::running::Running;
-use crate::error::RunError;
+use crate::error::Result;
 
 pub(super) struct Stage<'a> {
     running: &'a Running<'a>,
@@ -38,7 +38,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until this rank may write its memory of a chunk.
-    pub fn acquire(&self, chunk: u32) -> Result<(), RunError> {
+    pub fn acquire(&self, chunk: u32) -> Result<()> {
         self.running.await_peers(Counter::Drained, chunk.wrapping_sub(1))
     }
 
@@ -48,14 +48,14 @@ impl<'a> Stage<'a> {
         self.running.advance(Counter::Filled, chunk.wrapping_add(1));
     }
 
-    pub fn await_all(&self, chunk: u32) -> Result<(), RunError> {
+    pub fn await_all(&self, chunk: u32) -> Result<()> {
         self.running.await_peers(Counter::Filled, chunk.wrapping_add(1))?;
         self.running.touch();
         Ok(())
     }
 
     /// Waits for a chunk of rank number `p`.
-    pub fn await_one(&self, p: usize, chunk: u32) -> Result<(), RunError> {
+    pub fn await_one(&self, p: usize, chunk: u32) -> Result<()> {
         self.running.await_peer(p, Counter::Filled, chunk.wrapping_add(1))
     }
 
@@ -67,7 +67,7 @@ impl<'a> Stage<'a> {
 }
 
 /// Bytes that each peer has in a chunk that is divided among the peers, a multiple of 8.
-pub(super) fn share(running: &Running) -> Result<usize, RunError> {
+pub(super) fn share(running: &Running) -> Result<usize> {
     match CHUNK / running.n / 8 * 8 {
         0 => Err(running.fail(format!("expected at most {} ranks, found {}", CHUNK / 8, running.n))),
         share => Ok(share),

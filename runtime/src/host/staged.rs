@@ -9,12 +9,12 @@ use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
 use super::copy::{Stores, copy};
 use super::running::{PerRank, Running};
 use super::stage::{Stage, share};
-use crate::error::RunError;
+use crate::error::Result;
 
 /// All-reduce up to this many bytes from all peers together is reduced by every rank.
 const ONE_PHASE: usize = 64 << 10;
 
-pub(super) fn run(running: &Running) -> Result<(), RunError> {
+pub(super) fn run(running: &Running) -> Result<()> {
     match running.call.kind {
         CollectiveKind::AllReduce(op) if running.bytes * (running.n - 1) <= ONE_PHASE => {
             reduce_small(running, *op)
@@ -30,7 +30,7 @@ pub(super) fn run(running: &Running) -> Result<(), RunError> {
 }
 
 /// The collective of a cell of one rank.
-pub(super) fn alone(running: &Running) -> Result<(), RunError> {
+pub(super) fn alone(running: &Running) -> Result<()> {
     let call = running.call;
     if call.splits.is_some() {
         return super::splits::run(running);
@@ -54,7 +54,7 @@ fn ranges(elements: usize, most: usize) -> impl Iterator<Item = (usize, usize)> 
 }
 
 /// One chunk, which every rank reduces as a whole.
-fn reduce_small(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+fn reduce_small(running: &Running, op: ReduceOp) -> Result<()> {
     let call = running.call;
     let (operand, result) =
         (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
@@ -75,7 +75,7 @@ fn reduce_small(running: &Running, op: ReduceOp) -> Result<(), RunError> {
 }
 
 /// Two chunks at a time: operands, of which each rank reduces one slice, then the reduced slices.
-fn all_reduce(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+fn all_reduce(running: &Running, op: ReduceOp) -> Result<()> {
     let call = running.call;
     let size = call.dtype.size();
     let (operand, result) =
@@ -122,7 +122,7 @@ fn all_reduce(running: &Running, op: ReduceOp) -> Result<(), RunError> {
     Ok(())
 }
 
-fn all_gather(running: &Running) -> Result<(), RunError> {
+fn all_gather(running: &Running) -> Result<()> {
     let call = running.call;
     let (operand, result) =
         (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes * running.n)?);
@@ -161,7 +161,7 @@ fn stage_pieces(
     }
 }
 
-fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<(), RunError> {
+fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<()> {
     let call = running.call;
     let size = call.dtype.size();
     let (elements, piece) = (call.elements / running.n, running.bytes / running.n);
@@ -189,7 +189,7 @@ fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<(), RunError> {
     Ok(())
 }
 
-fn all_to_all(running: &Running) -> Result<(), RunError> {
+fn all_to_all(running: &Running) -> Result<()> {
     let call = running.call;
     let piece = running.bytes / running.n;
     let (operand, result) =
@@ -216,7 +216,7 @@ fn all_to_all(running: &Running) -> Result<(), RunError> {
     Ok(())
 }
 
-fn broadcast(running: &Running, root: usize) -> Result<(), RunError> {
+fn broadcast(running: &Running, root: usize) -> Result<()> {
     let call = running.call;
     let (operand, result) =
         (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
@@ -240,7 +240,7 @@ fn broadcast(running: &Running, root: usize) -> Result<(), RunError> {
     Ok(())
 }
 
-fn permute(running: &Running, pairs: &[(u32, u32)]) -> Result<(), RunError> {
+fn permute(running: &Running, pairs: &[(u32, u32)]) -> Result<()> {
     let call = running.call;
     let (operand, result) =
         (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);

@@ -16,7 +16,7 @@ use symmc_control::{Access, Segment};
 use symmc_ir::Tensor;
 use symmc_support::{Backing, Part};
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{InputData, InputSource};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ impl InputSource for FilePart {
         self.len
     }
 
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
         let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);
         let from = self.offset.checked_add(at).filter(|_| is_within);
         let from =
@@ -77,14 +77,14 @@ pub(super) enum OpenFile {
 
 impl OpenFile {
     /// A file that was found like this.
-    pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile, RunError> {
+    pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile> {
         match is_sealed(&fd) {
             true => Ok(OpenFile::Mapped(Segment::map("the inputs", fd, stamp.bytes, Access::Read)?)),
             false => Ok(OpenFile::Read(Arc::new(File::from(fd)), stamp)),
         }
     }
 
-    pub fn input(&self, place: &InputPlace) -> Result<PlacedInput<'_>, RunError> {
+    pub fn input(&self, place: &InputPlace) -> Result<PlacedInput<'_>> {
         let InputPlace { offset, len, .. } = *place;
         match self {
             OpenFile::Mapped(segment) => {
@@ -114,7 +114,6 @@ impl PlacedInput<'_> {
     }
 }
 
-/// A tensor of this process as an input.
 #[derive(Debug)]
 pub(super) struct TensorInput(Arc<Tensor>);
 
@@ -137,7 +136,7 @@ impl InputSource for TensorInput {
         self.0.data().len()
     }
 
-    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
         self.0.read(at, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
     }
 }
@@ -148,7 +147,7 @@ fn is_sealed(fd: &OwnedFd) -> bool {
 }
 
 /// Refuses a file that is not what the launcher found any more.
-fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<(), RunError> {
+fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<()> {
     let now = file.metadata().map_err(|e| RunError::Invalid(format!("{}: {e}", name(file))))?;
     let modified = stamp.modified.is_some_and(|m| m != (now.mtime(), now.mtime_nsec()));
     if now.len() == stamp.bytes as u64 && !modified {

@@ -16,9 +16,9 @@ use super::inputs::{FileStamp, InputPlace, OpenFile, PlacedInput};
 use super::needs::TensorSlot;
 use super::rank::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
 use super::run::{OpenSession, RankRuns, run_as};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
+use crate::exec::unread_plan;
 use crate::host::{HostConfig, SessionRank, locate_steps, plan_subject};
-use crate::refused::unread_plan;
 
 /// A plan at some sizes, as ranks that are processes are told.
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub fn launch<T: Serialize>(
     job: &Job<'_>,
     command: &RankCommand,
     task: impl FnOnce(JobText) -> T,
-) -> Result<Ran, RunError> {
+) -> Result<Ran> {
     let ranks = expect_ranks(job)?;
     let slots = expect_all_inputs(job)?;
     let memory = JobMemory::new(job, &slots)?;
@@ -70,7 +70,7 @@ pub fn launch<T: Serialize>(
 }
 
 /// Ranks that run a plan, without segments or files of their own.
-fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>, RunError> {
+fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>> {
     Ok(LaunchConfig {
         ranks,
         groups: config.groups(plan),
@@ -91,7 +91,7 @@ pub fn launch_plan<T: Serialize>(
     config: &HostConfig,
     command: &RankCommand,
     task: impl FnOnce(PlanText) -> T,
-) -> Result<Vec<String>, RunError> {
+) -> Result<Vec<String>> {
     let launch = plan_launch(plan, config, plan.ranks)?;
     launch_ranks(launch, command, &task(PlanText::new(plan, bindings, config)))
 }
@@ -106,7 +106,7 @@ impl PlanText {
         }
     }
 
-    pub fn read_plan(&self) -> Result<ReadPlan, RunError> {
+    pub fn read_plan(&self) -> Result<ReadPlan> {
         let plan = Plan::from_json(&self.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
         ReadPlan::read(Arc::new(plan)).map_err(unread_plan)
     }
@@ -119,7 +119,7 @@ impl PlanText {
         bindings
     }
 
-    pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank, RunError> {
+    pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank> {
         let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
         let joined = rank.join(plan_subject(plan), &terms, locate_steps(plan))?;
         SessionRank::new(joined, self.config.comm(ranks))
@@ -128,7 +128,7 @@ impl PlanText {
 
 impl JobText {
     /// Runs the job on its rank, in the session that `open` opens.
-    pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<(), RunError> {
+    pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<()> {
         let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
         let shared = rank.segment(INPUTS, "the inputs", Access::Read)?;
         let own = rank.segment(OUTPUTS, "the outputs of a rank", Access::ReadWrite)?;
@@ -146,13 +146,13 @@ impl JobText {
                 files.get(file).ok_or_else(missing)?.input(place)
             }
         };
-        let inputs = places.iter().map(input).collect::<Result<Vec<_>, RunError>>()?;
+        let inputs = places.iter().map(input).collect::<Result<Vec<_>>>()?;
         let output = |&[offset, len]: &[usize; 2]| {
             let start = own.locate(offset, len)?;
             // SAFETY: the launcher laid the outputs out apart from each other; nobody else touches them before the end.
             Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
         };
-        let outputs = self.outputs.iter().map(output).collect::<Result<_, RunError>>()?;
+        let outputs = self.outputs.iter().map(output).collect::<Result<_>>()?;
         let joined = self.plan.join(rank, &plan, self.repeats)?;
         let runs = RankRuns {
             plan: &plan,
@@ -180,7 +180,7 @@ struct JobMemory {
 }
 
 impl JobMemory {
-    fn new(job: &Job<'_>, slots: &[TensorSlot]) -> Result<JobMemory, RunError> {
+    fn new(job: &Job<'_>, slots: &[TensorSlot]) -> Result<JobMemory> {
         let files = files_of(job.inputs);
         let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
         let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
@@ -218,7 +218,7 @@ impl JobMemory {
         }
     }
 
-    fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>, RunError> {
+    fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>> {
         let of_rank = |own: &Segment| {
             let read = |(&[offset, len], slot): (&[usize; 2], &TensorSlot)| {
                 // SAFETY: the places were laid out within the segment; the ranks have ended.
@@ -232,7 +232,7 @@ impl JobMemory {
 }
 
 /// The start of each of these sizes when they lie one after another, aligned for every dtype, and the end.
-pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize), RunError> {
+pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize)> {
     let mut starts = Vec::new();
     let mut end = 0usize;
     for size in sizes {
@@ -260,7 +260,7 @@ fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
 }
 
 /// Writes a tensor at `start` of a segment that was laid out for it.
-fn store(segment: &Segment, start: usize, tensor: &Tensor) -> Result<(), RunError> {
+fn store(segment: &Segment, start: usize, tensor: &Tensor) -> Result<()> {
     let into = put(segment, start, tensor.data().len());
     tensor.read(0, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use symmc_ir::{Bindings, DType, Graph, Tensor, ValueId};
 use symmc_plan::ReadPlan;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TensorSlot {
@@ -15,7 +15,7 @@ pub(super) struct TensorSlot {
 }
 
 impl TensorSlot {
-    pub fn tensor(&self, data: Vec<u8>) -> Result<Tensor, RunError> {
+    pub fn tensor(&self, data: Vec<u8>) -> Result<Tensor> {
         Tensor::new(self.dtype, self.shape.clone(), data)
             .ok_or_else(|| RunError::system("reading an output", "its size does not fit its shape"))
     }
@@ -28,7 +28,7 @@ pub(super) fn expect_inputs(
     bindings: &Bindings,
     inputs: &[&[Arc<Tensor>]],
     first: u32,
-) -> Result<Vec<TensorSlot>, RunError> {
+) -> Result<Vec<TensorSlot>> {
     let graph = plan.source_program();
     for (rank, inputs) in (first..).zip(inputs) {
         check_inputs(graph, bindings, inputs, rank)?;
@@ -37,7 +37,7 @@ pub(super) fn expect_inputs(
     graph.outputs.iter().map(|o| output(o.value)).collect()
 }
 
-fn slot(graph: &Graph, value: ValueId, bindings: &Bindings, what: &str) -> Result<TensorSlot, RunError> {
+fn slot(graph: &Graph, value: ValueId, bindings: &Bindings, what: &str) -> Result<TensorSlot> {
     let ty = graph.ty(value);
     let bytes = |shape: &[usize]| shape.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d));
     let sized = ty.concrete(bindings).and_then(|shape| Some((bytes(&shape)?, shape)));
@@ -46,12 +46,7 @@ fn slot(graph: &Graph, value: ValueId, bindings: &Bindings, what: &str) -> Resul
     Ok(TensorSlot { dtype: ty.dtype, shape, bytes })
 }
 
-fn check_inputs(
-    graph: &Graph,
-    bindings: &Bindings,
-    inputs: &[Arc<Tensor>],
-    rank: u32,
-) -> Result<(), RunError> {
+fn check_inputs(graph: &Graph, bindings: &Bindings, inputs: &[Arc<Tensor>], rank: u32) -> Result<()> {
     if inputs.len() != graph.inputs.len() {
         let (expected, found) = (graph.inputs.len(), inputs.len());
         return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));

@@ -11,7 +11,7 @@ use super::inputs::TensorInput;
 use super::needs::{TensorSlot, expect_inputs};
 use super::run::{OpenSession, RankRuns, run_as};
 use super::times::RunTimes;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::host::{HostConfig, SessionRank, plan_purpose};
 use symmc_control::{JoinedRank, Membership, Term, Watched};
 
@@ -29,7 +29,6 @@ pub struct Job<'a> {
     pub config: HostConfig,
 }
 
-/// What a run gave.
 #[derive(Clone, Debug)]
 pub struct Ran {
     /// The outputs of each rank, of the last run.
@@ -61,7 +60,7 @@ pub fn run_rank(
     place: &Membership,
     job: &RankJob<'_>,
     open: &OpenSession<'_>,
-) -> Result<(Vec<Tensor>, RunTimes), RunError> {
+) -> Result<(Vec<Tensor>, RunTimes)> {
     let RankJob { plan, bindings, config, .. } = job;
     let prepared = expect_place(place, plan).and_then(|()| {
         let slots = expect_inputs(plan, bindings, &[job.inputs], place.rank)?;
@@ -87,7 +86,7 @@ pub fn run_rank(
     Ok((outputs.collect::<Result<_, _>>()?, times))
 }
 
-fn expect_place(place: &Membership, plan: &Plan) -> Result<(), RunError> {
+fn expect_place(place: &Membership, plan: &Plan) -> Result<()> {
     if plan.ranks == place.ranks {
         return Ok(());
     }
@@ -95,7 +94,7 @@ fn expect_place(place: &Membership, plan: &Plan) -> Result<(), RunError> {
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
 }
 
-pub(super) fn expect_ranks(job: &Job<'_>) -> Result<u32, RunError> {
+pub(super) fn expect_ranks(job: &Job<'_>) -> Result<u32> {
     let (ranks, found) = (job.plan.ranks, job.inputs.len());
     match found == ranks as usize && ranks > 0 {
         true => Ok(ranks),
@@ -104,7 +103,7 @@ pub(super) fn expect_ranks(job: &Job<'_>) -> Result<u32, RunError> {
 }
 
 /// Checks that the inputs of all ranks fit the program; the outputs of each rank.
-pub(super) fn expect_all_inputs(job: &Job<'_>) -> Result<Vec<TensorSlot>, RunError> {
+pub(super) fn expect_all_inputs(job: &Job<'_>) -> Result<Vec<TensorSlot>> {
     let inputs: Vec<&[Arc<Tensor>]> = job.inputs.iter().map(|inputs| &inputs[..]).collect();
     expect_inputs(job.plan, &job.bindings, &inputs, 0)
 }

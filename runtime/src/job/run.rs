@@ -11,7 +11,7 @@ use symmc_plan::ReadPlan;
 
 use super::times::{Clock, RunTimes};
 use super::trace;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{InputData, Registry};
 use crate::host::{HostConfig, HostSession, SessionRank};
 use crate::session::{DeviceName, DeviceSession, Extent, Port};
@@ -27,14 +27,10 @@ pub struct SessionRequest<'a> {
 }
 
 /// Opens the session of a rank on its device, together with all other ranks.
-pub type OpenSession<'o> =
-    dyn Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>, RunError> + Sync + 'o;
+pub type OpenSession<'o> = dyn Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>> + Sync + 'o;
 
 /// Opens it on the host, with these kernels of custom ops.
-pub fn open_on_host(
-    request: &SessionRequest<'_>,
-    kernels: &Registry,
-) -> Result<Box<dyn DeviceSession>, RunError> {
+pub fn open_on_host(request: &SessionRequest<'_>, kernels: &Registry) -> Result<Box<dyn DeviceSession>> {
     let SessionRequest { rank, plan, config, .. } = *request;
     Ok(Box::new(HostSession::open_joined(rank, plan, kernels, config)?))
 }
@@ -53,11 +49,7 @@ pub(super) struct RankRuns<'a> {
 }
 
 /// Runs a job on a rank that has joined; the times of its runs once the job has ended on all ranks.
-pub(super) fn run_as(
-    rank: SessionRank,
-    runs: RankRuns<'_>,
-    open: &OpenSession<'_>,
-) -> Result<RunTimes, RunError> {
+pub(super) fn run_as(rank: SessionRank, runs: RankRuns<'_>, open: &OpenSession<'_>) -> Result<RunTimes> {
     let rank = Arc::new(rank);
     let RankRuns { plan, bindings, config, .. } = runs;
     let opened = open(&SessionRequest { rank: &rank, plan, bindings, config });
@@ -74,7 +66,7 @@ fn run_and_close(
     mut session: Box<dyn DeviceSession>,
     rank: &SessionRank,
     runs: RankRuns<'_>,
-) -> Result<RunTimes, RunError> {
+) -> Result<RunTimes> {
     match run_all(&mut *session, rank, runs) {
         Ok(times) => session.close().map(|()| times),
         Err(error) => {
@@ -86,11 +78,7 @@ fn run_and_close(
     }
 }
 
-fn run_all(
-    session: &mut dyn DeviceSession,
-    rank: &SessionRank,
-    mut runs: RankRuns<'_>,
-) -> Result<RunTimes, RunError> {
+fn run_all(session: &mut dyn DeviceSession, rank: &SessionRank, mut runs: RankRuns<'_>) -> Result<RunTimes> {
     session.set(runs.bindings)?;
     let copied = give_inputs(session, &runs.inputs)?;
     session.write_all(&copied)?;
@@ -124,7 +112,7 @@ fn run_all(
 fn give_inputs<'d>(
     session: &mut dyn DeviceSession,
     inputs: &[InputData<'d>],
-) -> Result<Vec<(usize, InputData<'d>)>, RunError> {
+) -> Result<Vec<(usize, InputData<'d>)>> {
     let on_host = session.device() == DeviceName::Host;
     let bound = session.bound()?;
     let (mut lent, mut copied) = (Vec::new(), Vec::new());
@@ -148,7 +136,7 @@ fn give_inputs<'d>(
 }
 
 /// Lends the memory of outputs that the session may write where it lies; which these are.
-fn lend_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> Result<Vec<bool>, RunError> {
+fn lend_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> Result<Vec<bool>> {
     let on_host = session.device() == DeviceName::Host;
     let aligns: Vec<usize> = session.bound()?.outputs.iter().map(|output| output.dtype.size()).collect();
     let mut lent = Vec::with_capacity(outputs.len());
@@ -169,7 +157,7 @@ fn lend_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> R
 fn renewed_inputs<'d>(
     session: &dyn DeviceSession,
     copied: Vec<(usize, InputData<'d>)>,
-) -> Result<Vec<(usize, InputData<'d>)>, RunError> {
+) -> Result<Vec<(usize, InputData<'d>)>> {
     let bound = session.bound()?;
     let is_renewed = |index: usize| {
         let input = &bound.inputs[index];

@@ -7,11 +7,11 @@ use symmc_support::parallel;
 
 use super::rank::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
 use super::run::OpenSession;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 /// Runs a job on one thread for each rank. Fails if the inputs do not fit the plan, an op has no kernel, or a rank
 /// failed.
-pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran, RunError> {
+pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran> {
     let ranks = expect_ranks(job)?;
     expect_all_inputs(job)?;
     let places = Group::threads(ranks).iter().map(Group::next_session).collect::<Result<Vec<_>, _>>()?;

@@ -8,13 +8,13 @@ use std::path::Path;
 use serde_json::{Value, json};
 use symmc_plan::Lane;
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::host::Comm;
 use crate::output_file;
 use crate::session::TracedStep;
 
 /// Gathers what all ranks traced; rank 0 writes it to `path`. Fails if a peer failed, or the file cannot be written.
-pub fn write(path: &Path, steps: &[TracedStep], comm: &Comm) -> Result<(), RunError> {
+pub fn write(path: &Path, steps: &[TracedStep], comm: &Comm) -> Result<()> {
     let mine = serde_json::to_vec(steps).map_err(broken)?;
     // All ranks give equally many bytes: first the number, then as many as the longest.
     let lengths = comm.exchange(&(mine.len() as u64).to_le_bytes())?;
@@ -37,7 +37,7 @@ fn broken(error: serde_json::Error) -> RunError {
     RunError::system("gathering traces", error)
 }
 
-fn write_all(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<(), RunError> {
+fn write_all(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<()> {
     let text = serde_json::to_vec(&chrome(ranks)).map_err(broken)?;
     output_file::write(path, &text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
 }

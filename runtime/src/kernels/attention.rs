@@ -11,7 +11,7 @@ use std::ops::Range;
 use symmc_ir::attention::{Bound, Operands, visible};
 use symmc_ir::{DType, Side};
 
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::gemm::{Extents, Gemm, Matrix};
 use super::matmul::{elements, read_matrix};
 use super::norm::{exp_row, for_real, max_of};
@@ -47,7 +47,7 @@ pub(super) fn attention(
     operands: &[Strided],
     results: &[Strided],
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let o = &parts(scores, operands)?;
     let (result, sums) = (&results[0], results.get(1));
     let (head, group) = check(scores, o, result)?;
@@ -112,10 +112,7 @@ pub(super) fn attention(
 }
 
 /// The operands by what they are.
-pub(super) fn parts<'a>(
-    scores: &Scores<'_>,
-    operands: &'a [Strided],
-) -> Result<Operands<'a, Strided>, KernelError> {
+pub(super) fn parts<'a>(scores: &Scores<'_>, operands: &'a [Strided]) -> Result<Operands<'a, Strided>> {
     Operands::of(scores.bounds, scores.sink, operands).ok_or_else(|| KernelError::Arity {
         op: "attention".into(),
         expected: format!(
@@ -128,7 +125,7 @@ pub(super) fn parts<'a>(
 }
 
 /// Checks the type of the log-sum-exp.
-pub(super) fn check_sums(o: &Operands<'_, Strided>, sums: &Strided) -> Result<(), KernelError> {
+pub(super) fn check_sums(o: &Operands<'_, Strided>, sums: &Strided) -> Result<()> {
     let (q, found) = (o.q.shape(), sums.shape());
     let expected = &q[..q.len() - 1];
     if sums.dtype == o.q.dtype.wide() && found[..] == *expected {
@@ -147,7 +144,6 @@ struct Hidden<'a> {
     sinks: Option<&'a [f64]>,
 }
 
-/// A bound whose position is known.
 pub(super) struct Limit<'a> {
     bound: &'a Bound,
     add: i64,
@@ -167,7 +163,7 @@ pub(super) fn limits<'a>(
     bounds: &'a [Bound],
     o: &Operands<'_, Strided>,
     scratch: &mut Scratch,
-) -> Result<Vec<Limit<'a>>, KernelError> {
+) -> Result<Vec<Limit<'a>>> {
     let mut rows = o.q.shape();
     if let Some(columns) = rows.last_mut() {
         *columns = 1;
@@ -217,7 +213,7 @@ pub(super) fn check(
     scores: &Scores<'_>,
     o: &Operands<'_, Strided>,
     result: &Strided,
-) -> Result<(Head, usize), KernelError> {
+) -> Result<(Head, usize)> {
     let (q, k, v) = (o.q.shape(), o.k.shape(), o.v.shape());
     let misfit = || KernelError::Shape {
         what: "attention".into(),
@@ -397,10 +393,7 @@ impl<R: Gemm> Rows<R> {
         for i in 0..m {
             let row = &mut self.sums[i * f..(i + 1) * f];
             let scale = R::of(1.0 / self.total[i]);
-            match self.total[i] == 0.0 {
-                true => row.fill(R::ZERO),
-                false => row.iter_mut().for_each(|x| *x *= scale),
-            }
+            if self.total[i] == 0.0 { row.fill(R::ZERO) } else { row.iter_mut().for_each(|x| *x *= scale) }
         }
     }
 

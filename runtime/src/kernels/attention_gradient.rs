@@ -12,7 +12,7 @@ use symmc_ir::attention::{Operands, visible};
 use super::attention::{
     COLUMNS, Head, Limit, ROWS, Scores, as_matrix, check, check_sums, limits, parts, pick,
 };
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::gemm::{Extents, Gemm, Matrix};
 use super::norm::for_real;
 use super::scratch::{Buffer, Needs, Scratch};
@@ -25,7 +25,7 @@ pub(super) fn gradient(
     operands: &[Strided],
     results: &[Strided],
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let arity = || KernelError::Arity {
         op: "attention_gradient".into(),
         expected: "the gradient of the result, the result, the log-sum-exp, and the operands of attention"
@@ -78,7 +78,7 @@ fn check_all(
     o: &Operands<'_, Strided>,
     [gradient, result, sums]: &[Strided; 3],
     gradients: [&Strided; 3],
-) -> Result<(Head, usize), KernelError> {
+) -> Result<(Head, usize)> {
     let found = check(scores, o, result)?;
     check(scores, o, gradient)?;
     check_sums(o, sums)?;

@@ -6,15 +6,13 @@ use thiserror::Error;
 
 use crate::error::DataFault;
 
+/// The result of what fails with a [`KernelError`], or with another error where one is named.
+pub type Result<T, E = KernelError> = std::result::Result<T, E>;
+
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum KernelError {
     #[error("the index {index} is outside axis {axis}, which has extent {extent}")]
-    Index {
-        /// The index as it was given.
-        index: i64,
-        axis: usize,
-        extent: usize,
-    },
+    Index { index: i64, axis: usize, extent: usize },
     #[error("{what}: expected {expected}, found {found}")]
     Shape { what: String, expected: String, found: String },
     #[error("{op}: expected {expected}, found {found}")]
@@ -60,7 +58,7 @@ impl KernelError {
 }
 
 /// Checks that the slices that [`compute_with`](super::compute_with) takes apart are long enough.
-pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<(), KernelError> {
+pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
     symmc_ir::infer::fits(op, operands, results).map_err(|expected| KernelError::Arity {
         op: op_name(op).into(),
         expected,

@@ -12,16 +12,13 @@ pub(super) struct Matrix<C> {
 }
 
 impl<C> Matrix<C> {
-    /// A row-major matrix with this many columns.
     pub fn dense(ptr: *mut C, columns: usize) -> Self {
         Matrix { ptr, row: columns as isize, column: 1 }
     }
-    /// The matrix from this row and column on.
     pub fn at(self, row: usize, column: usize) -> Self {
         let offset = self.row * row as isize + self.column * column as isize;
         Matrix { ptr: self.ptr.wrapping_offset(offset), ..self }
     }
-    /// Rows for columns.
     pub fn transposed(self) -> Self {
         Matrix { ptr: self.ptr, row: self.column, column: self.row }
     }

@@ -7,7 +7,7 @@
 
 use symmc_ir::{DType, Reduction};
 
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::reduce::Accumulate;
 use super::scratch::{Buffer, Scratch};
 use super::strided::{Axis, CopyPlan, Odometer, Reader, Strided, Writer, copy};
@@ -19,7 +19,7 @@ fn offsets(
     extent: usize,
     stride: isize,
     scratch: &mut Scratch,
-) -> Result<Buffer<i64>, KernelError> {
+) -> Result<Buffer<i64>> {
     let mut out = scratch.take::<i64>(indices.numel());
     Reader::new(indices).fill(&mut out);
     for i in out.iter_mut() {
@@ -29,7 +29,7 @@ fn offsets(
 }
 
 /// The position that an index means on an axis of this extent.
-fn position(index: i64, axis: usize, extent: usize) -> Result<usize, KernelError> {
+fn position(index: i64, axis: usize, extent: usize) -> Result<usize> {
     let within = usize::try_from(index).ok().filter(|&i| i < extent);
     within.ok_or(KernelError::Index { index, axis, extent })
 }
@@ -41,7 +41,7 @@ fn broadcast_offsets(
     along: Axis,
     shape: &[usize],
     scratch: &mut Scratch,
-) -> Result<Buffer<i64>, KernelError> {
+) -> Result<Buffer<i64>> {
     let mut own = offsets(indices, axis, along.n, along.stride, scratch)?;
     if indices.shape()[..] == *shape {
         return Ok(own);
@@ -60,7 +60,7 @@ fn joint_offsets(
     x: &Strided,
     shape: &[usize],
     scratch: &mut Scratch,
-) -> Result<Buffer<i64>, KernelError> {
+) -> Result<Buffer<i64>> {
     let mut sum = scratch.take::<i64>(shape.iter().product());
     sum.fill(0);
     for (i, indices) in indices.iter().enumerate() {
@@ -71,7 +71,7 @@ fn joint_offsets(
     Ok(sum)
 }
 
-fn common_shape(indices: &[Strided]) -> Result<Vec<usize>, KernelError> {
+fn common_shape(indices: &[Strided]) -> Result<Vec<usize>> {
     let rank = indices.iter().map(Strided::rank).max().unwrap_or(0);
     let mut out = vec![1; rank];
     for t in indices {
@@ -101,7 +101,7 @@ struct Indexed {
     shape: Vec<usize>,
 }
 
-fn indexed(axis: usize, x: &Strided, indices: &[Strided]) -> Result<Indexed, KernelError> {
+fn indexed(axis: usize, x: &Strided, indices: &[Strided]) -> Result<Indexed> {
     let at = common_shape(indices)?;
     if axis + indices.len() > x.rank() {
         return Err(KernelError::Shape {
@@ -124,7 +124,7 @@ pub(super) fn index(
     indices: &[Strided],
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let i = indexed(axis, x, indices)?;
     if result.shape()[..] != i.shape[..] || result.dtype != x.dtype {
         return Err(KernelError::shape("the result of indexing", &i.shape, &result.shape()));
@@ -162,7 +162,7 @@ pub(super) fn gather(
     indices: &Strided,
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     if result.shape() != indices.shape() || result.dtype != x.dtype {
         return Err(KernelError::shape("the result of gather", &indices.shape(), &result.shape()));
     }
@@ -189,7 +189,7 @@ fn clip(axes: &mut [Axis], indices: &Strided) {
 }
 
 /// Checks that `indices` is no larger than `x` along any axis but `axis`.
-fn check_within(axis: usize, x: &Strided, indices: &Strided) -> Result<(), KernelError> {
+fn check_within(axis: usize, x: &Strided, indices: &Strided) -> Result<()> {
     let fits = axis < x.rank()
         && indices.rank() == x.rank()
         && (0..x.rank()).all(|a| a == axis || indices.n(a) <= x.n(a));
@@ -216,7 +216,7 @@ pub(super) fn scatter(
     s: &Scatter<'_>,
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     same_shape("the result of scatter", s.x, result)?;
     same_shape("the source of scatter", s.index, s.src)?;
     check_within(axis, s.x, s.index)?;
@@ -235,7 +235,7 @@ pub(super) fn scatter(
     Ok(())
 }
 
-fn same_shape(what: &str, expected: &Strided, found: &Strided) -> Result<(), KernelError> {
+fn same_shape(what: &str, expected: &Strided, found: &Strided) -> Result<()> {
     match expected.shape() == found.shape() {
         true => Ok(()),
         false => Err(KernelError::shape(what, &expected.shape(), &found.shape())),
@@ -251,7 +251,7 @@ pub(super) fn index_put(
     indices: &[Strided],
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     same_shape("the result of an indexed store", x, result)?;
     let i = indexed(axis, x, indices)?;
     let src = src.broadcast(&i.shape)?;
@@ -341,11 +341,6 @@ fn combined<A: Accumulate>(
 }
 
 /// `x` with `src` added at the rows `indices` along `axis`.
-pub(super) fn index_add(
-    axis: usize,
-    s: &Scatter<'_>,
-    result: &Strided,
-    scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+pub(super) fn index_add(axis: usize, s: &Scatter<'_>, result: &Strided, scratch: &mut Scratch) -> Result<()> {
     index_put(axis, Some(Reduction::Sum), s.x, s.src, std::slice::from_ref(s.index), result, scratch)
 }

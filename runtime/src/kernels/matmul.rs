@@ -7,7 +7,7 @@
 use symmc_ir::{DType, Scalar};
 
 use super::element::Number;
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::gemm::{Extents, Gemm, Matrix};
 use super::pointwise;
 use super::scratch::{Needs, Scratch};
@@ -16,12 +16,7 @@ use super::strided::{Odometer, Reader, Strided, Writer};
 /// The most f32 numbers of the right operand that are converted at once.
 const BLOCK_NUMBERS: usize = 1 << 19;
 
-pub(super) fn matmul(
-    x: &Strided,
-    y: &Strided,
-    result: &Strided,
-    scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+pub(super) fn matmul(x: &Strided, y: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<()> {
     let (rank, e) = extents(x, y, result)?;
     let batch = &result.shape()[..rank - 2];
     let matrix = |v: &Strided| v.with_axes(v.axes[v.rank() - 2..].iter().copied());
@@ -43,7 +38,7 @@ pub(super) fn matmul(
     Ok(())
 }
 
-fn extents(x: &Strided, y: &Strided, result: &Strided) -> Result<(usize, Extents), KernelError> {
+fn extents(x: &Strided, y: &Strided, result: &Strided) -> Result<(usize, Extents)> {
     let misfit = || KernelError::Shape {
         what: "matmul".into(),
         expected: "[.., m, k] and [.., k, n] for [.., m, n]".into(),
@@ -62,11 +57,7 @@ fn extents(x: &Strided, y: &Strided, result: &Strided) -> Result<(usize, Extents
 
 /// Each group of the rows of `x` times its own matrix of `y`; zeros behind the last. Or, of two matrices, the products of
 /// the groups that divide K. The ends are checked before anything is written. Operands: `x`, `y`, the ends.
-pub(super) fn grouped(
-    [x, y, ends]: [&Strided; 3],
-    result: &Strided,
-    scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+pub(super) fn grouped([x, y, ends]: [&Strided; 3], result: &Strided, scratch: &mut Scratch) -> Result<()> {
     let divides_k = y.rank() == 2;
     let groups = if divides_k { result } else { y };
     let fits = x.rank() == 2 && groups.rank() == 3 && ends.shape()[..] == [groups.n(0)] && x.dtype.is_float();

@@ -39,7 +39,7 @@ use symmc_ir::text::op_name;
 use symmc_ir::{Op, Reduction};
 
 pub use error::KernelError;
-use error::arity;
+use error::{Result, arity};
 pub use faults::may_refuse_data;
 pub use needs::Shaped;
 pub use scratch::{Bytes, Needs, Scratch};
@@ -50,7 +50,7 @@ use strided::{Strided, unpermuted};
 
 /// Runs one op with memory of its own for what it needs meanwhile. Fails if the operands do not fit the op, or an index
 /// is out of range. The results are then unspecified.
-pub fn compute(op: &Op, operands: &[View<'_>], results: &mut [ViewMut<'_>]) -> Result<(), KernelError> {
+pub fn compute(op: &Op, operands: &[View<'_>], results: &mut [ViewMut<'_>]) -> Result<()> {
     compute_with(op, operands, results, &mut Scratch::new())
 }
 
@@ -60,13 +60,13 @@ pub fn compute_with(
     operands: &[View<'_>],
     results: &mut [ViewMut<'_>],
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let x: SmallVec<[Strided; 4]> = operands.iter().map(Strided::from).collect();
     let r: SmallVec<[Strided; 2]> = results.iter_mut().map(Strided::from).collect();
     run(op, &x, &r, scratch)
 }
 
-fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(), KernelError> {
+fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<()> {
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(scalar) => pointwise::full(*scalar, &r[0]),
@@ -182,7 +182,7 @@ fn add_needs(op: &Op, x: &[Strided], r: &[Strided], out: &mut Needs) -> Option<(
     }
 }
 
-fn same(x: &Strided, result: &Strided) -> Result<(), KernelError> {
+fn same(x: &Strided, result: &Strided) -> Result<()> {
     match x.shape() == result.shape() {
         true => Ok(()),
         false => Err(KernelError::shape("the result", &x.shape(), &result.shape())),

@@ -3,7 +3,7 @@
 //! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once: the squares of
 //! numbers far from 1 do not fit f32.
 
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::gemm::sum_by;
 use super::math::Real;
 use super::scratch::{Buffer, Scratch};
@@ -30,7 +30,7 @@ pub(super) fn softmax(
     x: &Strided,
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     if axis >= x.rank() || x.shape() != result.shape() {
         return Err(KernelError::shape("the result of softmax", &x.shape(), &result.shape()));
     }
@@ -92,7 +92,7 @@ fn rows<R: Real>(
 }
 
 /// Reads a weight or bias of the normalised axes as one row.
-fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Buffer<R>, KernelError> {
+fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Buffer<R>> {
     if v.numel() != n {
         return Err(KernelError::shape("the weight or bias of a norm", &[n], &v.shape()));
     }
@@ -102,7 +102,7 @@ fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Bu
 }
 
 /// The number of elements of the last `axes` axes.
-fn row_length(axes: usize, x: &Strided, result: &Strided) -> Result<usize, KernelError> {
+fn row_length(axes: usize, x: &Strided, result: &Strided) -> Result<usize> {
     if axes > x.rank() || x.shape() != result.shape() {
         return Err(KernelError::shape("the result of a norm", &x.shape(), &result.shape()));
     }
@@ -122,7 +122,7 @@ pub(super) fn rms_norm(
     weight: Option<&Strided>,
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let n = row_length(rms.axes, x, result)?;
     let round = rms.round_first && weight.is_some();
     for_real!(x.dtype, R => {
@@ -170,7 +170,7 @@ pub(super) fn layer_norm(
     parameters: &[Strided],
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let n = row_length(axes, x, result)?;
     for_real!(x.dtype, R => {
         let weight = parameters.first().map(|w| parameter::<R>(w, n, scratch)).transpose()?;

@@ -6,12 +6,12 @@
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
 use super::element::{Number, for_element, for_number};
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::math::Real;
 use super::simd::widened;
 use super::strided::{BLOCK, Reader, Strided, Writer};
 
-pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<(), KernelError> {
+pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<()> {
     defined(op.takes(x.dtype), op.name(), x.dtype)?;
     match x.dtype {
         DType::F64 => map_blocks::<f64>(x, result, |b| unary_block(op, b)),
@@ -21,11 +21,11 @@ pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<(), Ke
     Ok(())
 }
 
-fn defined(takes: bool, op: &str, dtype: DType) -> Result<(), KernelError> {
+fn defined(takes: bool, op: &str, dtype: DType) -> Result<()> {
     if takes { Ok(()) } else { Err(KernelError::Undefined { op: op.into(), dtype }) }
 }
 
-pub(super) fn binary(op: BinaryOp, x: &Strided, y: &Strided, result: &Strided) -> Result<(), KernelError> {
+pub(super) fn binary(op: BinaryOp, x: &Strided, y: &Strided, result: &Strided) -> Result<()> {
     defined(op.takes(x.dtype), op.name(), x.dtype)?;
     let shape = result.shape();
     let (x, y) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
@@ -49,7 +49,7 @@ pub(super) fn binary_scalar(
     scalar_left: bool,
     x: &Strided,
     result: &Strided,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     defined(op.takes(x.dtype), op.name(), x.dtype)?;
     for_number!(x.dtype, C => {
         let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
@@ -74,12 +74,7 @@ pub(super) fn binary_scalar(
     Ok(())
 }
 
-pub(super) fn select(
-    condition: &Strided,
-    x: &Strided,
-    y: &Strided,
-    result: &Strided,
-) -> Result<(), KernelError> {
+pub(super) fn select(condition: &Strided, x: &Strided, y: &Strided, result: &Strided) -> Result<()> {
     let shape = result.shape();
     let (condition, x, y) = (condition.broadcast(&shape)?, x.broadcast(&shape)?, y.broadcast(&shape)?);
     for_number!(x.dtype, C => {
@@ -208,7 +203,7 @@ fn unary_int_block(op: UnaryOp, dtype: DType, b: &mut [i64]) {
 /// Binary ops on blocks of one number type; the result replaces the left operand, 1 and 0 stand for true
 /// and false.
 pub(super) trait Combine: Number {
-    fn combine(op: BinaryOp, a: &mut [Self], b: &[Self]) -> Result<(), KernelError>;
+    fn combine(op: BinaryOp, a: &mut [Self], b: &[Self]) -> Result<()>;
 }
 
 #[inline(always)]
@@ -246,21 +241,21 @@ fn combine_real<R: Real>(op: BinaryOp, a: &mut [R], b: &[R]) {
 }
 
 impl Combine for f32 {
-    fn combine(op: BinaryOp, a: &mut [f32], b: &[f32]) -> Result<(), KernelError> {
+    fn combine(op: BinaryOp, a: &mut [f32], b: &[f32]) -> Result<()> {
         combine_real(op, a, b);
         Ok(())
     }
 }
 
 impl Combine for f64 {
-    fn combine(op: BinaryOp, a: &mut [f64], b: &[f64]) -> Result<(), KernelError> {
+    fn combine(op: BinaryOp, a: &mut [f64], b: &[f64]) -> Result<()> {
         combine_real(op, a, b);
         Ok(())
     }
 }
 
 impl Combine for i64 {
-    fn combine(op: BinaryOp, a: &mut [i64], b: &[i64]) -> Result<(), KernelError> {
+    fn combine(op: BinaryOp, a: &mut [i64], b: &[i64]) -> Result<()> {
         if matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && b.contains(&0) {
             return Err(KernelError::ZeroDivisor);
         }

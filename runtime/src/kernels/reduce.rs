@@ -6,7 +6,7 @@
 use symmc_ir::{ArgOp, DType, Reduction};
 
 use super::element::{Number, for_number};
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::gemm::sum_by;
 use super::pointwise::blocks;
 use super::scratch::Scratch;
@@ -122,7 +122,7 @@ pub(super) fn reduce(
     x: &Strided,
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let kept = kept_axes(axes, keep, x, result)?;
     let count: usize = axes.iter().map(|&a| x.n(a)).product();
     if count == 0 && result.numel() > 0 && matches!(op, Reduction::Max | Reduction::Min) {
@@ -137,7 +137,7 @@ pub(super) fn reduce(
 }
 
 /// The axes that are not reduced. Checks the shape of the result.
-fn kept_axes(axes: &[usize], keep: bool, x: &Strided, result: &Strided) -> Result<Vec<usize>, KernelError> {
+fn kept_axes(axes: &[usize], keep: bool, x: &Strided, result: &Strided) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.rank()).filter(|a| !axes.contains(a)).collect();
     let expected: Vec<usize> = match keep {
         true => (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.n(a) }).collect(),
@@ -202,7 +202,7 @@ pub(super) fn arg_reduce(
     x: &Strided,
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     kept_axes(&[axis], keep, x, result)?;
     let n = x.n(axis);
     if n == 0 && result.numel() > 0 {
@@ -240,12 +240,7 @@ fn arg_of<C: Number>(op: ArgOp, row: &[C]) -> usize {
     best
 }
 
-pub(super) fn cumsum(
-    axis: usize,
-    x: &Strided,
-    result: &Strided,
-    scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+pub(super) fn cumsum(axis: usize, x: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<()> {
     if axis >= x.rank() || x.shape() != result.shape() {
         return Err(KernelError::shape("the result of cumsum", &x.shape(), &result.shape()));
     }

@@ -5,7 +5,7 @@
 
 use symmc_ir::DType;
 
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::math::Real;
 use super::norm::round_to;
 use super::scratch::Scratch;
@@ -18,7 +18,6 @@ pub(super) struct Rotary {
 }
 
 impl Rotary {
-    /// The elements of a pair.
     #[inline(always)]
     fn pair(self, at: usize) -> [usize; 2] {
         if self.interleaved { [2 * at, 2 * at + 1] } else { [at, at + self.width / 2] }
@@ -31,7 +30,7 @@ pub(super) fn rotary(
     [x, cos, sin]: [&Strided; 3],
     result: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let (Some(last), Some(numbers)) = (x.rank().checked_sub(1), cos.axes.last().map(|a| a.n)) else {
         return Err(KernelError::shape(
             "the operands of a rotary embedding",

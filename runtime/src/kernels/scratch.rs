@@ -84,7 +84,6 @@ impl Scratch {
         Scratch { f32s: slots(&needs.f32s), f64s: slots(&needs.f64s), i64s: slots(&needs.i64s) }
     }
 
-    /// The bytes that it holds now.
     pub fn bytes(&self) -> usize {
         fn of<C>(slots: &[Slot<C>]) -> usize {
             slots.iter().map(|slot| slot.all.capacity() * size_of::<C>()).sum()
@@ -133,7 +132,6 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// One more buffer.
     pub(super) fn add<C: Pooled>(&mut self, n: usize) {
         let sizes = C::sizes(self);
         let at = sizes.partition_point(|&other| other > n);

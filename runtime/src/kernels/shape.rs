@@ -3,13 +3,13 @@
 use smallvec::SmallVec;
 use symmc_ir::{Dim, Scalar};
 
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::pointwise::full;
 use super::scratch::Scratch;
 use super::strided::{Strided, copy};
 
 /// All operands one after another along `axis`. An operand that lies in its place already is not moved.
-pub(super) fn concat(axis: usize, operands: &[Strided], result: &Strided) -> Result<(), KernelError> {
+pub(super) fn concat(axis: usize, operands: &[Strided], result: &Strided) -> Result<()> {
     let mut start = 0;
     for x in operands {
         let n = if axis < x.rank() { x.n(axis) } else { 0 };
@@ -32,7 +32,7 @@ pub(super) fn concat(axis: usize, operands: &[Strided], result: &Strided) -> Res
 
 /// `x` between elements of `value`: `low[i]` of them before it along axis `i`, cropped where that is
 /// negative or where the result ends earlier.
-pub(super) fn pad(low: &[Dim], value: Scalar, x: &Strided, result: &Strided) -> Result<(), KernelError> {
+pub(super) fn pad(low: &[Dim], value: Scalar, x: &Strided, result: &Strided) -> Result<()> {
     if low.len() != x.rank() || x.rank() != result.rank() || x.dtype != result.dtype {
         return Err(KernelError::shape("the result of pad", &x.shape(), &result.shape()));
     }
@@ -54,7 +54,7 @@ pub(super) fn pad(low: &[Dim], value: Scalar, x: &Strided, result: &Strided) -> 
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
-pub(super) fn reshape(x: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<(), KernelError> {
+pub(super) fn reshape(x: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<()> {
     if x.numel() != result.numel() || x.dtype != result.dtype {
         return Err(KernelError::shape("the result of a reshape", &x.shape(), &result.shape()));
     }

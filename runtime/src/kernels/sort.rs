@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 
 use super::element::{Number, for_number};
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::scratch::Scratch;
 use super::strided::{Reader, Strided, Writer};
 
@@ -18,7 +18,7 @@ pub(super) fn sorted(
     values: &Strided,
     positions: &Strided,
     scratch: &mut Scratch,
-) -> Result<(), KernelError> {
+) -> Result<()> {
     let mut expected = x.shape();
     if axis < x.rank() && axis < values.rank() {
         expected[axis] = values.n(axis).min(x.n(axis));

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use symmc_ir::{DType, Op};
 
 use super::element::{Element, Number, for_element};
-use super::error::KernelError;
+use super::error::{KernelError, Result};
 use super::view::{View, ViewMut};
 
 /// How many numbers kernels handle at once.
@@ -112,7 +112,7 @@ impl Strided {
         axes.map(|axes| self.with_axes(axes))
     }
     /// Broadcast to `shape`: axes of extent 1 and missing leading axes get stride 0.
-    pub fn broadcast(&self, shape: &[usize]) -> Result<Self, KernelError> {
+    pub fn broadcast(&self, shape: &[usize]) -> Result<Self> {
         let misfit = || KernelError::Shape {
             what: "an operand".into(),
             expected: format!("a shape that broadcasts to {shape:?}"),

@@ -13,7 +13,7 @@
 
 use symmc_plan::{ArenaKind, PAGE, Plan, ReadPlan, Role};
 
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{Moved, Placement};
 
 /// All programs of a session, those that were closed among them.
@@ -71,7 +71,7 @@ impl Arrangement {
 
     /// Another program; its number. Fails if it does not fit into the symmetric arena, or the session has not as many
     /// groups. Nothing has changed then.
-    pub fn add(&mut self, plan: &ReadPlan, groups: Option<usize>) -> Result<usize, RunError> {
+    pub fn add(&mut self, plan: &ReadPlan, groups: Option<usize>) -> Result<usize> {
         let before = self.clone();
         if self.barrier.is_none() {
             self.barrier = Some(self.groups.len());
@@ -104,7 +104,6 @@ impl Arrangement {
         self.programs.len()
     }
 
-    /// How many groups they have.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
@@ -217,7 +216,7 @@ pub fn proposal(plan: &Plan, refusal: Option<&RunError>) -> Vec<u8> {
 
 /// Refuses a program on all ranks alike, of what each of them says. Fails if a rank cannot open it, or ranks open
 /// different plans.
-pub fn expect_agreement(said: &[Vec<u8>]) -> Result<(), RunError> {
+pub fn expect_agreement(said: &[Vec<u8>]) -> Result<()> {
     let first = said.first();
     for (rank, said) in (0u32..).zip(said) {
         if said.last() != Some(&0) {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use symmc_plan::{PAGE, Plan};
 
 use super::port::Extent;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 const BLOCK: usize = 256;
 
@@ -22,7 +22,7 @@ pub struct CallersPart {
 
 impl CallersPart {
     /// A part of so many bytes, of which nothing is taken. Fails if the arena would be larger than any memory.
-    pub fn new(plan: &Plan, bytes: usize) -> Result<CallersPart, RunError> {
+    pub fn new(plan: &Plan, bytes: usize) -> Result<CallersPart> {
         let planned = usize::try_from(plan.arenas.symmetric).ok();
         let start = planned.and_then(|end| end.checked_next_multiple_of(PAGE as usize));
         let end = start.and_then(|start| start.checked_add(bytes)?.checked_next_multiple_of(PAGE as usize));
@@ -49,7 +49,7 @@ impl CallersPart {
 
     /// Takes a block. `asked` is for how many bytes each rank asks, which all of them know. Fails if the ranks ask for
     /// different sizes, or there is not as much left; on all ranks alike.
-    pub fn take(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>, RunError> {
+    pub fn take(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
         let bytes = |said: &Vec<u8>| <[u8; 8]>::try_from(&said[..]).map(u64::from_le_bytes).unwrap_or(0);
         let asked: Vec<u64> = asked.iter().map(bytes).collect();
         let mine = asked.get(rank as usize).copied().unwrap_or(0);

@@ -8,7 +8,7 @@ use symmc_control::Segment;
 use symmc_ir::Tensor;
 
 use super::port::Extent;
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -36,13 +36,13 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// There are as many, and no run uses them meanwhile.
-    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError>;
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()>;
 
     /// Copies the bytes from `at` on.
     ///
     /// # Safety
     /// There are as many, and no run writes them meanwhile.
-    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError>;
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<()>;
 }
 
 impl DeviceMemory for Segment {
@@ -54,13 +54,13 @@ impl DeviceMemory for Segment {
         Extent { address: self.as_ptr().expose_provenance() as u64, bytes: self.len() }
     }
 
-    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()> {
         // SAFETY: the bytes are there and nobody uses them, by the caller.
         unsafe { std::ptr::copy(data.as_ptr(), self.as_ptr().wrapping_add(at), data.len()) };
         Ok(())
     }
 
-    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<()> {
         // SAFETY: as above.
         unsafe { std::ptr::copy(self.as_ptr().wrapping_add(at), data.as_mut_ptr(), data.len()) };
         Ok(())
@@ -76,17 +76,16 @@ pub struct Kept {
 
 impl Kept {
     /// A tensor, where it lies on the host: in memory, into which one that lies in a file is read.
-    pub fn on_host(tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
+    pub fn on_host(tensor: &Arc<Tensor>) -> Result<Kept> {
         let owner = Kept::loaded(tensor)?;
         let address = owner.data().as_ptr().expose_provenance() as u64;
         Ok(Kept { extent: Extent { address, bytes: owner.data().len() }, owner })
     }
 
-    pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>, RunError> {
+    pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>> {
         tensor.loaded().map_err(Kept::unread)
     }
 
-    /// The error of a tensor whose file cannot be read.
     pub fn unread(error: std::io::Error) -> RunError {
         RunError::Invalid(format!("its tensor cannot be read: {error}"))
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::port::{Extent, Port};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::Bound;
 
 /// An input or output of a session, with memory of the kind `M`.
@@ -14,7 +14,6 @@ pub struct PortState<M> {
     pub name: String,
     /// What the start of its memory must be a multiple of.
     pub(super) align: usize,
-    /// The memory that the caller bound.
     pub bound: Option<Extent>,
     /// The session's own memory.
     pub memory: Option<Arc<M>>,
@@ -52,7 +51,7 @@ impl<M> PortState<M> {
     }
 
     /// Fails if memory that is bound has fewer bytes than this.
-    pub(super) fn expect_room(&self, bytes: usize) -> Result<(), RunError> {
+    pub(super) fn expect_room(&self, bytes: usize) -> Result<()> {
         match self.bound {
             Some(memory) if memory.bytes < bytes => {
                 Err(self.rejected(memory, &format!("is too small: expected {bytes} bytes")))
@@ -62,11 +61,7 @@ impl<M> PortState<M> {
     }
 
     /// Fails if memory cannot be bound, whatever size is needed. `reserved` is memory of the session, with names.
-    pub(super) fn expect_bindable(
-        &self,
-        memory: Extent,
-        reserved: &[(&str, Extent)],
-    ) -> Result<(), RunError> {
+    pub(super) fn expect_bindable(&self, memory: Extent, reserved: &[(&str, Extent)]) -> Result<()> {
         if memory.bytes == 0 {
             return Ok(());
         }
@@ -94,7 +89,7 @@ pub(super) fn check_bound_memory<M>(
     outputs: &[PortState<M>],
     program: &Bound,
     changed: Option<&[Port]>,
-) -> Result<(), RunError> {
+) -> Result<()> {
     if changed.is_some_and(<[Port]>::is_empty) {
         return Ok(());
     }
@@ -108,7 +103,7 @@ pub(super) fn check_bound_memory<M>(
     Ok(())
 }
 
-fn check_all<M>(all: &[UsedMemory<'_, M>]) -> Result<(), RunError> {
+fn check_all<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
     all.iter().try_for_each(|one| one.state.expect_room(one.used.bytes))?;
     // Only what begins before the end of another one overlaps it.
     let mut order: Vec<usize> = (0..all.len()).collect();
@@ -158,7 +153,7 @@ fn used_memory<'p, M>(
 
 impl<M> UsedMemory<'_, M> {
     /// Fails if one run cannot use both.
-    fn expect_apart(&self, other: &UsedMemory<'_, M>) -> Result<(), RunError> {
+    fn expect_apart(&self, other: &UsedMemory<'_, M>) -> Result<()> {
         let is_written = self.written || other.written;
         if !is_written || !self.used.overlaps(&other.used) || self.is_replaced_by(other) {
             return Ok(());

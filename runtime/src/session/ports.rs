@@ -12,7 +12,7 @@ use super::callers::CallersPart;
 use super::memory::DeviceMemory;
 use super::port::{Extent, Port, PortMemory, Storage};
 use super::port_state::{PortState, check_bound_memory};
-use crate::error::RunError;
+use crate::error::{Result, RunError};
 use crate::exec::{Bound, Executor, Moved, Placement};
 use crate::kernels::Needs;
 
@@ -38,7 +38,7 @@ pub trait PortDevice {
     fn ports(&mut self) -> &mut Ports<Self::Memory>;
 
     /// The symmetric arena. Fails if the session has none now.
-    fn arena(&self) -> Result<Extent, RunError>;
+    fn arena(&self) -> Result<Extent>;
 
     /// Memory of this many bytes for an input or output of this name. It begins with the data of the smaller memory that it
     /// takes the place of. Fails if there is not as much memory, or a run failed.
@@ -47,17 +47,17 @@ pub trait PortDevice {
         name: &str,
         bytes: usize,
         smaller: Option<Arc<Self::Memory>>,
-    ) -> Result<Self::Memory, RunError>;
+    ) -> Result<Self::Memory>;
 
     /// The address of a constant's data, where a run finds them. The host reads them with the program, at no address.
-    fn constant(&mut self, input: usize, bytes: usize) -> Result<u64, RunError> {
+    fn constant(&mut self, input: usize, bytes: usize) -> Result<u64> {
         let _ = (input, bytes);
         Ok(0)
     }
 
     /// The memory of an input or output at the sizes that are set, allocated if there is none. Fails as
     /// [`Ports::bytes`] and [`allocate_port`](Self::allocate_port), or if memory that the caller bound is too small.
-    fn locate(&mut self, port: Port) -> Result<PortMemory, RunError> {
+    fn locate(&mut self, port: Port) -> Result<PortMemory> {
         let ports = self.ports();
         let holder = ports.holder(port)?;
         let (bytes, storage) = (ports.bytes(holder)?, ports.storage(holder)?);
@@ -73,7 +73,7 @@ pub trait PortDevice {
     }
 
     /// The address of memory of the session's own for an input or output, which has this many bytes.
-    fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64, RunError> {
+    fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64> {
         let smaller = match &self.ports().state(port).memory {
             Some(memory) if memory.extent().bytes >= bytes => return Ok(memory.extent().address),
             smaller => smaller.clone(),
@@ -86,7 +86,7 @@ pub trait PortDevice {
     }
 
     /// As [`locate`](Self::locate), for a caller that may write an input there.
-    fn expose(&mut self, port: Port) -> Result<PortMemory, RunError> {
+    fn expose(&mut self, port: Port) -> Result<PortMemory> {
         let memory = self.locate(port)?;
         if let (Port::Input(_), Storage::Session | Storage::Symmetric(_)) = (port, memory.storage) {
             self.ports().state_mut(port).given = true;
@@ -96,7 +96,7 @@ pub trait PortDevice {
 
     /// As [`expose`](Self::expose), for data of this many bytes that are written now. Fails as
     /// [`expose`](Self::expose), or if the input has another size or is a constant.
-    fn expose_for(&mut self, input: usize, bytes: usize) -> Result<Extent, RunError> {
+    fn expose_for(&mut self, input: usize, bytes: usize) -> Result<Extent> {
         let port = Port::Input(input);
         let memory = self.expose(port)?;
         self.ports().expect_bytes(port, bytes)?;
@@ -127,7 +127,7 @@ pub struct Ports<M> {
 impl<M> Ports<M> {
     /// Those of the plan of an executor on its rank, without data. Kernels of the device want memory at multiples of `align`,
     /// and `callers` bytes of symmetric memory are the caller's. Fails if the symmetric arena would be larger than any memory.
-    pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<Ports<M>, RunError> {
+    pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<Ports<M>> {
         let (plan, source) = (executor.plan(), executor.source());
         let state = |kind: &str, value: ValueId| {
             let align = source.ty(value).dtype.size().max(align);
@@ -173,7 +173,7 @@ impl<M> Ports<M> {
 
     /// Has the program lie where a session with several programs has it. What lay in its part of the symmetric arena stays where it
     /// was. Fails if the sizes that are set do not resolve any more.
-    pub fn place(&mut self, placement: Placement) -> Result<(), RunError> {
+    pub fn place(&mut self, placement: Placement) -> Result<()> {
         self.placement = Some(placement);
         self.moved.clear();
         if let Some(bindings) = self.bindings.clone() {
@@ -184,7 +184,7 @@ impl<M> Ports<M> {
 
     /// Sets the values of the imported program's symbols. Fails if no bucket serves them. The sizes stay as they were
     /// then.
-    pub fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
+    pub fn set(&mut self, bindings: &Bindings) -> Result<()> {
         self.sized = Some(self.program(bindings)?);
         self.bindings = Some(bindings.clone());
         self.unchecked = None;
@@ -192,7 +192,7 @@ impl<M> Ports<M> {
     }
 
     /// The program at these sizes, with inputs where they lie.
-    fn program(&mut self, bindings: &Bindings) -> Result<SizedProgram, RunError> {
+    fn program(&mut self, bindings: &Bindings) -> Result<SizedProgram> {
         let bound = self.executor.bind(bindings)?;
         let mut parts = vec![self.executor.sizes(bindings)];
         // What is kept by this text is never that of another program of the session.
@@ -227,14 +227,14 @@ impl<M> Ports<M> {
     }
 
     /// The program at the sizes that are set. Fails if a symbol has no value.
-    pub fn sized(&self) -> Result<&SizedProgram, RunError> {
+    pub fn sized(&self) -> Result<&SizedProgram> {
         let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
         self.sized.as_ref().ok_or_else(none)
     }
 
     /// The bytes of an input or output at the sizes that are set. Fails if a symbol has no value, or there is no such
     /// input or output.
-    pub fn bytes(&self, port: Port) -> Result<usize, RunError> {
+    pub fn bytes(&self, port: Port) -> Result<usize> {
         let bound = &self.sized()?.bound;
         self.expect(port)?;
         Ok(match port {
@@ -244,7 +244,7 @@ impl<M> Ports<M> {
     }
 
     /// Fails if the program has no such input or output.
-    pub fn expect(&self, port: Port) -> Result<(), RunError> {
+    pub fn expect(&self, port: Port) -> Result<()> {
         let exists = match port {
             Port::Input(i) => i < self.inputs.len(),
             Port::Output(k) => k < self.outputs.len(),
@@ -255,7 +255,7 @@ impl<M> Ports<M> {
 
     /// The port whose memory an input or output of the program has: the input that an output replaces in place, if the caller
     /// bound nothing else for the output.
-    fn holder(&self, port: Port) -> Result<Port, RunError> {
+    fn holder(&self, port: Port) -> Result<Port> {
         self.expect(port)?;
         let replaced = match port {
             Port::Output(k) if self.state(port).bound.is_none() => self.sized()?.bound.outputs[k].held_by(),
@@ -265,7 +265,7 @@ impl<M> Ports<M> {
     }
 
     /// Where a [holder](Self::holder) is stored. Fails if memory that the caller bound is too small.
-    fn storage(&self, holder: Port) -> Result<Storage, RunError> {
+    fn storage(&self, holder: Port) -> Result<Storage> {
         let state = self.state(holder);
         if let Some(memory) = state.bound {
             state.expect_room(self.bytes(holder)?)?;
@@ -278,7 +278,6 @@ impl<M> Ports<M> {
         })
     }
 
-    /// What is known of an input or output of the program.
     pub fn state(&self, port: Port) -> &PortState<M> {
         match port {
             Port::Input(i) => &self.inputs[i],
@@ -311,7 +310,7 @@ impl<M> Ports<M> {
 
     /// Fails if a run cannot use the memory that the caller bound: it is too small, or a run writes what something else is bound
     /// to as well.
-    pub fn check_bound_memory(&mut self) -> Result<(), RunError> {
+    pub fn check_bound_memory(&mut self) -> Result<()> {
         let program = &self.sized()?.bound;
         check_bound_memory(&self.inputs, &self.outputs, program, self.unchecked.as_deref())?;
         self.unchecked = Some(Vec::new());
@@ -330,7 +329,7 @@ impl<M> Ports<M> {
         memory: Option<Extent>,
         arena: Option<Extent>,
         mut reserved: Vec<(&str, Extent)>,
-    ) -> Result<(), RunError> {
+    ) -> Result<()> {
         self.expect(port)?;
         let state = self.state(port);
         if let Some(arena) = arena {
@@ -369,13 +368,12 @@ impl<M> Ports<M> {
         Ok(())
     }
 
-    /// Symmetric memory of the caller.
     pub fn callers(&mut self) -> &mut CallersPart {
         &mut self.callers
     }
 
     /// Refuses to give the arenas back while the caller has memory there.
-    pub fn expect_no_callers(&self) -> Result<(), RunError> {
+    pub fn expect_no_callers(&self) -> Result<()> {
         match self.callers.is_untouched() {
             true => Ok(()),
             false => Err(RunError::Invalid(
@@ -392,7 +390,7 @@ impl<M> Ports<M> {
     }
 
     /// Refuses a run that would find nothing in an input. Fails if nobody gave its data, or a symbol has no value.
-    pub fn expect_data(&self, input: usize) -> Result<(), RunError> {
+    pub fn expect_data(&self, input: usize) -> Result<()> {
         let (port, bound) = (Port::Input(input), &self.sized()?.bound);
         let state = self.state(port);
         let given = state.given || state.bound.is_some();
@@ -407,7 +405,7 @@ impl<M> Ports<M> {
 
     /// Refuses data of another size. Fails if an input or output has another number of bytes, or as
     /// [`bytes`](Self::bytes).
-    pub fn expect_bytes(&self, port: Port, found: usize) -> Result<(), RunError> {
+    pub fn expect_bytes(&self, port: Port, found: usize) -> Result<()> {
         let expected = self.bytes(port)?;
         if expected == found {
             return Ok(());

@@ -42,7 +42,10 @@ pub fn bindings(graph: &Graph, values: &[(&str, i64)]) -> Bindings {
 pub fn inputs(graph: &Graph, bindings: &Bindings, seed: u64) -> Vec<Vec<Arc<Tensor>>> {
     let ranks = graph.ranks.expect("closed");
     (0..ranks)
-        .map(|r| interp::seeded_inputs(graph, bindings, seed, r).expect("inputs can be drawn"))
+        .map(|r| {
+            interp::seeded_inputs(graph, bindings, &interp::SeedConfig::new(seed), r)
+                .expect("inputs can be drawn")
+        })
         .collect()
 }
 
@@ -115,7 +118,8 @@ impl Rank {
         (comm, config): (&Comm, &ExecConfig),
         (run, rank): (u64, u32),
     ) {
-        let fresh = interp::seeded_inputs(graph, bindings, 7 + run, rank).expect("drawn");
+        let fresh =
+            interp::seeded_inputs(graph, bindings, &interp::SeedConfig::new(7 + run), rank).expect("drawn");
         for ((input, block), tensor) in graph.inputs.values().zip(&mut self.inputs).zip(fresh) {
             if input.kind == InputKind::Argument {
                 *block = Block::of(&tensor);

@@ -17,8 +17,9 @@ fn values_have_the_bits_that_are_promised() {
         graph.outputs = graph.values.keys().map(returned).collect();
         let bindings = Bindings::lower(&graph.symbols);
         let ranks = graph.ranks.expect("closed");
-        let inputs: Option<Vec<Vec<Arc<Tensor>>>> =
-            (0..ranks).map(|rank| interp::seeded_inputs(&graph, &bindings, seed, rank).ok()).collect();
+        let inputs: Option<Vec<Vec<Arc<Tensor>>>> = (0..ranks)
+            .map(|rank| interp::seeded_inputs(&graph, &bindings, &interp::SeedConfig::new(seed), rank).ok())
+            .collect();
         // Some programs fail on their data, such as sizes that do not fit.
         let Some(Ok(outputs)) = inputs.map(|inputs| interp::run(&graph, &bindings, &inputs)) else {
             continue;

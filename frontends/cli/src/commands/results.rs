@@ -82,7 +82,6 @@ fn summary(tensor: &Tensor) -> String {
     }
 }
 
-/// What outputs are compared with, and how.
 pub struct Reference<'a> {
     pub with: Compare,
     /// By rank and output.

@@ -207,7 +207,6 @@ fn execute(
     Ok((0..ran.outputs.len(), ran))
 }
 
-/// A plan, the program it is for, and weights that came with that.
 struct Subject {
     plan: CheckedPlan,
     source: Graph,

@@ -92,7 +92,6 @@ fn contract<'a>(planned: &Planned<'a>, node: &Node) -> Option<(Contract, &'a str
     Some((variant.contract(&c.kind)?, &planned.graph.groups[c.group].name, variant.name()))
 }
 
-/// Whether a step runs a collective.
 fn communicates(planned: &Planned<'_>, s: usize) -> bool {
     let nodes = planned.runs.get(s).into_iter().flat_map(|run| run.nodes());
     nodes.map(|n| &planned.graph.nodes[n]).any(|node| node.op.as_collective().is_some())

@@ -16,7 +16,6 @@ use crate::ranges::RangeError;
 /// The largest number of sizes in a product, and of sizes that are fixed to numbers at a time.
 const MAX_TOGETHER: usize = 3;
 
-/// What a symbol is assumed to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Relation {
     symbol: String,
@@ -54,19 +53,14 @@ impl Relation {
 /// What symbols of a file are, as expressions of others.
 pub type Dims = IndexMap<String, String>;
 
-/// A program, or why its import was refused.
 pub type Attempt<P, E> = Result<P, Refusal<E>>;
 
-/// Why an import was refused.
 #[derive(Clone, Debug)]
 pub struct Refusal<E> {
-    /// The error of the importer.
     pub error: E,
     /// The kind of the error. Relations are assumed for `input`.
     pub kind: String,
-    /// The node of the graph.
     pub node: Option<String>,
-    /// The symbols that it names.
     pub symbols: Vec<String>,
 }
 

@@ -17,7 +17,6 @@ const MAX_PERIOD: i64 = 4096;
 /// A size that is `step * quotient + rest`. The quotient is another symbol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SizeStep {
-    /// The symbol of the size.
     pub symbol: String,
     /// At least 2.
     pub step: i64,
@@ -26,7 +25,6 @@ pub struct SizeStep {
 }
 
 impl SizeStep {
-    /// The name of the symbol for the quotient.
     pub fn quotient(&self) -> String {
         format!("{}_by_{}", self.symbol, self.step)
     }

@@ -41,7 +41,6 @@ pub(super) fn to_dim(name: &str, e: &Expr<'_>, whole: Whole<'_>) -> Result<Dim, 
     }
 }
 
-/// A dim divided by a positive number.
 struct Quotient {
     of: Dim,
     by: i64,

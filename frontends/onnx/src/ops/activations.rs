@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, Scalar, UnaryOp, ValueId};
 use super::elementwise::unary;
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Relu", 14, "relu", |c| unary(c, UnaryOp::Relu)),
@@ -25,14 +25,12 @@ pub(super) const ROWS: &[Row] = &[
     row("HardSigmoid", 22, "mul, add, max, min", |c| {
         let x = c.tensor(0)?;
         let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
-        let y = hard_sigmoid(c, x, alpha, beta)?;
-        c.done(y)
+        hard_sigmoid(c, x, alpha, beta)
     }),
     row("HardSwish", 22, "x * hardsigmoid(x)", |c| {
         let x = c.tensor(0)?;
         let gate = hard_sigmoid(c, x, 1.0 / 6.0, 0.5)?;
-        let y = c.binary(BinaryOp::Mul, x, gate)?;
-        c.done(y)
+        c.binary(BinaryOp::Mul, x, gate)
     }),
     row("LeakyRelu", 16, "select", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 0.01)?);
@@ -69,47 +67,42 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("Softplus", 22, "log(1 + exp)", |c| {
         let x = c.tensor(0)?;
-        let y = softplus(c, x)?;
-        c.done(y)
+        softplus(c, x)
     }),
     row("Mish", 22, "x * tanh(softplus(x))", |c| {
         let x = c.tensor(0)?;
         let s = softplus(c, x)?;
         let t = c.unary(UnaryOp::Tanh, s)?;
-        let y = c.binary(BinaryOp::Mul, x, t)?;
-        c.done(y)
+        c.binary(BinaryOp::Mul, x, t)
     }),
     row("Softsign", 22, "x / (1 + abs(x))", |c| {
         let x = c.tensor(0)?;
         let a = c.unary(UnaryOp::Abs, x)?;
         let a = c.with_float(BinaryOp::Add, a, 1.0)?;
-        let y = c.binary(BinaryOp::Div, x, a)?;
-        c.done(y)
+        c.binary(BinaryOp::Div, x, a)
     }),
 ];
 
-fn swish(c: &mut Call<'_, '_>, default: f64) -> Lowered {
+fn swish(c: &mut Call<'_, '_>, default: f64) -> Emitted {
     let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", default)?);
     if alpha == 1.0 {
         return unary(c, UnaryOp::Silu);
     }
     let scaled = c.with_float(BinaryOp::Mul, x, alpha)?;
     let gate = c.unary(UnaryOp::Sigmoid, scaled)?;
-    let y = c.binary(BinaryOp::Mul, x, gate)?;
-    c.done(y)
+    c.binary(BinaryOp::Mul, x, gate)
 }
 
 /// A function of the first operand with the second, if there is one, added.
-fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let mut x = c.tensor(0)?;
     if let Some(bias) = c.opt_tensor(1)? {
         x = c.binary(BinaryOp::Add, x, bias)?;
     }
-    let y = c.unary(op, x)?;
-    c.done(y)
+    c.unary(op, x)
 }
 
-fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Lowered<ValueId> {
+fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Emitted {
     let y = c.with_float(BinaryOp::Mul, x, alpha)?;
     let y = c.with_float(BinaryOp::Add, y, beta)?;
     let y = c.with_float(BinaryOp::Max, y, 0.0)?;
@@ -117,14 +110,13 @@ fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Lowe
 }
 
 /// The result is `high` where `x` is above a threshold, else `low`.
-fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: ValueId) -> Lowered {
+fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: ValueId) -> Emitted {
     let above = c.with_float(BinaryOp::Gt, x, threshold)?;
-    let y = c.select(above, high, low)?;
-    c.done(y)
+    c.select(above, high, low)
 }
 
 /// `scale * (exp(x) - 1)`, as `tanh(x / 2) * (exp(x) + 1)`, which keeps the digits of small numbers.
-fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Lowered<ValueId> {
+fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Emitted {
     let half = c.with_float(BinaryOp::Mul, x, 0.5)?;
     let t = c.unary(UnaryOp::Tanh, half)?;
     let e = c.unary(UnaryOp::Exp, x)?;
@@ -134,7 +126,7 @@ fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Lowered<ValueId> {
 }
 
 /// `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow.
-fn softplus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn softplus(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let e = c.unary(UnaryOp::Abs, x)?;
     let e = c.unary(UnaryOp::Neg, e)?;
     let e = c.unary(UnaryOp::Exp, e)?;

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::proto::element_type as kind;
 
 pub(super) const ROWS: &[Row] = &[
@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// An operand with its heads as the second of four axes; one of three axes has them within the last.
-fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Lowered<ValueId> {
+fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Emitted {
     match c.shape(x).as_slice() {
         [_, _, _, _] => Ok(x),
         [batch, length, width] => {
@@ -40,7 +40,6 @@ fn by_heads(c: &mut Call<'_, '_>, x: ValueId, heads: i64) -> Lowered<ValueId> {
 
 /// What scores are beside a mask.
 struct Scores {
-    /// What caps them.
     cap: Option<Float>,
     /// Whether queries see keys up to their own alone.
     causal: bool,
@@ -53,7 +52,7 @@ fn attend(
     mask: Option<ValueId>,
     scores: Scores,
     flat: bool,
-) -> Lowered {
+) -> Emitted {
     // The softmax is as precise as the program asks for, or more.
     if let Some(precision) = c.opt_int("softmax_precision")?
         && precision == i64::from(kind::DOUBLE)
@@ -64,16 +63,15 @@ fn attend(
     let scale = c.attention_scale(q, c.opt_float("scale")?.filter(|s| *s != 0.0))?;
     let y = c.attend([q, k, v], mask, scale, (scores.cap, causal_if(scores.causal)))?;
     if !flat {
-        return c.done(y);
+        return Ok(y);
     }
     let y = c.permute(y, vec![0, 2, 1, 3])?;
     let shape = c.shape(y);
-    let y = c.reshape(y, vec![shape[0].clone(), shape[1].clone(), shape[2].clone() * shape[3].clone()])?;
-    c.done(y)
+    c.reshape(y, vec![shape[0].clone(), shape[1].clone(), shape[2].clone() * shape[3].clone()])
 }
 
 /// Keys or values behind those of the past; they are a result of their own.
-fn behind_past(c: &mut Call<'_, '_>, x: ValueId, past: usize, result: usize) -> Lowered<ValueId> {
+fn behind_past(c: &mut Call<'_, '_>, x: ValueId, past: usize, result: usize) -> Emitted {
     let present = match c.opt_tensor(past)? {
         Some(past) => c.concat(&[past, x], 2)?,
         None => x,
@@ -82,7 +80,7 @@ fn behind_past(c: &mut Call<'_, '_>, x: ValueId, past: usize, result: usize) -> 
     Ok(present)
 }
 
-fn attention(c: &mut Call<'_, '_>) -> Lowered {
+fn attention(c: &mut Call<'_, '_>) -> Emitted {
     if c.name(6).is_some() || c.wants(3) {
         return Err(Stop::Opaque("it gives its scores, or pads keys".into()));
     }
@@ -146,7 +144,7 @@ fn windowed(
 const FAR: i64 = 1 << 40;
 
 /// Operands: query, key, value, bias, key padding, attention bias, past key, past value.
-fn multi_head(c: &mut Call<'_, '_>) -> Lowered {
+fn multi_head(c: &mut Call<'_, '_>) -> Emitted {
     if (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.name(i).is_some()) || c.wants(3) {
         return Err(Stop::Opaque("it pads keys, shares a cache or gives its scores".into()));
     }
@@ -182,7 +180,7 @@ fn multi_head(c: &mut Call<'_, '_>) -> Lowered {
 
 /// Pairs of elements turned by angles: the first half of the turned elements with the second, or each with its
 /// neighbour. `caches` are the operands with the cosines and sines, by position or as they are.
-fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> Lowered {
+fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> Emitted {
     let x = c.tensor(0)?;
     let own = c.shape(x);
     let (cos, sin) = (c.tensor(caches.0)?, c.tensor(caches.1)?);
@@ -233,11 +231,11 @@ fn rotary(c: &mut Call<'_, '_>, positions: Option<ValueId>, caches: (usize, usiz
         y = c.permute(y, vec![0, 2, 1, 3])?;
         y = c.reshape(y, own)?;
     }
-    c.done(y)
+    Ok(y)
 }
 
 /// The positions of `length` elements; one alone is that of the first.
-fn located(c: &mut Call<'_, '_>, positions: ValueId, length: Dim) -> Lowered<ValueId> {
+fn located(c: &mut Call<'_, '_>, positions: ValueId, length: Dim) -> Emitted {
     if c.rank(positions) == 1 && c.extent(positions, 0).as_const() == Some(1) {
         let all = c.iota(length, 0, 1, c.dtype(positions))?;
         return c.binary(BinaryOp::Add, all, positions);

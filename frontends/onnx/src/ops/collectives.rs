@@ -5,7 +5,7 @@ use symmc_ir::{CollectiveKind, Dim, GroupId, Members, ReduceOp, Splits};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("com.microsoft::AllReduce", 1, "all_reduce", |c| {
@@ -29,15 +29,14 @@ fn world(c: &mut Call<'_, '_>) -> Lowered<GroupId> {
     Ok(c.builder_mut().group(WORLD, Members::World))
 }
 
-fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Lowered {
+fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Emitted {
     let x = c.tensor(0)?;
     let group = world(c)?;
-    let y = c.collective(kind, group, x)?;
-    c.done(y)
+    c.collective(kind, group, x)
 }
 
 /// The operands one after another along an axis. The IR's collective has axis 0: the pieces of others come to it.
-fn all_gather(c: &mut Call<'_, '_>) -> Lowered {
+fn all_gather(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
     let axis = c.axis_or("axis", 0, shape.len())?;
@@ -55,6 +54,5 @@ fn all_gather(c: &mut Call<'_, '_>) -> Lowered {
     let perm = (1..=axis).chain(std::iter::once(0)).chain(axis + 1..=shape.len()).collect();
     let y = c.permute(y, perm)?;
     shape[axis] = shape[axis].clone() * n;
-    let y = c.reshape(y, shape)?;
-    c.done(y)
+    c.reshape(y, shape)
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::known::{Known, uniform};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::proto::attribute_type as kind;
 
 pub(super) const ROWS: &[Row] = &[
-    row("Constant", 25, "(a constant)", constant),
+    row_of_results("Constant", 25, "(a constant)", constant),
     row("ConstantOfShape", 25, "full", |c| {
         let shape = c.ints(0, "the shape")?.dims;
         let value = match c.attribute_data("value")? {
@@ -25,8 +25,7 @@ pub(super) const ROWS: &[Row] = &[
             }
             None => (Scalar::Int(0), DType::F32),
         };
-        let y = c.full(value.0, value.1, shape)?;
-        c.done(y)
+        c.full(value.0, value.1, shape)
     }),
     row("Range", 27, "iota", |c| {
         let dtype = c.type_of(0)?.dtype;
@@ -40,8 +39,7 @@ pub(super) const ROWS: &[Row] = &[
         let (start, end) = (number(0, "the start")?, number(1, "the end")?);
         let step = number(2, "the step")?.as_const();
         let step = step.ok_or_else(|| Stop::Opaque("its step is symbolic".into()))?;
-        let y = c.range(&start, &end, step, dtype)?;
-        c.done(y)
+        c.range(&start, &end, step, dtype)
     }),
     row("EyeLike", 22, "eq of iotas", |c| {
         let ty = c.type_of(0)?;
@@ -51,15 +49,13 @@ pub(super) const ROWS: &[Row] = &[
         let dtype = c.opt_dtype("dtype")?.unwrap_or(ty.dtype);
         let y =
             c.compare_positions((rows.clone(), columns.clone()), BinaryOp::Eq, &c.int_or("k", 0)?.into())?;
-        let y = c.cast(y, dtype)?;
-        c.done(y)
+        c.cast(y, dtype)
     }),
     row("Trilu", 14, "select", |c| {
         let x = c.tensor(0)?;
         let k = c.opt_ints(1, "k")?.and_then(|k| k.dims.first().cloned()).unwrap_or(0.into());
         let op = if c.int_or("upper", 1)? != 0 { BinaryOp::Ge } else { BinaryOp::Le };
-        let y = c.triangle(x, op, &k)?;
-        c.done(y)
+        c.triangle(x, op, &k)
     }),
 ];
 
@@ -95,7 +91,7 @@ fn constant(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// A range of floats by constants: `max(ceil((end - start) / step), 0)` elements.
-fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Lowered {
+fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
     let mut number = |i: usize| c.scalar(i).map(|s| s.map(Scalar::as_f64));
     let (Some(start), Some(end), Some(step)) = (number(0)?, number(1)?, number(2)?) else {
         return Err(Stop::Opaque("its bounds are symbolic floats".into()));
@@ -108,6 +104,5 @@ fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Lowered {
     let y = c.iota(Dim::from(count.max(0.0) as i64), 0, 1, DType::F64)?;
     let y = c.with_float(BinaryOp::Mul, y, step)?;
     let y = c.with_float(BinaryOp::Add, y, start)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, ValueId, infer};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
 use crate::known::Known;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Add", 14, "add", |c| binary(c, BinaryOp::Add)),
@@ -19,15 +19,15 @@ pub(super) const ROWS: &[Row] = &[
     row("Div", 14, "div; floor_div, rem, add", divide),
     row("Mod", 28, "rem; rem of magnitudes, mul of signs; rem, sub", modulo),
     row("Pow", 15, "pow", power),
-    row("Sum", 13, "add", |c| all(c, BinaryOp::Add)),
-    row("Mean", 13, "add, mul", |c| {
+    row_of_results("Sum", 13, "add", |c| all(c, BinaryOp::Add)),
+    row_of_results("Mean", 13, "add, mul", |c| {
         all(c, BinaryOp::Add)?;
         let Some(Some(sum)) = c.values().first().copied() else { return Ok(()) };
         let y = c.with_float(BinaryOp::Div, sum, c.node.input.len() as f64)?;
         c.done(y)
     }),
-    row("Max", 13, "max", |c| all(c, BinaryOp::Max)),
-    row("Min", 13, "min", |c| all(c, BinaryOp::Min)),
+    row_of_results("Max", 13, "max", |c| all(c, BinaryOp::Max)),
+    row_of_results("Min", 13, "min", |c| all(c, BinaryOp::Min)),
     row("Equal", 19, "eq", |c| binary(c, BinaryOp::Eq)),
     row("Less", 13, "lt", |c| binary(c, BinaryOp::Lt)),
     row("LessOrEqual", 16, "le", |c| binary(c, BinaryOp::Le)),
@@ -51,7 +51,7 @@ pub(super) const ROWS: &[Row] = &[
             let none = c.unary(UnaryOp::IsNan, x)?;
             y = c.select(none, x, y)?;
         }
-        c.done(y)
+        Ok(y)
     }),
     row("Floor", 13, "floor", |c| unary(c, UnaryOp::Floor)),
     row("Ceil", 13, "ceil", |c| unary(c, UnaryOp::Ceil)),
@@ -66,23 +66,19 @@ pub(super) const ROWS: &[Row] = &[
     row("Tan", 22, "sin / cos", |c| {
         let x = c.tensor(0)?;
         let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
-        let y = c.binary(BinaryOp::Div, s, k)?;
-        c.done(y)
+        c.binary(BinaryOp::Div, s, k)
     }),
     row("Atan", 22, "atan2(x, 1)", |c| {
         let x = c.tensor(0)?;
-        let y = c.with_float(BinaryOp::Atan2, x, 1.0)?;
-        c.done(y)
+        c.with_float(BinaryOp::Atan2, x, 1.0)
     }),
     row("Asin", 22, "atan2(x, sqrt((1 - x) * (1 + x)))", |c| {
         let x = c.tensor(0)?;
-        let y = c.arc_sine(x)?;
-        c.done(y)
+        c.arc_sine(x)
     }),
     row("Acos", 22, "atan2(sqrt((1 - x) * (1 + x)), x)", |c| {
         let x = c.tensor(0)?;
-        let y = c.arc_cosine(x)?;
-        c.done(y)
+        c.arc_cosine(x)
     }),
     row("IsNaN", 20, "is_nan", |c| unary(c, UnaryOp::IsNan)),
     row("IsInf", 20, "eq with infinity", is_inf),
@@ -93,10 +89,9 @@ pub(super) const ROWS: &[Row] = &[
         let dtype = c.opt_dtype("to")?;
         let dtype = dtype.ok_or_else(|| Stop::Broken("expected an attribute `to`, found none".into()))?;
         c.ignore(NARROW);
-        let y = c.cast(x, dtype)?;
-        c.done(y)
+        c.cast(x, dtype)
     }),
-    row("CastLike", 25, "cast", |c| {
+    row_of_results("CastLike", 25, "cast", |c| {
         let dtype = c.type_of(1)?.dtype;
         c.ignore(NARROW);
         if c.type_of(0)?.dtype == dtype {
@@ -114,17 +109,16 @@ pub(super) const ROWS: &[Row] = &[
         let y = c.cast(x, dtype)?;
         c.done(y)
     }),
-    row("Identity", 25, "(identity)", |c| c.same_as(0)),
-    row("Dropout", 22, "(identity), where nothing is dropped", dropout),
+    row_of_results("Identity", 25, "(identity)", |c| c.same_as(0)),
+    row_of_results("Dropout", 22, "(identity), where nothing is dropped", dropout),
 ];
 
 /// How casts to floats of eight bits and fewer round, which the IR has not.
 const NARROW: &[&str] = &["saturate", "round_mode"];
 
-pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let x = c.tensor(0)?;
-    let y = c.unary(op, x)?;
-    c.done(y)
+    c.unary(op, x)
 }
 
 /// The first two operands, of which one may be a number.
@@ -139,7 +133,7 @@ fn pair(c: &mut Call<'_, '_>) -> Lowered<(Operand, Operand)> {
 }
 
 /// Two operands, of which at least one is a tensor.
-fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Lowered<ValueId> {
+fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Emitted {
     match (x, y) {
         (Operand::Tensor(x), Operand::Tensor(y)) => {
             let (a, b) = (c.shape(x), c.shape(y));
@@ -158,10 +152,9 @@ fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Lowered<
     }
 }
 
-fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (x, y) = pair(c)?;
-    let z = apply(c, op, x, y)?;
-    c.done(z)
+    apply(c, op, x, y)
 }
 
 fn all(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
@@ -173,17 +166,16 @@ fn all(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
-fn divide(c: &mut Call<'_, '_>) -> Lowered {
+fn divide(c: &mut Call<'_, '_>) -> Emitted {
     if c.type_of(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
     let (x, y) = (c.tensor(0)?, c.tensor(1)?);
-    let z = c.truncated_quotient(x, y)?;
-    c.done(z)
+    c.truncated_quotient(x, y)
 }
 
 /// The sign of the divisor, or with `fmod` that of the dividend.
-fn modulo(c: &mut Call<'_, '_>) -> Lowered {
+fn modulo(c: &mut Call<'_, '_>) -> Emitted {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
@@ -196,11 +188,11 @@ fn modulo(c: &mut Call<'_, '_>) -> Lowered {
     } else {
         c.truncated_remainder(x, y)?
     };
-    c.done(z)
+    Ok(z)
 }
 
 /// The result has the dtype of the base, whatever that of the exponent is.
-fn power(c: &mut Call<'_, '_>) -> Lowered {
+fn power(c: &mut Call<'_, '_>) -> Emitted {
     let (base, exponent) = (c.type_of(0)?, c.type_of(1)?);
     let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
     let x = c.tensor(0)?;
@@ -212,11 +204,10 @@ fn power(c: &mut Call<'_, '_>) -> Lowered {
             c.binary(BinaryOp::Pow, x, y)?
         }
     };
-    let y = c.cast(y, base.dtype)?;
-    c.done(y)
+    c.cast(y, base.dtype)
 }
 
-fn is_inf(c: &mut Call<'_, '_>) -> Lowered {
+fn is_inf(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let signs = (c.int_or("detect_negative", 1)? != 0, c.int_or("detect_positive", 1)? != 0);
     let y = match signs {
@@ -228,11 +219,11 @@ fn is_inf(c: &mut Call<'_, '_>) -> Lowered {
         (false, true) => c.with_float(BinaryOp::Eq, x, f64::INFINITY)?,
         (false, false) => c.full(Scalar::Bool(false), DType::Bool, c.shape(x))?,
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// The bounds are operands, or attributes before version 11.
-fn clip(c: &mut Call<'_, '_>) -> Lowered {
+fn clip(c: &mut Call<'_, '_>) -> Emitted {
     let mut y = c.tensor(0)?;
     let rank = c.rank(y);
     for (i, name, op) in [(1, "min", BinaryOp::Max), (2, "max", BinaryOp::Min)] {
@@ -243,13 +234,12 @@ fn clip(c: &mut Call<'_, '_>) -> Lowered {
             y = c.with_float(op, y, bound)?;
         }
     }
-    c.done(y)
+    Ok(y)
 }
 
-fn select(c: &mut Call<'_, '_>) -> Lowered {
+fn select(c: &mut Call<'_, '_>) -> Emitted {
     let (condition, x, y) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
-    let z = c.select(condition, x, y)?;
-    c.done(z)
+    c.select(condition, x, y)
 }
 
 /// Inference drops nothing; the mask of what is kept is true everywhere.

@@ -4,18 +4,17 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Gather", 13, "take; slice where the index is a constant", gather),
+    row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
         let (x, index) = (c.tensor(0)?, c.tensor(1)?);
         let axis = c.axis_or("axis", 0, c.rank(x))?;
         let index = c.wrapped(index, &c.extent(x, axis))?;
-        let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
-        c.done(y)
+        c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
@@ -24,11 +23,10 @@ pub(super) const ROWS: &[Row] = &[
         }
         let mut operands = vec![x];
         operands.extend(coordinates(c, x)?);
-        let y = c.emit("index", Op::Index { axis: 0 }, &operands)?;
-        c.done(y)
+        c.emit("index", Op::Index { axis: 0 }, &operands)
     }),
-    row("ScatterElements", 18, "scatter", scatter),
-    row("Scatter", 9, "scatter", scatter),
+    row_of_results("ScatterElements", 18, "scatter", scatter),
+    row_of_results("Scatter", 9, "scatter", scatter),
     row("ScatterND", 18, "index_put", |c| {
         let (x, source) = (c.tensor(0)?, c.tensor(2)?);
         let accumulate = match c.opt_string("reduction")? {
@@ -38,8 +36,7 @@ pub(super) const ROWS: &[Row] = &[
         };
         let mut operands = vec![x, source];
         operands.extend(coordinates(c, x)?);
-        let y = c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands)?;
-        c.done(y)
+        c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands)
     }),
     row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
@@ -106,7 +103,7 @@ fn scatter(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// The values are that of the others and that of the one.
-fn one_hot(c: &mut Call<'_, '_>) -> Lowered {
+fn one_hot(c: &mut Call<'_, '_>) -> Emitted {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
         [one] => one.clone(),
@@ -128,6 +125,5 @@ fn one_hot(c: &mut Call<'_, '_>) -> Lowered {
         c.reshape(one, vec![])
     };
     let (off, on) = (value(0)?, value(1)?);
-    let y = c.select(hot, on, off)?;
-    c.done(y)
+    c.select(hot, on, off)
 }

@@ -5,27 +5,25 @@ use symmc_ir::{BinaryOp, DType};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("MatMul", 13, "matmul", |c| {
         let (x, y) = (c.tensor(0)?, c.tensor(1)?);
-        let z = c.product(x, y)?;
-        c.done(z)
+        c.product(x, y)
     }),
     row("Gemm", 13, "permute, matmul, mul, add", gemm),
     row("Einsum", 28, "permute, reshape, matmul", |c| {
         let equation = c.opt_string("equation")?.unwrap_or("");
         let tensors = c.tensors()?;
-        let z = symmc_import::einsum::einsum(c, equation, &tensors)?;
-        c.done(z)
+        symmc_import::einsum::einsum(c, equation, &tensors)
     }),
     row("com.microsoft::FusedMatMul", 1, "permute, matmul, mul", fused),
     row("com.microsoft::TransposeMatMul", 1, "permute, matmul, mul", fused),
 ];
 
 /// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
-fn gemm(c: &mut Call<'_, '_>) -> Lowered {
+fn gemm(c: &mut Call<'_, '_>) -> Emitted {
     let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
     if (c.rank(x), c.rank(y)) != (2, 2) {
         return Err(Stop::Broken(format!(
@@ -57,11 +55,10 @@ fn gemm(c: &mut Call<'_, '_>) -> Lowered {
         }
         z = c.binary(BinaryOp::Add, z, bias)?;
     }
-    let z = c.cast(z, dtype)?;
-    c.done(z)
+    c.cast(z, dtype)
 }
 
-fn fused(c: &mut Call<'_, '_>) -> Lowered {
+fn fused(c: &mut Call<'_, '_>) -> Emitted {
     if c.flag("transBatchA")? || c.flag("transBatchB")? {
         return Err(Stop::Opaque("it transposes batch axes".into()));
     }
@@ -77,5 +74,5 @@ fn fused(c: &mut Call<'_, '_>) -> Lowered {
     if alpha != 1.0 {
         z = c.with_float(BinaryOp::Mul, z, alpha)?;
     }
-    c.done(z)
+    Ok(z)
 }

@@ -17,7 +17,7 @@ mod views;
 use symmc_import::Tables;
 
 use crate::call::Versioned;
-pub(crate) use crate::call::{Row, row};
+pub(crate) use crate::call::{Row, row, row_of_results};
 use crate::node::normalised;
 use schemas::Schema;
 
@@ -81,11 +81,11 @@ mod tests {
 
     #[test]
     fn what_is_newer_than_a_rule_is_refused() {
-        let old = row("Clip", 11, "", |_| Ok(()));
+        let old = row_of_results("Clip", 11, "", |_| Ok(()));
         assert_eq!(definition(&old, 11).map(|s| s.since), Ok(11));
         let error = definition(&old, 12).expect_err("a newer version");
         assert_eq!(error, "expected version 11 or older of the op, found version 12");
-        let error = definition(&row("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
+        let error = definition(&row_of_results("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
         assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
     }
 }

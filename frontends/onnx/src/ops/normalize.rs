@@ -4,26 +4,26 @@ use symmc_import::Emit;
 use symmc_import::emit::product;
 use symmc_ir::{BinaryOp, Dim, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("Softmax", 13, "softmax", |c| softmax(c, false)),
-    row("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
-    row("LayerNormalization", 17, "layer_norm", |c| {
+    row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
+    row_of_results("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
+    row_of_results("LayerNormalization", 17, "layer_norm", |c| {
         let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
         layer_norm(c, x, weight, bias, EPSILON)
     }),
-    row("RMSNormalization", 23, "rms_norm", plain_rms_norm),
-    row("SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
-    row("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
-    row("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
+    row_of_results("RMSNormalization", 23, "rms_norm", plain_rms_norm),
+    row_of_results("SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
+    row_of_results("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
+    row_of_results("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
         let x = skipped(c, 4)?;
         let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
         layer_norm(c, x, weight, bias, SKIP_EPSILON)
     }),
-    row("com.microsoft::SkipSimplifiedLayerNormalization", 1, "add, rms_norm", |c| {
+    row_of_results("com.microsoft::SkipSimplifiedLayerNormalization", 1, "add, rms_norm", |c| {
         let x = skipped(c, 3)?;
         let weight = c.opt_tensor(2)?;
         rms_norm(c, x, weight, SKIP_EPSILON)
@@ -48,8 +48,7 @@ pub(super) const ROWS: &[Row] = &[
         let zero = c.with_float(BinaryOp::Eq, norm, 0.0)?;
         let one = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
         let norm = c.select(zero, one, norm)?;
-        let y = c.binary(BinaryOp::Div, x, norm)?;
-        c.done(y)
+        c.binary(BinaryOp::Div, x, norm)
     }),
 ];
 
@@ -75,7 +74,7 @@ fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
 }
 
 /// The sum of the first two operands and, if there is one, of operand `bias`: also the fourth result.
-fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Lowered<ValueId> {
+fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Emitted {
     let (x, skip) = (c.tensor(0)?, c.tensor(1)?);
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
@@ -144,7 +143,7 @@ fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: 
 }
 
 /// `[n, c, …]` is normalised within each of the groups of channels as one axis.
-fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
+fn group_norm(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
     if c.version < 21 {
@@ -159,5 +158,5 @@ fn group_norm(c: &mut Call<'_, '_>) -> Lowered {
         let w = c.per_channel(w, &shape)?;
         y = c.binary(op, y, w)?;
     }
-    c.done(y)
+    Ok(y)
 }

@@ -3,27 +3,25 @@
 use symmc_import::Emit;
 use symmc_ir::{Dim, Op, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::known::Ints;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Slice", 13, "slice; take for negative steps", slice),
-    row("Split", 18, "slice", split),
+    row_of_results("Split", 18, "slice", split),
     row("Concat", 13, "concat", |c| {
         let parts = c.tensors()?;
         let axis = c.axis_of(c.int("axis")?, c.rank(parts[0]))?;
-        let y = c.concat(&parts, axis)?;
-        c.done(y)
+        c.concat(&parts, axis)
     }),
     row("Tile", 13, "reshape, expand, reshape", |c| {
         let x = c.tensor(0)?;
         let repeats = c.ints(1, "the repeats")?.dims;
-        let y = c.repeat(x, &repeats)?;
-        c.done(y)
+        c.repeat(x, &repeats)
     }),
-    row("Pad", 25, "pad, where it is constant", pad),
+    row_of_results("Pad", 25, "pad, where it is constant", pad),
     row("DepthToSpace", 28, "reshape, permute, reshape", |c| {
         let x = c.tensor(0)?;
         let block = Dim::from(c.int("blocksize")?);
@@ -42,8 +40,7 @@ pub(super) const ROWS: &[Row] = &[
         let [a, b, d] = split;
         let y = c.reshape(x, vec![n.clone(), a, b, d, h.clone(), w.clone()])?;
         let y = c.permute(y, perm)?;
-        let y = c.reshape(y, vec![n, less, h * block.clone(), w * block])?;
-        c.done(y)
+        c.reshape(y, vec![n, less, h * block.clone(), w * block])
     }),
 ];
 
@@ -87,7 +84,7 @@ fn bounds(c: &mut Call<'_, '_>) -> Lowered<Vec<(Dim, Dim, i64, i64)>> {
         .collect()
 }
 
-fn slice(c: &mut Call<'_, '_>) -> Lowered {
+fn slice(c: &mut Call<'_, '_>) -> Emitted {
     let mut y = c.tensor(0)?;
     for (start, end, axis, step) in bounds(c)? {
         let axis = c.axis_of(axis, c.rank(y))?;
@@ -101,17 +98,11 @@ fn slice(c: &mut Call<'_, '_>) -> Lowered {
             _ => backwards(c, y, axis, (start, end), step)?,
         };
     }
-    c.done(y)
+    Ok(y)
 }
 
 /// A slice by a negative step, as an index.
-fn backwards(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    axis: usize,
-    (start, end): (Dim, Dim),
-    step: i64,
-) -> Lowered<ValueId> {
+fn backwards(c: &mut Call<'_, '_>, x: ValueId, axis: usize, (start, end): (Dim, Dim), step: i64) -> Emitted {
     let n = c.extent(x, axis);
     let last = n.clone() - Dim::from(1);
     let start = match start.as_const() {

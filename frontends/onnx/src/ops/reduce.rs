@@ -3,9 +3,9 @@
 use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("ReduceSum", 13, "sum", |c| reduce(c, Reduction::Sum)),
@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Row] = &[
     row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
     row("CumSum", 14, "cumsum", cumulative_sum),
-    row("TopK", 24, "topk", top_k),
+    row_of_results("TopK", 24, "topk", top_k),
 ];
 
 /// The axes of a reduction, and whether they stay. `None` if nothing is reduced.
@@ -40,21 +40,14 @@ fn reduced_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Option<(Vec<usize>,
     }
 }
 
-fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
+fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Emitted {
     let x = c.tensor(0)?;
-    let Some((axes, keep)) = reduced_axes(c, x)? else { return c.done(x) };
-    let y = reduced(c, op, x, axes, keep)?;
-    c.done(y)
+    let Some((axes, keep)) = reduced_axes(c, x)? else { return Ok(x) };
+    reduced(c, op, x, axes, keep)
 }
 
 /// A reduction that keeps the dtype. The mean of integers truncates.
-fn reduced(
-    c: &mut Call<'_, '_>,
-    op: Reduction,
-    x: ValueId,
-    axes: Vec<usize>,
-    keep: bool,
-) -> Lowered<ValueId> {
+fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted {
     let dtype = c.dtype(x);
     if axes.is_empty() {
         return Ok(x);
@@ -76,24 +69,23 @@ fn reduced(
 /// A function before a sum and one after it.
 fn through(
     c: &mut Call<'_, '_>,
-    before: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-    after: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered {
+    before: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
+    after: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
+) -> Emitted {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else {
         return Err(Stop::Opaque("it reduces no axis".into()));
     };
     let y = before(c, x)?;
     let y = reduced(c, Reduction::Sum, y, axes, keep)?;
-    let y = after(c, y)?;
-    c.done(y)
+    after(c, y)
 }
 
-fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
+fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
-    let Some((axes, keep)) = reduced_axes(c, x)? else { return c.done(x) };
+    let Some((axes, keep)) = reduced_axes(c, x)? else { return Ok(x) };
     if axes.is_empty() {
-        return c.done(x);
+        return Ok(x);
     }
     // An infinite maximum would make NaN of itself.
     let most = c.reduce(Reduction::Max, x, axes.clone(), true)?;
@@ -101,22 +93,20 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
     let infinite = c.with_float(BinaryOp::Eq, size, f64::INFINITY)?;
     let zero = c.full(Scalar::Int(0), c.dtype(most), vec![])?;
     let most = c.select(infinite, zero, most)?;
-    let y = c.log_sum_exp(x, most, axes, keep)?;
-    c.done(y)
+    c.log_sum_exp(x, most, axes, keep)
 }
 
-fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered {
+fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     if c.flag("select_last_index")? {
         return Err(Stop::Opaque("it takes the last of equal elements".into()));
     }
     let keep = c.int_or("keepdims", 1)? != 0;
-    let y = c.arg_reduce(op, x, axis, keep)?;
-    c.done(y)
+    c.arg_reduce(op, x, axis, keep)
 }
 
-fn cumulative_sum(c: &mut Call<'_, '_>) -> Lowered {
+fn cumulative_sum(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
     let axis = c.axis_of(axis, c.rank(x))?;
@@ -133,7 +123,7 @@ fn cumulative_sum(c: &mut Call<'_, '_>) -> Lowered {
         y = c.emit_as("moved", op, &[y], Type::new(dtype, c.shape(y)))?;
     }
     let y = if reverse { c.reversed(y, axis)? } else { y };
-    c.done(y)
+    Ok(y)
 }
 
 fn top_k(c: &mut Call<'_, '_>) -> Lowered {

@@ -3,26 +3,25 @@
 use symmc_import::Emit;
 use symmc_ir::{Dim, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::lower::{Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("SequenceConstruct", 11, "(a sequence)", |c| {
+    row_of_results("SequenceConstruct", 11, "(a sequence)", |c| {
         let parts = c.tensors()?;
         c.set_sequence(parts);
         Ok(())
     }),
-    row("SplitToSequence", 24, "slice, reshape", split),
+    row_of_results("SplitToSequence", 24, "slice, reshape", split),
     row("SequenceAt", 11, "(an element)", |c| {
         let parts = c.sequence(0)?;
         let index = c.opt_consts(1, "the position")?.and_then(|i| i.first().copied()).unwrap_or(0);
         let at = if index < 0 { index.saturating_add(parts.len() as i64) } else { index };
         let found = usize::try_from(at).ok().and_then(|at| parts.get(at).copied());
-        let y = found.ok_or_else(|| {
+        found.ok_or_else(|| {
             Stop::Broken(format!("expected a position within {} elements, found {index}", parts.len()))
-        })?;
-        c.done(y)
+        })
     }),
     row("ConcatFromSequence", 11, "reshape, concat", |c| {
         let mut parts = c.sequence(0)?;
@@ -34,8 +33,7 @@ pub(super) const ROWS: &[Row] = &[
         for part in parts.iter_mut().filter(|_| new) {
             *part = c.unsqueeze(*part, axis)?;
         }
-        let y = c.concat(&parts, axis)?;
-        c.done(y)
+        c.concat(&parts, axis)
     }),
 ];
 

@@ -4,10 +4,10 @@ use symmc_import::Emit;
 use symmc_import::emit::product;
 use symmc_ir::{Dim, infer};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
 use crate::known::Ints;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("Reshape", 25, "reshape", reshape),
@@ -20,8 +20,7 @@ pub(super) const ROWS: &[Row] = &[
             a if a < 0 => c.axis_of(a, shape.len())?,
             _ => axis?,
         };
-        let y = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
-        c.done(y)
+        c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])
     }),
     row("Squeeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
@@ -36,8 +35,7 @@ pub(super) const ROWS: &[Row] = &[
         }
         let goes = |a: usize, d: &Dim| axes.as_ref().map_or(is_one(d), |axes| axes.contains(&a));
         let left = shape.into_iter().enumerate().filter(|(a, d)| !goes(*a, d)).map(|(_, d)| d).collect();
-        let y = c.reshape(x, left)?;
-        c.done(y)
+        c.reshape(x, left)
     }),
     row("Unsqueeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
@@ -49,8 +47,7 @@ pub(super) const ROWS: &[Row] = &[
         for axis in c.axes(1, shape.len() + given)?.unwrap_or_default() {
             shape.insert(axis.min(shape.len()), Dim::from(1));
         }
-        let y = c.reshape(x, shape)?;
-        c.done(y)
+        c.reshape(x, shape)
     }),
     row("Transpose", 25, "permute", |c| {
         let x = c.tensor(0)?;
@@ -59,18 +56,16 @@ pub(super) const ROWS: &[Row] = &[
             Some(perm) => perm.iter().map(|&a| c.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?,
             None => (0..rank).rev().collect(),
         };
-        let y = c.permute(x, perm)?;
-        c.done(y)
+        c.permute(x, perm)
     }),
     row("Expand", 13, "expand", |c| {
         let x = c.tensor(0)?;
         let shape = c.ints(1, "the shape")?.dims;
         let own = c.shape(x);
         let shape = infer::broadcast(&[&own, &shape]).map_err(Stop::Broken)?;
-        let y = c.expand(x, shape)?;
-        c.done(y)
+        c.expand(x, shape)
     }),
-    row("Shape", 25, "(extents)", |c| {
+    row_of_results("Shape", 25, "(extents)", |c| {
         let shape = c.type_of(0)?.shape;
         let n = shape.len() as i64;
         let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
@@ -78,7 +73,7 @@ pub(super) const ROWS: &[Row] = &[
         let dims = shape.get(start..end).unwrap_or_default().to_vec();
         extents(c, Ints::vector(dims))
     }),
-    row("Size", 25, "(an extent)", |c| {
+    row_of_results("Size", 25, "(an extent)", |c| {
         let numel = c.type_of(0)?.numel();
         extents(c, Ints::scalar(numel))
     }),
@@ -93,7 +88,7 @@ fn extents(c: &mut Call<'_, '_>, ints: Ints) -> Lowered {
     Ok(())
 }
 
-fn reshape(c: &mut Call<'_, '_>) -> Lowered {
+fn reshape(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.tensor(0)?;
     let own = c.shape(x);
     let mut shape = match (c.name(1), c.opt_attribute_ints("shape")?) {
@@ -115,6 +110,5 @@ fn reshape(c: &mut Call<'_, '_>) -> Lowered {
     }
     let numel = c.ty(x).numel();
     let shape = c.filled(shape, &numel)?;
-    let y = c.reshape(x, shape)?;
-    c.done(y)
+    c.reshape(x, shape)
 }

@@ -7,7 +7,7 @@ use super::elementwise::{float_unary, identity, through_f64, unary};
 use super::{Row, row};
 use crate::call::Call;
 use crate::effects;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.relu", "relu", |c| unary(c, UnaryOp::Relu)),
@@ -22,22 +22,19 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("aten.hardsigmoid", "add, max, min, mul", |c| {
         let x = c.first()?;
-        let y = hard_sigmoid(c, x)?;
-        c.done(y)
+        hard_sigmoid(c, x)
     }),
     row("aten.hardswish", "x * hardsigmoid(x)", |c| {
         let x = c.first()?;
         let gate = hard_sigmoid(c, x)?;
-        let y = c.binary(BinaryOp::Mul, x, gate)?;
-        c.done(y)
+        c.binary(BinaryOp::Mul, x, gate)
     }),
     row("aten.leaky_relu", "select", |c| {
         let x = c.first()?;
         let slope = c.float_or("negative_slope", 0.01)?;
         let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
         let scaled = c.with_float(BinaryOp::Mul, x, slope)?;
-        let y = c.select(positive, x, scaled)?;
-        c.done(y)
+        c.select(positive, x, scaled)
     }),
     row("aten.elu", "select of exp, in f64", elu),
     row("aten.softplus", "select of log(exp), in f64", softplus),
@@ -63,8 +60,7 @@ pub(super) const ROWS: &[Row] = &[
         // NaN is not below the threshold and stays.
         let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
         let fill = c.full(value, c.dtype(x), vec![])?;
-        let y = c.select(below, fill, x)?;
-        c.done(y)
+        c.select(below, fill, x)
     }),
     row("aten.dropout", "(identity), where nothing is dropped", dropout),
     row("aten.feature_dropout", "(identity), where nothing is dropped", dropout),
@@ -74,7 +70,7 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-fn gelu(c: &mut Call<'_, '_>) -> Lowered {
+fn gelu(c: &mut Call<'_, '_>) -> Emitted {
     match c.opt_string("approximate")? {
         None | Some("none") => unary(c, UnaryOp::Gelu),
         Some("tanh") => unary(c, UnaryOp::GeluTanh),
@@ -82,14 +78,13 @@ fn gelu(c: &mut Call<'_, '_>) -> Lowered {
     }
 }
 
-fn clamped(c: &mut Call<'_, '_>, low: f64, high: f64) -> Lowered {
+fn clamped(c: &mut Call<'_, '_>, low: f64, high: f64) -> Emitted {
     let x = c.first()?;
     let y = c.with_float(BinaryOp::Max, x, low)?;
-    let y = c.with_float(BinaryOp::Min, y, high)?;
-    c.done(y)
+    c.with_float(BinaryOp::Min, y, high)
 }
 
-fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let y = c.with_float(BinaryOp::Add, x, 3.0)?;
     let y = c.with_float(BinaryOp::Max, y, 0.0)?;
     let y = c.with_float(BinaryOp::Min, y, 6.0)?;
@@ -97,7 +92,7 @@ fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 }
 
 /// `x > 0 ? scale * x : scale * alpha * (exp(input_scale * x) - 1)`.
-fn elu(c: &mut Call<'_, '_>) -> Lowered {
+fn elu(c: &mut Call<'_, '_>) -> Emitted {
     let (alpha, scale) = (c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?);
     let input_scale = c.float_or("input_scale", 1.0)?;
     through_f64(c, |c, x| {
@@ -111,13 +106,13 @@ fn elu(c: &mut Call<'_, '_>) -> Lowered {
     })
 }
 
-fn softplus(c: &mut Call<'_, '_>) -> Lowered {
+fn softplus(c: &mut Call<'_, '_>) -> Emitted {
     let (beta, threshold) = (c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?);
     through_f64(c, |c, x| softplus_of(c, x, beta, threshold))
 }
 
 /// `log(1 + exp(beta * x)) / beta`, and `x` where `beta * x` exceeds the threshold.
-fn softplus_of(c: &mut Call<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> Lowered<ValueId> {
+fn softplus_of(c: &mut Call<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> Emitted {
     let z = c.with_float(BinaryOp::Mul, x, beta)?;
     let linear = c.with_float(BinaryOp::Gt, z, threshold)?;
     let e = c.unary(UnaryOp::Exp, z)?;
@@ -127,7 +122,7 @@ fn softplus_of(c: &mut Call<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> L
     c.select(linear, x, l)
 }
 
-fn glu(c: &mut Call<'_, '_>) -> Lowered {
+fn glu(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let n = c.shape(x).get(axis).cloned().unwrap_or(1.into());
@@ -135,11 +130,10 @@ fn glu(c: &mut Call<'_, '_>) -> Lowered {
     let a = c.slice(x, axis, 0.into(), half.clone(), 1)?;
     let b = c.slice(x, axis, half.clone(), half, 1)?;
     let gate = c.unary(UnaryOp::Sigmoid, b)?;
-    let y = c.binary(BinaryOp::Mul, a, gate)?;
-    c.done(y)
+    c.binary(BinaryOp::Mul, a, gate)
 }
 
-fn dropout(c: &mut Call<'_, '_>) -> Lowered {
+fn dropout(c: &mut Call<'_, '_>) -> Emitted {
     let p = c.float_or("p", 0.5)?;
     if c.bool_or("train", true)? && p != 0.0 {
         return Err(Stop::Broken(effects::DRAWS.into()));

@@ -8,37 +8,43 @@ use symmc_import::Emit;
 use symmc_ir::attention::causal_if;
 use symmc_ir::{DType, Dim, Float, Op, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row_of_results};
 use crate::call::Call;
 use crate::effects::{self, bare};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::scope::tensor_names;
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten.scaled_dot_product_attention", "attention", |c| whole(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_attention_math", "attention", |c| whole(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_flash_attention", "attention", |c| fused(c, None)),
-    row("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| fused(c, Some("attn_mask"))),
-    row("aten._scaled_dot_product_efficient_attention", "attention", |c| fused(c, Some("attn_bias"))),
-    row("aten._scaled_dot_product_cudnn_attention", "attention", |c| fused(c, Some("attn_bias"))),
-    row("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
+    row_of_results("aten.scaled_dot_product_attention", "attention", |c| whole(c, Some("attn_mask"))),
+    row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| whole(c, Some("attn_mask"))),
+    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| fused(c, None)),
+    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
+        fused(c, Some("attn_mask"))
+    }),
+    row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
         fused(c, Some("attn_bias"))
     }),
-    row("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| fused(c, Some("attn_bias"))),
+    row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
+        fused(c, Some("attn_bias"))
+    }),
+    row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", None)
     }),
-    row("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", Some("attn_mask"))
     }),
-    row("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out_", Some("attn_bias"))
     }),
-    row("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
+    row_of_results("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", Some("attn_bias"))
     }),
-    row("aten._scaled_dot_product_fused_attention_overrideable_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", Some("attn_bias"))
-    }),
+    row_of_results(
+        "aten._scaled_dot_product_fused_attention_overrideable_backward",
+        "attention_gradient",
+        |c| gradient(c, "grad_out", Some("attn_bias")),
+    ),
 ];
 
 /// Attention whose other results nobody reads.
@@ -135,7 +141,7 @@ fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
 
 /// The log-sum-exp `[.., h, l]` as the program declares the result: perhaps with one more axis, and with more rows, whose
 /// weights are zero.
-fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Lowered<ValueId> {
+fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Emitted {
     let declared = c.declared(1)?;
     let mut shape = c.shape(sums);
     let has_column = declared.shape.len() == shape.len() + 1 && declared.shape.last() == Some(&Dim::from(1));
@@ -152,7 +158,7 @@ fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Lowered<ValueId> {
 }
 
 /// The log-sum-exp `[.., h, l]` of a query, from the form in which it was stored.
-fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Lowered<ValueId> {
+fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Emitted {
     let shape = c.shape(q);
     let rows = &shape[..shape.len() - 1];
     let mut sums = sums;
@@ -195,7 +201,7 @@ fn gradient(c: &mut Call<'_, '_>, of_result: &str, mask: Option<&str>) -> Lowere
 }
 
 /// An operand with a heads axis, and with the batch extents of the query where it broadcasts.
-fn heads(c: &mut Call<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> Lowered<ValueId> {
+fn heads(c: &mut Call<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> Emitted {
     if rank == 2 {
         return c.unsqueeze(x, 0);
     }

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Float, Reduction, Scalar, UnaryOp, ValueId};
 use super::pieces::{put_slice, replace};
 use super::{Row, row};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.threshold_backward", "le, select", |c| {
@@ -16,8 +16,7 @@ pub(super) const ROWS: &[Row] = &[
         let threshold = c.opt_scalar("threshold")?.unwrap_or(Scalar::Int(0));
         let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
-        let y = c.select(below, zero, gradient)?;
-        c.done(y)
+        c.select(below, zero, gradient)
     }),
     row("aten.sigmoid_backward", "g * (y - y * y)", |c| {
         let ([gradient, y], dtype) = widened(c, ["grad_output", "output"])?;
@@ -60,22 +59,19 @@ pub(super) const ROWS: &[Row] = &[
         let scale = c.float_or("scale", 1.0)?;
         let dtype = c.common(&[&gradient, &mask, &Operand::Scalar(Scalar::Float(Float(scale)))]);
         let y = c.apply(BinaryOp::Mul, &gradient, &mask, dtype)?;
-        let y = c.with_float(BinaryOp::Mul, y, scale)?;
-        c.done(y)
+        c.with_float(BinaryOp::Mul, y, scale)
     }),
     row("aten.slice_backward", "slice_scatter into 0", |c| {
         let (gradient, zero, axis) = within_zeros(c)?;
         let step = c.int_or("step", 1)?;
-        let y = put_slice(c, zero, gradient, axis, step)?;
-        c.done(y)
+        put_slice(c, zero, gradient, axis, step)
     }),
     row("aten.select_backward", "concat with 0", |c| {
         let (gradient, zero, axis) = within_zeros(c)?;
         let index = c.dim("index")?;
         let start = c.counted(index, &c.extent(zero, axis));
         let gradient = c.unsqueeze(gradient, axis)?;
-        let y = replace(c, zero, gradient, axis, start)?;
-        c.done(y)
+        replace(c, zero, gradient, axis, start)
     }),
     row("aten._fused_rms_norm_backward", "mul, mean, sum", rms_norm_backward),
     row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
@@ -89,7 +85,7 @@ fn within_zeros(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId, usize)> {
     Ok((gradient, zero, c.axis("dim", c.rank(zero))?))
 }
 
-fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn one_minus(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
@@ -111,22 +107,21 @@ fn widened<const N: usize>(c: &mut Call<'_, '_>, names: [&str; N]) -> Lowered<([
 }
 
 /// The sum along an axis, which stays; a tensor without axes is its own sum.
-fn sum_along(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<ValueId> {
+fn sum_along(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Emitted {
     if c.rank(x) == 0 { Ok(x) } else { c.reduce(Reduction::Sum, x, vec![axis], true) }
 }
 
 /// The result of a composite, rounded once.
-fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
-    let x = c.cast(x, dtype)?;
-    c.done(x)
+fn rounded(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Emitted {
+    c.cast(x, dtype)
 }
 
-fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Lowered {
+fn as_input(c: &mut Call<'_, '_>, x: ValueId, dtype: DType) -> Emitted {
     let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
     rounded(c, x, dtype)
 }
 
-fn silu_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn silu_backward(c: &mut Call<'_, '_>) -> Emitted {
     let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let s = c.unary(UnaryOp::Sigmoid, x)?;
     let rest = one_minus(c, s)?;
@@ -137,7 +132,7 @@ fn silu_backward(c: &mut Call<'_, '_>) -> Lowered {
     rounded(c, y, dtype)
 }
 
-fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn gelu_backward(c: &mut Call<'_, '_>) -> Emitted {
     let ([gradient, x], dtype) = widened(c, ["grad_output", "self"])?;
     let square = c.binary(BinaryOp::Mul, x, x)?;
     let slope = match c.opt_string("approximate")? {
@@ -184,34 +179,44 @@ fn gelu_backward(c: &mut Call<'_, '_>) -> Lowered {
     rounded(c, y, dtype)
 }
 
+/// The axes of `x` in front of the normalised ones, and these.
+fn split_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(Vec<usize>, Vec<usize>)> {
+    let (rank, axes) = (c.rank(x), c.dims("normalized_shape")?.len());
+    if axes > rank {
+        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
+    }
+    Ok(((0..rank - axes).collect(), (rank - axes..rank).collect()))
+}
+
+/// A gradient times the weight of the norm, if there is one.
+fn times_weight(c: &mut Call<'_, '_>, gradient: ValueId) -> Emitted {
+    let Some(weight) = c.opt_tensor("weight")? else { return Ok(gradient) };
+    let weight = c.cast(weight, c.dtype(gradient))?;
+    c.binary(BinaryOp::Mul, gradient, weight)
+}
+
+fn set_sum(c: &mut Call<'_, '_>, result: usize, term: ValueId, axes: &[usize], dtype: DType) -> Lowered {
+    let sum = if axes.is_empty() { term } else { c.reduce(Reduction::Sum, term, axes.to_vec(), false)? };
+    let sum = c.cast(sum, dtype)?;
+    c.set(result, sum);
+    Ok(())
+}
+
 /// With `x̂ = (x - mean) * rstd` and `ĝ = g * weight`: the gradient of `x` is
 /// `rstd * (ĝ - mean(ĝ) - x̂ * mean(ĝ * x̂))`, of the weight `sum(g * x̂)`, of the bias `sum(g)`.
-fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn layer_norm_backward(c: &mut Call<'_, '_>) -> Emitted {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias", "output_mask"]);
     let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
     let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
-    let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
     let wide = dtype.wide();
-    let rank = c.rank(x);
-    let axes = c.dims("normalized_shape")?.len();
-    if axes > rank {
-        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
-    }
-    let (outer, inner): (Vec<usize>, Vec<usize>) =
-        ((0..rank - axes).collect(), (rank - axes..rank).collect());
+    let (outer, inner) = split_axes(c, x)?;
     let (g, x) = (c.cast(gradient, wide)?, c.cast(x, wide)?);
     let (mean, rstd) = (c.cast(mean, wide)?, c.cast(rstd, wide)?);
     let centred = c.binary(BinaryOp::Sub, x, mean)?;
     let normal = c.binary(BinaryOp::Mul, centred, rstd)?;
-    let weighted = match weight {
-        Some(w) => {
-            let w = c.cast(w, wide)?;
-            c.binary(BinaryOp::Mul, g, w)?
-        }
-        None => g,
-    };
+    let weighted = times_weight(c, g)?;
     let m = c.reduce(Reduction::Mean, weighted, inner.clone(), true)?;
     let product = c.binary(BinaryOp::Mul, weighted, normal)?;
     let p = c.reduce(Reduction::Mean, product, inner, true)?;
@@ -222,50 +227,31 @@ fn layer_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
     for (result, wanted) in [(1, normal), (2, g)] {
         if c.wants(result) {
             let term = if result == 1 { c.binary(BinaryOp::Mul, g, wanted)? } else { g };
-            let sum =
-                if outer.is_empty() { term } else { c.reduce(Reduction::Sum, term, outer.clone(), false)? };
-            let sum = c.cast(sum, dtype)?;
-            c.set(result, sum);
+            set_sum(c, result, term, &outer, dtype)?;
         }
     }
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// With `x̂ = x * rstd` and `ĝ = g * weight`: the gradient of `x` is `rstd * (ĝ - x̂ * mean(ĝ * x̂))`, of the
 /// weight `sum(g * x̂)`.
-fn rms_norm_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn rms_norm_backward(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["output_mask"]);
     let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
-    let weight = c.opt_tensor("weight")?;
     let dtype = c.dtype(x);
     let wide = dtype.wide();
-    let rank = c.rank(x);
-    let axes = c.dims("normalized_shape")?.len();
-    if axes > rank {
-        return Err(Stop::Broken(format!("expected {rank} normalised axes at most, found {axes}")));
-    }
+    let (outer, inner) = split_axes(c, x)?;
     let (g, x, rstd) = (c.cast(gradient, wide)?, c.cast(x, wide)?, c.cast(rstd, wide)?);
     let normal = c.binary(BinaryOp::Mul, x, rstd)?;
-    let weighted = match weight {
-        Some(w) => {
-            let w = c.cast(w, wide)?;
-            c.binary(BinaryOp::Mul, g, w)?
-        }
-        None => g,
-    };
+    let weighted = times_weight(c, g)?;
     let product = c.binary(BinaryOp::Mul, weighted, normal)?;
-    let p = c.reduce(Reduction::Mean, product, (rank - axes..rank).collect(), true)?;
+    let p = c.reduce(Reduction::Mean, product, inner, true)?;
     let shift = c.binary(BinaryOp::Mul, normal, p)?;
     let y = c.binary(BinaryOp::Sub, weighted, shift)?;
     let y = c.binary(BinaryOp::Mul, y, rstd)?;
     if c.wants(1) {
         let term = c.binary(BinaryOp::Mul, g, normal)?;
-        let outer: Vec<usize> = (0..rank - axes).collect();
-        let sum = if outer.is_empty() { term } else { c.reduce(Reduction::Sum, term, outer, false)? };
-        let sum = c.cast(sum, dtype)?;
-        c.set(1, sum);
+        set_sum(c, 1, term, &outer, dtype)?;
     }
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

@@ -3,13 +3,17 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
-    row("aten._embedding_bag_forward_only", "take, index_add, or scatter for the largest", forward),
+    row_of_results("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
+    row_of_results(
+        "aten._embedding_bag_forward_only",
+        "take, index_add, or scatter for the largest",
+        forward,
+    ),
     row("aten._embedding_bag_backward", "take, index_add", backward),
     row("aten._embedding_bag_dense_backward", "take, index_add", backward),
 ];
@@ -30,7 +34,6 @@ fn mode(c: &Call<'_, '_>) -> Lowered<Mode> {
     }
 }
 
-/// The indices with their bags, and which of them count.
 struct Bags {
     indices: ValueId,
     /// The bag of each index.
@@ -81,7 +84,7 @@ impl Bags {
     }
 
     /// Rows for the indices, which of padding are `other`.
-    fn without_padding(&self, c: &mut Call<'_, '_>, rows: ValueId, other: Scalar) -> Lowered<ValueId> {
+    fn without_padding(&self, c: &mut Call<'_, '_>, rows: ValueId, other: Scalar) -> Emitted {
         let Some(counted) = self.counted else { return Ok(rows) };
         let counted = c.unsqueeze(counted, 1)?;
         let fill = c.full(other, c.dtype(rows), vec![])?;
@@ -89,7 +92,7 @@ impl Bags {
     }
 
     /// Rows for the bags divided by how many indices count in each.
-    fn divided(&self, c: &mut Call<'_, '_>, rows: ValueId) -> Lowered<ValueId> {
+    fn divided(&self, c: &mut Call<'_, '_>, rows: ValueId) -> Emitted {
         let sizes = c.with_scalar(BinaryOp::Max, self.sizes, Scalar::Int(1))?;
         let sizes = c.cast(sizes, c.dtype(rows))?;
         let sizes = c.unsqueeze(sizes, 1)?;
@@ -106,7 +109,7 @@ fn counted(c: &mut Call<'_, '_>, indices: ValueId) -> Lowered<Option<ValueId>> {
 }
 
 /// Rows for the indices times the weight of each, if there are weights.
-fn weighted(c: &mut Call<'_, '_>, rows: ValueId) -> Lowered<ValueId> {
+fn weighted(c: &mut Call<'_, '_>, rows: ValueId) -> Emitted {
     let Some(weights) = c.opt_tensor("per_sample_weights")? else { return Ok(rows) };
     let weights = c.cast(weights, c.dtype(rows))?;
     let weights = c.unsqueeze(weights, 1)?;
@@ -150,7 +153,7 @@ fn forward(c: &mut Call<'_, '_>) -> Lowered {
     Ok(())
 }
 
-fn summed(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId, mode: Mode) -> Lowered<ValueId> {
+fn summed(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId, mode: Mode) -> Emitted {
     let rows = bags.without_padding(c, rows, Scalar::Int(0))?;
     let (dtype, width) = (c.dtype(rows), c.extent(rows, 1));
     let none = c.full(Scalar::Int(0), dtype, vec![bags.count.clone(), width])?;
@@ -159,7 +162,7 @@ fn summed(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId, mode: Mode) -> Lower
 }
 
 /// The largest elements of the rows of each bag; of empty bags 0.
-fn largest(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId) -> Lowered<ValueId> {
+fn largest(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId) -> Emitted {
     let least = Scalar::Float(symmc_ir::Float(f64::NEG_INFINITY));
     let rows = bags.without_padding(c, rows, least)?;
     let shape = c.shape(rows);
@@ -176,7 +179,7 @@ fn largest(c: &mut Call<'_, '_>, bags: &Bags, rows: ValueId) -> Lowered<ValueId>
 }
 
 /// The gradient of the table: that of each bag, at the rows of its indices.
-fn backward(c: &mut Call<'_, '_>) -> Lowered {
+fn backward(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["maximum_indices", "offset2bag", "bag_size"]);
     let gradient = c.tensor("grad")?;
     let count = c.extent(gradient, 0);
@@ -195,6 +198,5 @@ fn backward(c: &mut Call<'_, '_>) -> Lowered {
     let each = bags.without_padding(c, each, Scalar::Int(0))?;
     let none = c.full(Scalar::Int(0), dtype.wide(), vec![rows, c.extent(each, 1)])?;
     let y = c.emit("index_add", Op::IndexAdd { axis: 0 }, &[none, bags.indices, each])?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

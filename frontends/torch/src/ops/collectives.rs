@@ -7,59 +7,68 @@ use symmc_import::Emit;
 use symmc_ir::{Collective, CollectiveKind, Dim, GroupId, Op, ReduceOp, Splits, ValueId};
 
 use super::elementwise::identity;
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::numbers::ByRank;
 
 pub(super) const ROWS: &[Row] = &[
-    row("_c10d_functional.all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| each(c, all_reduce)),
-    row("_c10d_functional.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
-    row("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| each(c, all_gather)),
-    row("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
-    row("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| each(c, reduce_scatter)),
-    row("_c10d_functional.all_to_all_single", "all_to_all, permute_ranks", |c| each(c, all_to_all)),
-    row("_c10d_functional.broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "src"))),
+    row_of_results("_c10d_functional.all_reduce", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("_c10d_functional.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
+    row_of_results("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| {
+        each(c, all_gather)
+    }),
+    row_of_results("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
+    row_of_results("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| {
+        each(c, reduce_scatter)
+    }),
+    row_of_results("_c10d_functional.all_to_all_single", "all_to_all, permute_ranks", |c| {
+        each(c, all_to_all)
+    }),
+    row_of_results("_c10d_functional.broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "src"))),
     row("_c10d_functional.wait_tensor", "(identity)", identity),
-    row("_c10d_functional.wait_tensors", "(identity)", |c| each(c, |_, x| Ok(x))),
+    row_of_results("_c10d_functional.wait_tensors", "(identity)", |c| each(c, |_, x| Ok(x))),
     row("_c10d_functional._wrap_tensor_autograd", "(identity)", identity),
-    row("_c10d_functional_autograd.all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
-    row("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
-    row("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
-    row("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| each(c, shard_another_axis)),
-    row("symm_mem.one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem._low_contention_all_gather", "all_gather", |c| each(c, all_gather)),
-    row("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| each(c, all_gather)),
-    row("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| each(c, reduce_scatter)),
-    row("symm_mem.fused_all_gather_matmul", "all_gather, matmul", gather_products),
+    row_of_results("_c10d_functional_autograd.all_reduce", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
+    row_of_results("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| {
+        each(c, reduce_scatter)
+    }),
+    row_of_results("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
+    row_of_results("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| {
+        each(c, shard_another_axis)
+    }),
+    row_of_results("symm_mem.one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("symm_mem._low_contention_all_gather", "all_gather", |c| each(c, all_gather)),
+    row_of_results("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| each(c, all_gather)),
+    row_of_results("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| each(c, reduce_scatter)),
+    row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", gather_products),
     row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
         let (a, b) = (c.tensor("A")?, c.tensor("B")?);
         let y = c.product(a, b)?;
         let axis = c.axis("scatter_dim", c.rank(y))?;
-        let y = along(c, y, axis, reduce_scatter)?;
-        c.done(y)
+        along(c, y, axis, reduce_scatter)
     }),
 ];
 
 /// Ops that write and have no functional counterpart: their results are the new contents of what they write, in the
 /// order of their schemas, after results of their own. Contents that nothing defines are left out.
 pub(super) const WRITING: &[Row] = &[
-    row("symm_mem.two_shot_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.multimem_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
-    row("symm_mem.multimem_all_gather_out", "all_gather", |c| each(c, all_gather)),
-    row("symm_mem.nvshmem_all_to_all", "all_to_all", |c| each(c, all_to_all)),
-    row("symm_mem.nvshmem_broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "root"))),
+    row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
+    row_of_results("symm_mem.multimem_all_gather_out", "all_gather", |c| each(c, all_gather)),
+    row_of_results("symm_mem.nvshmem_all_to_all", "all_to_all", |c| each(c, all_to_all)),
+    row_of_results("symm_mem.nvshmem_broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "root"))),
     // The operand is reduced where it lies, in parts.
-    row("symm_mem.two_shot_all_reduce_out", "all_reduce", |c| {
+    row_of_results("symm_mem.two_shot_all_reduce_out", "all_reduce", |c| {
         let x = c.first()?;
         let y = all_reduce(c, x)?;
         c.set(1, y);
         Ok(())
     }),
-    row("symm_mem.reduce_scatter_out", "reduce_scatter", |c| {
+    row_of_results("symm_mem.reduce_scatter_out", "reduce_scatter", |c| {
         let x = c.first()?;
         let axis = if c.bool_or("split_last_dim", false)? { c.rank(x).saturating_sub(1) } else { 0 };
         let y = along(c, x, axis, reduce_scatter)?;
@@ -67,8 +76,8 @@ pub(super) const WRITING: &[Row] = &[
         Ok(())
     }),
     // The symmetric buffer takes a copy of the operand, of which only the sum is promised.
-    row("symm_mem.one_shot_all_reduce_copy", "all_reduce", local_input),
-    row("symm_mem.one_shot_all_reduce_copy_out", "all_reduce", local_input),
+    row_of_results("symm_mem.one_shot_all_reduce_copy", "all_reduce", local_input),
+    row_of_results("symm_mem.one_shot_all_reduce_copy_out", "all_reduce", local_input),
 ];
 
 fn local_input(c: &mut Call<'_, '_>) -> Lowered {
@@ -82,8 +91,8 @@ fn along(
     c: &mut Call<'_, '_>,
     x: ValueId,
     axis: usize,
-    collective: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered<ValueId> {
+    collective: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
+) -> Emitted {
     if axis == 0 {
         return collective(c, x);
     }
@@ -111,7 +120,7 @@ fn gather_products(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// The first argument is a tensor or, in coalesced calls, a list of tensors.
-fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
+fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Emitted) -> Lowered {
     let operands = match ["inputs", "tensors"].into_iter().find(|name| c.get(name).is_some()) {
         Some(name) => c.tensors(name)?,
         None => vec![c.first()?],
@@ -141,22 +150,22 @@ fn reduce_op(c: &Call<'_, '_>) -> Lowered<ReduceOp> {
     })
 }
 
-fn all_reduce(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn all_reduce(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let (op, group) = (reduce_op(c)?, c.group()?);
     c.collective(CollectiveKind::AllReduce(op), group, x)
 }
 
-fn all_gather(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn all_gather(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let group = c.group()?;
     c.collective(CollectiveKind::AllGather, group, x)
 }
 
-fn reduce_scatter(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn reduce_scatter(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let (op, group) = (reduce_op(c)?, c.group()?);
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
 }
 
-fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let group = c.group()?;
     if let (Some(to), Some(from)) = (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS)) {
         return exchange(c, x, group, to, from.1);
@@ -198,7 +207,7 @@ fn exchange(
     group: GroupId,
     (by_rank, to): (&ByRank, &Lists),
     from: &Lists,
-) -> Lowered<ValueId> {
+) -> Emitted {
     let cells = c.lowering.builder.graph().cells(group);
     let cells =
         cells.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
@@ -255,7 +264,7 @@ fn permutation(cells: &[Vec<u32>], to: &Lists) -> Option<Vec<(u32, u32)>> {
     all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }
 
-fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Lowered<ValueId> {
+fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Emitted {
     let group = c.group()?;
     let root = c.int(source)?;
     let root = u32::try_from(root)
@@ -264,7 +273,7 @@ fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Lowered<ValueId>
 }
 
 /// From a tensor that is sharded along `gather_dim` to one that is sharded along `shard_dim`.
-fn shard_another_axis(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn shard_another_axis(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let group = c.group()?;
     let rank = c.rank(x);
     let (from, to) = (c.axis("gather_dim", rank)?, c.axis("shard_dim", rank)?);

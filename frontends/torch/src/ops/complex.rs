@@ -17,9 +17,9 @@ mod parts;
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Dim, UnaryOp};
 
-use super::{Row, Rule, row};
+use super::{Row, Rule, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::scope::tensor_names;
 use crate::sharing::entangle;
 
@@ -29,13 +29,13 @@ use parts::{axes, declared, done, is_complex, is_complex_result, joined, of_firs
 pub(super) const ROWS: &[Row] = &[
     row("aten.view_as_complex", "(identity)", identity),
     row("aten.view_as_real", "(identity)", identity),
-    row("aten.polar", "cos, sin, mul, concat", |c| {
+    row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
         let (length, angle) = (c.tensor("abs")?, c.tensor("angle")?);
         let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
         let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
         done(c, x, y)
     }),
-    row("aten.complex", "concat", |c| {
+    row_of_results("aten.complex", "concat", |c| {
         let (x, y) = (c.tensor("real")?, c.tensor("imag")?);
         done(c, x, y)
     }),
@@ -43,51 +43,49 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Ops that have rows elsewhere for other numbers.
 const ALSO_COMPLEX: &[Row] = &[
-    row("aten.mul", "mul, sub, add, concat", arithmetic::mul),
-    row("aten.div.Tensor", "mul, div, concat", arithmetic::div),
-    row("aten.add", "add", |c| arithmetic::sum(c, BinaryOp::Add)),
-    row("aten.sub", "sub", |c| arithmetic::sum(c, BinaryOp::Sub)),
+    row_of_results("aten.mul", "mul, sub, add, concat", arithmetic::mul),
+    row_of_results("aten.div.Tensor", "mul, div, concat", arithmetic::div),
+    row_of_results("aten.add", "add", |c| arithmetic::sum(c, BinaryOp::Add)),
+    row_of_results("aten.sub", "sub", |c| arithmetic::sum(c, BinaryOp::Sub)),
     row("aten.neg", "neg", |c| {
         let x = c.first()?;
-        let y = c.unary(UnaryOp::Neg, x)?;
-        c.done(y)
+        c.unary(UnaryOp::Neg, x)
     }),
-    row("aten.reciprocal", "mul, div, concat", arithmetic::reciprocal),
+    row_of_results("aten.reciprocal", "mul, div, concat", arithmetic::reciprocal),
     row("aten.abs", "mul, add, sqrt", arithmetic::abs),
     row("aten.sgn", "mul, add, sqrt, div", arithmetic::sgn),
-    row("aten.exp", "exp, cos, sin, mul, concat", arithmetic::exp),
-    row("aten.square", "mul, sub, add, concat", arithmetic::square),
+    row_of_results("aten.exp", "exp, cos, sin, mul, concat", arithmetic::exp),
+    row_of_results("aten.square", "mul, sub, add, concat", arithmetic::square),
     row("aten.conj", "mul", conjugate),
     row("aten._conj", "mul", conjugate),
     row("aten.conj_physical", "mul", conjugate),
     row("aten._conj_physical", "mul", conjugate),
     row("aten.resolve_conj", "(identity)", identity),
     row("aten.resolve_neg", "(identity)", identity),
-    row("aten.mm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
-    row("aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
-    row("aten.mv", "matmul, sub, add, concat", |c| arithmetic::product(c, "vec")),
-    row("aten.dot", "matmul, sub, add, concat", |c| arithmetic::product(c, "tensor")),
-    row("aten.matmul", "matmul, sub, add, concat", |c| arithmetic::product(c, "other")),
+    row_of_results("aten.mm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
+    row_of_results("aten.bmm", "matmul, sub, add, concat", |c| arithmetic::product(c, "mat2")),
+    row_of_results("aten.mv", "matmul, sub, add, concat", |c| arithmetic::product(c, "vec")),
+    row_of_results("aten.dot", "matmul, sub, add, concat", |c| arithmetic::product(c, "tensor")),
+    row_of_results("aten.matmul", "matmul, sub, add, concat", |c| arithmetic::product(c, "other")),
     row("aten.real", "slice, reshape", |c| part_of_first(c, 0)),
     row("aten.imag", "slice, reshape", |c| part_of_first(c, 1)),
-    row("aten.to", "cast", converted),
-    row("aten._to_copy", "cast", converted),
-    row("prims.convert_element_type", "cast", converted),
+    row_of_results("aten.to", "cast", converted),
+    row_of_results("aten._to_copy", "cast", converted),
+    row_of_results("prims.convert_element_type", "cast", converted),
     row("aten.copy", "cast, expand", copied),
     row("aten.clone", "(identity)", identity),
     row("aten.contiguous", "(identity)", identity),
     row("aten.alias", "(identity)", identity),
     row("aten.detach", "(identity)", identity),
     row("aten.lift_fresh_copy", "(identity)", identity),
-    row("aten._assert_tensor_metadata", "(nothing)", |c| {
+    row_of_results("aten._assert_tensor_metadata", "(nothing)", |c| {
         c.ignore_all();
         Ok(())
     }),
     row("aten.unsqueeze", "reshape", |c| {
         let x = c.first()?;
         let axis = c.axis("dim", axes(c, x) + 1)?;
-        let y = c.unsqueeze(x, axis)?;
-        c.done(y)
+        c.unsqueeze(x, axis)
     }),
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
     row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
@@ -98,16 +96,14 @@ const ALSO_COMPLEX: &[Row] = &[
         let (a, b) = (c.axis("dim0", axes(c, x))?, c.axis("dim1", axes(c, x))?);
         let mut order: Vec<usize> = (0..c.rank(x)).collect();
         order.swap(a, b);
-        let y = c.permute(x, order)?;
-        c.done(y)
+        c.permute(x, order)
     }),
     row("aten.slice.Tensor", "slice", |c| {
         let x = c.first()?;
         let axis = c.axis_or("dim", 0, axes(c, x))?;
         let step = c.int_or("step", 1)?;
         let (start, len) = super::pieces::slice_range(c, &c.extent(x, axis), step)?;
-        let y = c.slice(x, axis, start, len, step)?;
-        c.done(y)
+        c.slice(x, axis, start, len, step)
     }),
 ];
 
@@ -119,7 +115,7 @@ pub(crate) fn touches(c: &Call<'_, '_>) -> bool {
 /// Applies the rule that an op has for complex numbers; `plain` is its rule for others.
 pub(crate) fn apply(c: &mut Call<'_, '_>, target: &str, plain: Option<Rule>) -> Lowered {
     let done = match (find(target), plain) {
-        (Some(rule), _) => rule(c),
+        (Some(rule), _) => rule.apply(c),
         (None, Some(plain)) if by_parts::knows(target) => by_parts::lower(c, target, plain),
         _ => return Err(unknown()),
     };
@@ -145,29 +141,27 @@ fn find(target: &str) -> Option<Rule> {
     of(target).or_else(|| of(target.rsplit_once('.')?.0))
 }
 
-fn identity(c: &mut Call<'_, '_>) -> Lowered {
-    let x = c.first()?;
-    c.done(x)
+fn identity(c: &mut Call<'_, '_>) -> Emitted {
+    c.first()
 }
 
-fn part_of_first(c: &mut Call<'_, '_>, which: i64) -> Lowered {
+fn part_of_first(c: &mut Call<'_, '_>, which: i64) -> Emitted {
     let x = c.first()?;
-    let y = part(c, x, which)?;
-    c.done(y)
+    part(c, x, which)
 }
 
 /// The imaginary part times -1: both parts times 1 and -1.
-fn conjugate(c: &mut Call<'_, '_>) -> Lowered {
+fn conjugate(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
     let signs = c.cast(signs, c.dtype(x))?;
     let y = c.binary(BinaryOp::Mul, x, signs)?;
     entangle(c, y, x);
-    c.done(y)
+    Ok(y)
 }
 
 /// What another tensor holds, as the contents of one: its type and extents stay.
-fn copied(c: &mut Call<'_, '_>) -> Lowered {
+fn copied(c: &mut Call<'_, '_>) -> Emitted {
     let (to, from) = (c.tensor("self")?, c.tensor("src")?);
     let value = match (of_first(c), is_complex(c, "src")) {
         (true, false) => {
@@ -178,8 +172,7 @@ fn copied(c: &mut Call<'_, '_>) -> Lowered {
         _ => from,
     };
     let value = c.cast(value, c.dtype(to))?;
-    let y = c.expand(value, c.shape(to))?;
-    c.done(y)
+    c.expand(value, c.shape(to))
 }
 
 /// A conversion: real numbers have an imaginary part of 0, and complex ones lose theirs where they become real.
@@ -205,18 +198,17 @@ fn converted(c: &mut Call<'_, '_>) -> Lowered {
     }
 }
 
-fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered {
+fn reshape(c: &mut Call<'_, '_>, name: &str) -> Emitted {
     let x = c.first()?;
     let own = c.shape(x);
     let count = own.iter().take(axes(c, x)).cloned().fold(Dim::from(1), |a, b| a * b);
     let mut shape = c.filled(c.dims(name)?, &count)?;
     shape.push(2.into());
-    let y = c.reshape(x, shape)?;
-    c.done(y)
+    c.reshape(x, shape)
 }
 
 /// -1 keeps the extent of `x`.
-fn expand(c: &mut Call<'_, '_>) -> Lowered {
+fn expand(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["implicit"]);
     let x = c.first()?;
     let own = c.shape(x);
@@ -230,6 +222,5 @@ fn expand(c: &mut Call<'_, '_>) -> Lowered {
             *d = o;
         }
     }
-    let y = c.expand(x, shape)?;
-    c.done(y)
+    c.expand(x, shape)
 }

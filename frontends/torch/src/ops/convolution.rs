@@ -5,16 +5,16 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Dim, Reduction, ValueId};
 
 use super::windows::{Windows, columns, spread};
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.conv1d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(1))),
     row("aten.conv2d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(2))),
     row("aten.conv3d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(3))),
     row("aten.convolution", "pad, slice, concat, matmul, add", |c| convolution(c, None)),
-    row("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
+    row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
 /// How a convolution takes its operands: `[outputs, inputs of a group, kernel...]` is the shape of its kernel, where a
@@ -61,7 +61,7 @@ impl Layout {
     }
 
     /// From as many channels as the kernel's second axis says for each group to as many as its first.
-    fn forward(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId) -> Lowered<ValueId> {
+    fn forward(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId) -> Emitted {
         self.check(c, x, self.inputs())?;
         let x = columns(c, x, &self.windows)?;
         let w = self.matrix(c, w, [0, 1, 3, 2])?;
@@ -69,7 +69,7 @@ impl Layout {
     }
 
     /// The transpose of [`Layout::forward`], with a result of these extents.
-    fn transposed(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId, to: &[Dim]) -> Lowered<ValueId> {
+    fn transposed(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId, to: &[Dim]) -> Emitted {
         self.check(c, x, Some(self.outer))?;
         let x = spread(c, x, &self.windows, to)?;
         let w = self.matrix(c, w, [0, 2, 3, 1])?;
@@ -77,7 +77,7 @@ impl Layout {
     }
 
     /// The gradient of the kernel, of the operand and the gradient of the result of [`Layout::forward`].
-    fn of_kernel(&self, c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<ValueId> {
+    fn of_kernel(&self, c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Emitted {
         self.check(c, x, self.inputs())?;
         self.check(c, y, Some(self.outer))?;
         let x = columns(c, x, &self.windows)?;
@@ -101,7 +101,7 @@ impl Layout {
 
     /// The kernel as `[groups, rows, elements * columns]`: `order` is that of groups, the rest of the first axis, the second
     /// axis and the elements.
-    fn matrix(&self, c: &mut Call<'_, '_>, w: ValueId, order: [usize; 4]) -> Lowered<ValueId> {
+    fn matrix(&self, c: &mut Call<'_, '_>, w: ValueId, order: [usize; 4]) -> Emitted {
         let elements = self.windows.elements();
         let shape = [self.groups, self.outer / self.groups, self.inner, elements];
         let w = c.reshape(w, shape.iter().map(|&d| Dim::from(d)).collect())?;
@@ -112,7 +112,7 @@ impl Layout {
     }
 
     /// `[batch, elements, groups * inputs, ...]` as `[batch, groups, elements * inputs, places]`.
-    fn by_group(&self, c: &mut Call<'_, '_>, x: ValueId, inputs: i64) -> Lowered<ValueId> {
+    fn by_group(&self, c: &mut Call<'_, '_>, x: ValueId, inputs: i64) -> Emitted {
         let (batch, places) = (c.extent(x, 0), places(c, x, 3));
         let (elements, groups) = (self.windows.elements(), self.groups);
         let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
@@ -122,14 +122,7 @@ impl Layout {
     }
 
     /// A kernel as a matrix by the pieces of an operand: `[batch, outputs, ...]`.
-    fn product(
-        &self,
-        c: &mut Call<'_, '_>,
-        w: ValueId,
-        x: ValueId,
-        inputs: i64,
-        outputs: i64,
-    ) -> Lowered<ValueId> {
+    fn product(&self, c: &mut Call<'_, '_>, w: ValueId, x: ValueId, inputs: i64, outputs: i64) -> Emitted {
         let mut shape = vec![c.extent(x, 0), outputs.into()];
         shape.extend(c.shape(x).split_off(3));
         let x = self.by_group(c, x, inputs)?;
@@ -143,7 +136,7 @@ fn places(c: &Call<'_, '_>, x: ValueId, first: usize) -> Dim {
 }
 
 /// A convolution over `axes` axes, or as many as its kernel says.
-fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
+fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Emitted {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
@@ -172,7 +165,7 @@ fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Lowered {
         None => y,
     };
     let y = if single { c.drop_axis(y, 0)? } else { y };
-    c.done(y)
+    Ok(y)
 }
 
 fn backward(c: &mut Call<'_, '_>) -> Lowered {

@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Float, Scalar, ValueId};
 use super::{Row, row};
 use crate::call::{Call, Operand};
 use crate::dtype;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.full", "full", |c| filled(c, Like::Size, None)),
@@ -31,27 +31,23 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.first()?;
         let value = c.operand("value")?;
         let value = c.as_tensor(&value, c.dtype(x))?;
-        let y = c.expand(value, c.shape(x))?;
-        c.done(y)
+        c.expand(value, c.shape(x))
     }),
     row("aten.zero", "full", |c| {
         let x = c.first()?;
-        let y = c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?;
-        c.done(y)
+        c.full(Scalar::Int(0), c.dtype(x), c.shape(x))
     }),
     row("aten.scalar_tensor", "full", |c| {
         let value = c.operand("s")?;
         let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-        let y = c.as_tensor(&value, dtype)?;
-        c.done(y)
+        c.as_tensor(&value, dtype)
     }),
     row("aten.arange", "iota", arange),
     row("prims.iota", "iota", |c| {
         let (start, step) = (c.int_or("start", 0)?, c.int_or("step", 1)?);
         let len = c.dim("length")?;
         let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
-        let y = c.iota(len, start, step, dtype)?;
-        c.done(y)
+        c.iota(len, start, step, dtype)
     }),
     row("aten.linspace", "iota, mul, add", linspace),
     row("aten.eye", "eq of iotas", eye),
@@ -69,12 +65,12 @@ enum Like {
 }
 
 /// How a tensor lies in memory is not part of its value.
-fn laid_out(c: &mut Call<'_, '_>) -> Lowered {
+fn laid_out(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["physical_layout", "stride"]);
     filled(c, Like::Size, Some(0))
 }
 
-fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered {
+fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Emitted {
     let value = match value {
         Some(i) => Operand::Scalar(Scalar::Int(i)),
         None => c.operand("fill_value")?,
@@ -106,13 +102,13 @@ fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Lowered {
             c.expand(one, shape)?
         }
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// `start + i * step` below `end`, or above it for a negative step.
-fn arange(c: &mut Call<'_, '_>) -> Lowered {
+fn arange(c: &mut Call<'_, '_>) -> Emitted {
     if let Some(y) = range_by_rank(c)? {
-        return c.done(y);
+        return Ok(y);
     }
     let start = c.opt_operand("start")?.unwrap_or(Operand::Scalar(Scalar::Int(0)));
     let step = c.opt_operand("step")?.unwrap_or(Operand::Scalar(Scalar::Int(1)));
@@ -129,8 +125,7 @@ fn arange(c: &mut Call<'_, '_>) -> Lowered {
     let Some(by) = by.as_const().filter(|s| *s != 0) else {
         return Err(Stop::Opaque("its step is symbolic or zero".into()));
     };
-    let y = c.range(&first, &last, by, dtype)?;
-    c.done(y)
+    c.range(&first, &last, by, dtype)
 }
 
 /// A range of integers that starts elsewhere on each rank and has one length on all.
@@ -168,7 +163,7 @@ fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
 
 /// A range of floats has as many elements as the program declares. One of an integer dtype goes from the integer part of
 /// its start by that of its step.
-fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered {
+fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Emitted {
     let declared = c.declared(0)?;
     let (Operand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
         return Err(Stop::Opaque("its step is a symbolic float".into()));
@@ -183,11 +178,11 @@ fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Lowered
         }
         _ => return Err(Stop::Opaque("its start is a symbolic float".into())),
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// `start + i * step` of a float dtype, computed in f64.
-fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DType) -> Lowered<ValueId> {
+fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DType) -> Emitted {
     let y = c.iota(len, 0, 1, DType::F64)?;
     let y = c.with_float(BinaryOp::Mul, y, step)?;
     let y = c.apply(BinaryOp::Add, &Operand::Tensor(y), start, DType::F64)?;
@@ -195,14 +190,14 @@ fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DTy
 }
 
 /// The first half is counted from the start, the second from the end; both are values of the dtype.
-fn linspace(c: &mut Call<'_, '_>) -> Lowered {
+fn linspace(c: &mut Call<'_, '_>) -> Emitted {
     let steps = c.int("steps")?;
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
     let (first, end) = (c.scalar("start")?.converted(dtype), c.scalar("end")?.converted(dtype).as_f64());
     let start = Operand::Scalar(Scalar::Float(Float(first.as_f64())));
     if steps < 2 {
         let y = affine(c, steps.into(), &start, 0.0, dtype)?;
-        return c.done(y);
+        return Ok(y);
     }
     let step = (end - first.as_f64()) / (steps - 1) as f64;
     let half = steps / 2;
@@ -211,22 +206,19 @@ fn linspace(c: &mut Call<'_, '_>) -> Lowered {
     let back = c.with_float(BinaryOp::Mul, back, step)?;
     let second = c.with_float(BinaryOp::Add, back, end)?;
     let second = c.cast(second, dtype)?;
-    let y = c.concat(&[first, second], 0)?;
-    c.done(y)
+    c.concat(&[first, second], 0)
 }
 
-fn eye(c: &mut Call<'_, '_>) -> Lowered {
+fn eye(c: &mut Call<'_, '_>) -> Emitted {
     let n = c.dim("n")?;
     let m = c.opt_dim("m")?.unwrap_or(n.clone());
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
     let y = c.compare_positions((n, m), BinaryOp::Eq, &0.into())?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
-fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let x = c.first()?;
     let diagonal = c.int_or("diagonal", 0)?;
-    let y = c.triangle(x, op, &diagonal.into())?;
-    c.done(y)
+    c.triangle(x, op, &diagonal.into())
 }

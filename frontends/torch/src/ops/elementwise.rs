@@ -6,15 +6,15 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
 use crate::dtype;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten.add", "add", |c| scaled(c, BinaryOp::Add)),
-    row("aten.sub", "sub", |c| scaled(c, BinaryOp::Sub)),
-    row("aten.subtract", "sub", |c| scaled(c, BinaryOp::Sub)),
+    row_of_results("aten.add", "add", |c| scaled(c, BinaryOp::Add)),
+    row_of_results("aten.sub", "sub", |c| scaled(c, BinaryOp::Sub)),
+    row_of_results("aten.subtract", "sub", |c| scaled(c, BinaryOp::Sub)),
     row("aten.rsub", "sub", rsub),
     row("aten.mul", "mul", |c| binary(c, BinaryOp::Mul)),
     row("aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
@@ -25,8 +25,7 @@ pub(super) const ROWS: &[Row] = &[
         let (a, b) = operands(c)?;
         let dtype = c.common(&[&a, &b]);
         // A dividend that is a number is rounded to the dtype of the tensor, a divisor is not.
-        let y = c.apply(BinaryOp::FloorDiv, &a.stored(dtype), &b, dtype)?;
-        c.done(y)
+        c.apply(BinaryOp::FloorDiv, &a.stored(dtype), &b, dtype)
     }),
     row("aten.remainder", "rem", remainder),
     row("aten.fmod", "sign * rem(abs, abs)", fmod),
@@ -58,8 +57,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.logical_not", "not of a bool", |c| {
         let x = c.first()?;
         let x = truth(c, x)?;
-        let y = c.unary(UnaryOp::Not, x)?;
-        c.done(y)
+        c.unary(UnaryOp::Not, x)
     }),
     row("aten.bitwise_not", "not", |c| unary(c, UnaryOp::Not)),
     row("aten.neg", "neg", |c| unary(c, UnaryOp::Neg)),
@@ -80,8 +78,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.erf", "erf", |c| float_unary(c, UnaryOp::Erf)),
     row("aten.exp2", "pow(2, x)", |c| {
         let x = floating_first(c)?;
-        let y = c.scalar_with(BinaryOp::Pow, Scalar::Int(2), x)?;
-        c.done(y)
+        c.scalar_with(BinaryOp::Pow, Scalar::Int(2), x)
     }),
     row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
     row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
@@ -114,14 +111,12 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.first()?;
         // It is a power by a number: of bools an integer.
         let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
-        let y = c.binary(BinaryOp::Mul, x, x)?;
-        c.done(y)
+        c.binary(BinaryOp::Mul, x, x)
     }),
     row("aten.tan", "sin / cos", |c| {
         let x = floating_first(c)?;
         let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
-        let y = c.binary(BinaryOp::Div, s, k)?;
-        c.done(y)
+        c.binary(BinaryOp::Div, s, k)
     }),
     row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
     row("aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
@@ -136,8 +131,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.isinf", "eq of abs with infinity", |c| {
         let x = floating_first(c)?;
         let x = c.unary(UnaryOp::Abs, x)?;
-        let y = c.with_float(BinaryOp::Eq, x, f64::INFINITY)?;
-        c.done(y)
+        c.with_float(BinaryOp::Eq, x, f64::INFINITY)
     }),
     row("aten.clamp", "max, min", clamp),
     row("aten.clip", "max, min", clamp),
@@ -165,15 +159,12 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.copy", "cast, expand", |c| {
         let (x, source) = (c.first()?, c.tensor("src")?);
         let source = c.cast(source, c.dtype(x))?;
-        let y = c.expand(source, c.shape(x))?;
-        c.done(y)
+        c.expand(source, c.shape(x))
     }),
 ];
 
-/// The result is the first operand.
-pub(super) fn identity(c: &mut Call<'_, '_>) -> Lowered {
-    let x = c.first()?;
-    c.done(x)
+pub(super) fn identity(c: &mut Call<'_, '_>) -> Emitted {
+    c.first()
 }
 
 fn operands(c: &Call<'_, '_>) -> Lowered<(Operand, Operand)> {
@@ -181,30 +172,28 @@ fn operands(c: &Call<'_, '_>) -> Lowered<(Operand, Operand)> {
     Ok((c.operand(self_name)?, c.operand("other")?))
 }
 
-pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let x = c.first()?;
-    let y = c.unary(op, x)?;
-    c.done(y)
+    c.unary(op, x)
 }
 
-pub(super) fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+pub(super) fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     of_float(c, |c, x| c.unary(op, x))
 }
 
-fn of_float(c: &mut Call<'_, '_>, f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>) -> Lowered {
+fn of_float(c: &mut Call<'_, '_>, f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted) -> Emitted {
     let x = floating_first(c)?;
-    let y = f(c, x)?;
-    c.done(y)
+    f(c, x)
 }
 
 /// Rounding leaves integers as they are.
-fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Lowered {
+fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     let x = c.first()?;
     let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
-    c.done(y)
+    Ok(y)
 }
 
-fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
+fn floating_first(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     c.floating(x)
 }
@@ -212,18 +201,17 @@ fn floating_first(c: &mut Call<'_, '_>) -> Lowered<ValueId> {
 /// A function that cancels in narrow floats, computed in f64.
 pub(super) fn through_f64(
     c: &mut Call<'_, '_>,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
-) -> Lowered {
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted,
+) -> Emitted {
     let x = floating_first(c)?;
     let dtype = c.dtype(x);
     let wide = c.cast(x, DType::F64)?;
     let y = f(c, wide)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// What `erf` gives `y` of: from Winitzki's estimate, which is off by 2 in 1000 at most, by steps of Newton.
-fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
+fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
     const A: f64 = 0.147;
     let square = c.binary(BinaryOp::Mul, y, y)?;
     let rest = c.scalar_with(BinaryOp::Sub, Scalar::Int(1), square)?;
@@ -255,33 +243,30 @@ fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
     c.select(at_end, end, x)
 }
 
-fn hyperbolic(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId) -> Lowered<ValueId> {
+fn hyperbolic(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId) -> Emitted {
     let n = c.unary(UnaryOp::Neg, x)?;
     let (a, b) = (c.unary(UnaryOp::Exp, x)?, c.unary(UnaryOp::Exp, n)?);
     let y = c.binary(op, a, b)?;
     c.with_float(BinaryOp::Mul, y, 0.5)
 }
 
-fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Lowered {
+fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Emitted {
     let x = floating_first(c)?;
     let l = c.unary(UnaryOp::Log, x)?;
-    let y = c.with_float(BinaryOp::Mul, l, factor)?;
-    c.done(y)
+    c.with_float(BinaryOp::Mul, l, factor)
 }
 
-fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
-    let y = c.apply(op, &a, &b, dtype)?;
-    c.done(y)
+    c.apply(op, &a, &b, dtype)
 }
 
 /// PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder, on every device.
-fn remainder(c: &mut Call<'_, '_>) -> Lowered {
+fn remainder(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
-    let y = c.apply(BinaryOp::Rem, &a.stored(dtype), &b.stored(dtype), dtype)?;
-    c.done(y)
+    c.apply(BinaryOp::Rem, &a.stored(dtype), &b.stored(dtype), dtype)
 }
 
 /// `a op alpha * b`.
@@ -291,13 +276,12 @@ pub(super) fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     c.done(y)
 }
 
-fn rsub(c: &mut Call<'_, '_>) -> Lowered {
+fn rsub(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
-    let y = combine_scaled(c, BinaryOp::Sub, b, a)?;
-    c.done(y)
+    combine_scaled(c, BinaryOp::Sub, b, a)
 }
 
-fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Lowered<ValueId> {
+fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Emitted {
     let dtype = c.common(&[&a, &b]);
     match (c.opt_scalar("alpha")?, b) {
         (Some(alpha), b) if alpha.as_f64() != 1.0 => match b {
@@ -324,15 +308,14 @@ fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) ->
     }
 }
 
-fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (a, b) = operands(c)?;
     let common = c.common(&[&a, &b]);
     let dtype = if common.is_float() { common } else { dtype::DEFAULT_FLOAT };
-    let y = c.apply(op, &a, &b, dtype)?;
-    c.done(y)
+    c.apply(op, &a, &b, dtype)
 }
 
-fn divide(c: &mut Call<'_, '_>) -> Lowered {
+fn divide(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     let common = c.common(&[&a, &b]);
     let y = match c.opt_string("rounding_mode")? {
@@ -354,26 +337,25 @@ fn divide(c: &mut Call<'_, '_>) -> Lowered {
             return Err(Stop::Broken(format!("expected rounding_mode floor or trunc, found `{other}`")));
         }
     };
-    c.done(y)
+    Ok(y)
 }
 
-fn fmod(c: &mut Call<'_, '_>) -> Lowered {
+fn fmod(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = operands(c)?;
     let dtype = c.common(&[&a, &b]);
     let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
     if !dtype.is_float() {
         let y = c.truncated_remainder(x, y)?;
-        return c.done(y);
+        return Ok(y);
     }
     let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
     let r = c.binary(BinaryOp::Rem, ax, ay)?;
     let s = c.unary(UnaryOp::Sign, x)?;
-    let y = c.binary(BinaryOp::Mul, r, s)?;
-    c.done(y)
+    c.binary(BinaryOp::Mul, r, s)
 }
 
 /// A power by half a number is the root, which of -infinity is NaN.
-fn pow(c: &mut Call<'_, '_>) -> Lowered {
+fn pow(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = (c.operand("self")?, c.operand("exponent")?);
     let dtype = c.common(&[&a, &b]);
     let root = match &b {
@@ -388,22 +370,21 @@ fn pow(c: &mut Call<'_, '_>) -> Lowered {
         }
         None => c.apply(BinaryOp::Pow, &a.stored(dtype), &b.stored(dtype), dtype)?,
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// `x != 0`, as bool.
-pub(super) fn truth(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+pub(super) fn truth(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     c.cast(x, DType::Bool)
 }
 
-fn logical(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn logical(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let (x, y) = (c.tensor("self")?, c.tensor("other")?);
     let (x, y) = (truth(c, x)?, truth(c, y)?);
-    let z = c.binary(op, x, y)?;
-    c.done(z)
+    c.binary(op, x, y)
 }
 
-fn clamp(c: &mut Call<'_, '_>) -> Lowered {
+fn clamp(c: &mut Call<'_, '_>) -> Emitted {
     let x = Operand::Tensor(c.first()?);
     let (low, high) = (c.opt_operand("min")?, c.opt_operand("max")?);
     let all: Vec<&Operand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
@@ -418,10 +399,10 @@ fn clamp(c: &mut Call<'_, '_>) -> Lowered {
             y = c.apply(op, &Operand::Tensor(y), &bound, dtype)?;
         }
     }
-    c.done(y)
+    Ok(y)
 }
 
-fn select(c: &mut Call<'_, '_>) -> Lowered {
+fn select(c: &mut Call<'_, '_>) -> Emitted {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
         return Err(Stop::Opaque("its result has as many elements as the condition has true ones".into()));
     };
@@ -429,20 +410,18 @@ fn select(c: &mut Call<'_, '_>) -> Lowered {
     let condition = truth(c, condition)?;
     let dtype = c.common(&[&a, &b]);
     let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
-    let y = c.select(condition, x, y)?;
-    c.done(y)
+    c.select(condition, x, y)
 }
 
-fn masked_fill(c: &mut Call<'_, '_>) -> Lowered {
+fn masked_fill(c: &mut Call<'_, '_>) -> Emitted {
     let (x, mask) = (c.first()?, c.tensor("mask")?);
     let value = c.operand("value")?;
     let mask = truth(c, mask)?;
     let fill = c.as_tensor(&value, c.dtype(x))?;
-    let y = c.select(mask, fill, x)?;
-    c.done(y)
+    c.select(mask, fill, x)
 }
 
-fn lerp(c: &mut Call<'_, '_>) -> Lowered {
+fn lerp(c: &mut Call<'_, '_>) -> Emitted {
     let (x, end) = (c.first()?, c.tensor("end")?);
     let weight = c.operand("weight")?;
     let dtype = c.dtype(x);
@@ -474,11 +453,11 @@ fn lerp(c: &mut Call<'_, '_>) -> Lowered {
             c.select(near, f, b)?
         }
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// `x + value * (a op b)`, rounded to the dtype once.
-fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
     let x = Operand::Tensor(c.first()?);
     let (a, b) = (Operand::Tensor(c.tensor("tensor1")?), Operand::Tensor(c.tensor("tensor2")?));
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
@@ -490,11 +469,10 @@ fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
         y = c.with_scalar(BinaryOp::Mul, y, value)?;
     }
     let y = c.apply(BinaryOp::Add, &x, &Operand::Tensor(y), wide)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
-fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered {
+fn nan_to_num(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["nan", "posinf", "neginf"]);
     let x = c.first()?;
     let dtype = c.dtype(x);
@@ -503,7 +481,7 @@ fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered {
         DType::BF16 => f64::from(f32::from_bits(0x7F7F_0000)),
         DType::F32 => f64::from(f32::MAX),
         DType::F64 => f64::MAX,
-        _ => return c.done(x),
+        _ => return Ok(x),
     };
     let nan = c.float_or("nan", 0.0)?;
     let (high, low) = (c.float_or("posinf", largest)?, c.float_or("neginf", -largest)?);
@@ -517,11 +495,11 @@ fn nan_to_num(c: &mut Call<'_, '_>) -> Lowered {
         let fill = c.full(Scalar::Float(Float(value)), dtype, vec![])?;
         y = c.select(condition, fill, y)?;
     }
-    c.done(y)
+    Ok(y)
 }
 
 /// Conversions of dtype; device, layout and memory format do not matter to the program.
-fn convert(c: &mut Call<'_, '_>) -> Lowered {
+fn convert(c: &mut Call<'_, '_>) -> Emitted {
     // A copy has the same value; see `sharing`.
     c.ignore(&["copy"]);
     let x = c.first()?;
@@ -530,6 +508,5 @@ fn convert(c: &mut Call<'_, '_>) -> Lowered {
         (None, Some(other)) => c.dtype(other),
         (None, None) => c.dtype(x),
     };
-    let y = c.cast(x, dtype)?;
-    c.done(y)
+    c.cast(x, dtype)
 }

@@ -4,9 +4,9 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
 
-use super::{Row, Rule, activations, create, elementwise, normalize, row};
+use super::{Row, Rule, activations, create, elementwise, normalize, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 /// Where the ops of one tensor stand.
 const SINGLE: [&[Row]; 4] = [elementwise::ROWS, activations::ROWS, normalize::ROWS, create::ROWS];
@@ -33,10 +33,10 @@ const RENAMED: &[(&str, &str)] = &[
 macro_rules! rows {
     ($($list:literal => $one:literal),* $(,)?) => {
         pub(super) const ROWS: &[Row] = &[
-            $(row($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
-            row("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
-            row("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
-            row("aten._fused_sgd", "mul, add", sgd),
+            $(row_of_results($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
+            row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
+            row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
+            row_of_results("aten._fused_sgd", "mul, add", sgd),
         ];
     };
 }
@@ -122,7 +122,7 @@ fn no_scaling(c: &Call<'_, '_>) -> Lowered {
 }
 
 /// A gradient as the optimiser sees it: negated to maximise, with the decay of the parameter where that goes into it.
-fn gradient(c: &mut Call<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> Lowered<ValueId> {
+fn gradient(c: &mut Call<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> Emitted {
     let g = if c.bool_or("maximize", false)? { c.unary(UnaryOp::Neg, g)? } else { g };
     if decay == 0.0 {
         return Ok(g);
@@ -132,7 +132,7 @@ fn gradient(c: &mut Call<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> Lowered
 }
 
 /// `a * x + b * y`.
-fn mix(c: &mut Call<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> Lowered<ValueId> {
+fn mix(c: &mut Call<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> Emitted {
     let (x, y) = (c.with_float(BinaryOp::Mul, x, a)?, c.with_float(BinaryOp::Mul, y, b)?);
     c.binary(BinaryOp::Add, x, y)
 }
@@ -195,14 +195,14 @@ fn adam(c: &mut Call<'_, '_>, decay: Decay) -> Lowered {
 }
 
 /// The learning rate, a number or a tensor, as a tensor without axes.
-fn learning_rate(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
+fn learning_rate(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
     let lr = c.operand("lr")?;
     let lr = c.as_tensor(&lr, dtype)?;
     c.reshape(lr, vec![])
 }
 
 /// `1 - beta ^ step`.
-fn corrected(c: &mut Call<'_, '_>, beta: f64, step: ValueId) -> Lowered<ValueId> {
+fn corrected(c: &mut Call<'_, '_>, beta: f64, step: ValueId) -> Emitted {
     let power = c.scalar_with(BinaryOp::Pow, Scalar::Float(symmc_ir::Float(beta)), step)?;
     c.scalar_with(BinaryOp::Sub, Scalar::Int(1), power)
 }

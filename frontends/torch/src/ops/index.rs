@@ -6,19 +6,18 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.embedding", "take", |c| {
         // These are about gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
         let (w, ids) = (c.tensor("weight")?, c.tensor("indices")?);
-        let y = c.emit("take", Op::Take { axis: 0 }, &[w, ids])?;
-        c.done(y)
+        c.emit("take", Op::Take { axis: 0 }, &[w, ids])
     }),
-    row("aten.index_select", "take", |c| {
+    row_of_results("aten.index_select", "take", |c| {
         let (x, index) = (c.first()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
@@ -31,8 +30,7 @@ pub(super) const ROWS: &[Row] = &[
         let shape = c.shape(index);
         let (x, index) = (as_row(c, x)?, as_row(c, index)?);
         let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
-        let y = c.reshape(y, shape)?;
-        c.done(y)
+        c.reshape(y, shape)
     }),
     row("aten.take_along_dim", "gather", |c| {
         let (x, index) = (c.first()?, c.tensor("indices")?);
@@ -40,18 +38,16 @@ pub(super) const ROWS: &[Row] = &[
             return Err(Stop::Opaque("it flattens its operand".into()));
         }
         let axis = c.axis("dim", c.rank(x))?;
-        let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
-        c.done(y)
+        c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("aten.take", "reshape, take", |c| {
         let (x, index) = (c.first()?, c.tensor("index")?);
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
         let index = c.wrapped(index, &c.ty(x).numel())?;
-        let y = c.emit("take", Op::Take { axis: 0 }, &[flat, index])?;
-        c.done(y)
+        c.emit("take", Op::Take { axis: 0 }, &[flat, index])
     }),
-    row("aten.index.Tensor", "take, index", index),
-    row("aten._unsafe_index", "take, index", index),
+    row_of_results("aten.index.Tensor", "take, index", index),
+    row_of_results("aten._unsafe_index", "take, index", index),
     row("aten.one_hot", "eq with an iota", |c| {
         let x = c.first()?;
         let classes = c.int_or("num_classes", -1)?;
@@ -61,13 +57,12 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.unsqueeze(x, c.rank(x))?;
         let all = c.iota(classes.into(), 0, 1, c.dtype(x))?;
         let y = c.binary(BinaryOp::Eq, x, all)?;
-        let y = c.cast(y, DType::I64)?;
-        c.done(y)
+        c.cast(y, DType::I64)
     }),
 ];
 
 /// A tensor without axes as a row of one element: PyTorch addresses it as if it had one axis.
-pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     if c.rank(x) == 0 { c.reshape(x, vec![1.into()]) } else { Ok(x) }
 }
 
@@ -76,7 +71,7 @@ pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 pub(super) fn on_row(
     c: &mut Call<'_, '_>,
     x: ValueId,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Lowered<ValueId>,
+    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted,
 ) -> Lowered {
     let row = as_row(c, x)?;
     let mut y = f(c, row)?;

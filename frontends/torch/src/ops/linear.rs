@@ -3,9 +3,9 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.linear", "matmul, add", linear),
@@ -24,17 +24,15 @@ pub(super) const ROWS: &[Row] = &[
         let dtype = c.common(&[&x, &y]);
         let (x, y) = (c.as_tensor(&x, dtype)?, c.as_tensor(&y, dtype)?);
         let (x, y) = (c.unsqueeze(x, 1)?, c.unsqueeze(y, 0)?);
-        let z = c.matmul(x, y)?;
-        c.done(z)
+        c.matmul(x, y)
     }),
     row("aten.einsum", "permute, reshape, matmul", einsum),
     row("aten._grouped_mm", "grouped_matmul", grouped),
     row("transformers.grouped_mm_fallback", "grouped_matmul", |c| {
         let (x, y, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
-        let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?;
-        c.done(z)
+        c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])
     }),
-    row("transformers.grouped_mm_fallback_backward", "grouped_matmul, permute", |c| {
+    row_of_results("transformers.grouped_mm_fallback_backward", "grouped_matmul, permute", |c| {
         let (x, y, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
         let gradient = c.tensor("grad_output")?;
         let (x, y) = (c.transposed(x)?, c.transposed(y)?);
@@ -46,7 +44,7 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-fn linear(c: &mut Call<'_, '_>) -> Lowered {
+fn linear(c: &mut Call<'_, '_>) -> Emitted {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let y = match c.rank(w) {
@@ -60,14 +58,13 @@ fn linear(c: &mut Call<'_, '_>) -> Lowered {
         Some(b) => c.binary(BinaryOp::Add, y, b)?,
         None => y,
     };
-    c.done(y)
+    Ok(y)
 }
 
-fn product(c: &mut Call<'_, '_>, other: &str) -> Lowered {
+fn product(c: &mut Call<'_, '_>, other: &str) -> Emitted {
     let (x, y) = (c.first()?, c.tensor(other)?);
     let (x, y) = widened(c, x, y)?;
-    let z = c.product(x, y)?;
-    c.done(z)
+    c.product(x, y)
 }
 
 /// The factors in the dtype that the product is asked for in: its terms are then added in that dtype.
@@ -79,7 +76,7 @@ fn widened(c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<(ValueId, Va
 }
 
 /// `beta * self + alpha * (x @ y)`.
-fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered {
+fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Emitted {
     let (bias, x, y) = (c.first()?, c.tensor(x)?, c.tensor(y)?);
     let (beta, alpha) = (c.float_or("beta", 1.0)?, c.float_or("alpha", 1.0)?);
     let (x, y) = widened(c, x, y)?;
@@ -92,21 +89,20 @@ fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Lowered {
         let dtype = c.dtype(z);
         z = c.apply(BinaryOp::Add, &Operand::Tensor(z), &Operand::Tensor(bias), dtype)?;
     }
-    c.done(z)
+    Ok(z)
 }
 
-fn einsum(c: &mut Call<'_, '_>) -> Lowered {
+fn einsum(c: &mut Call<'_, '_>) -> Emitted {
     // The order of the products does not change the result.
     c.ignore(&["path"]);
     let equation = c.opt_string("equation")?.unwrap_or("");
     let tensors = c.tensors("tensors")?;
-    let z = symmc_import::einsum::einsum(c, equation, &tensors)?;
-    c.done(z)
+    symmc_import::einsum::einsum(c, equation, &tensors)
 }
 
 /// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Of two matrices the
 /// groups divide K. Without groups both are batches.
-fn grouped(c: &mut Call<'_, '_>) -> Lowered {
+fn grouped(c: &mut Call<'_, '_>) -> Emitted {
     let (x, y) = (c.first()?, c.tensor("mat2")?);
     let ends = c.opt_tensor("offs")?;
     if c.opt_tensor("bias")?.is_some() {
@@ -123,5 +119,5 @@ fn grouped(c: &mut Call<'_, '_>) -> Lowered {
         (3, 3, None) => c.matmul(x, y)?,
         _ => return Err(Stop::Opaque(format!("matrices of {} and {} axes", c.rank(x), c.rank(y)))),
     };
-    c.done(z)
+    Ok(z)
 }

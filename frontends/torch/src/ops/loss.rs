@@ -6,9 +6,9 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, Reduction, Scalar, UnaryOp, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
@@ -22,12 +22,12 @@ pub(super) const ROWS: &[Row] = &[
             How::Mean => c.reduce(Reduction::Mean, squares, axes, false)?,
             How::Sum => c.reduce(Reduction::Sum, squares, axes, false)?,
         };
-        c.done(y)
+        Ok(y)
     }),
-    row("aten.nll_loss", "gather, sum", nll),
-    row("aten.nll_loss_nd", "gather, sum", nll),
-    row("aten.nll_loss_forward", "gather, sum", nll),
-    row("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
+    row_of_results("aten.nll_loss", "gather, sum", nll),
+    row_of_results("aten.nll_loss_nd", "gather, sum", nll),
+    row_of_results("aten.nll_loss_forward", "gather, sum", nll),
+    row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
         if c.float_or("label_smoothing", 0.0)? != 0.0 {
             return Err(Stop::Opaque("it smooths labels".into()));
         }
@@ -110,7 +110,7 @@ fn nll_of(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
     c.done(y)
 }
 
-fn nll_backward(c: &mut Call<'_, '_>) -> Lowered {
+fn nll_backward(c: &mut Call<'_, '_>) -> Emitted {
     let (mut gradient, x, total) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("total_weight")?);
     let how = reduction(c)?;
     let (axis, counts, class) = targets(c, x)?;
@@ -121,6 +121,5 @@ fn nll_backward(c: &mut Call<'_, '_>) -> Lowered {
     let each = c.unary(UnaryOp::Neg, each)?;
     let each = c.unsqueeze(each, axis)?;
     let zero = c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?;
-    let y = c.emit("scatter", Op::ScatterElements { axis, combine: None }, &[zero, class, each])?;
-    c.done(y)
+    c.emit("scatter", Op::ScatterElements { axis, combine: None }, &[zero, class, each])
 }

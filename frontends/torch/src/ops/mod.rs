@@ -30,7 +30,7 @@ mod windows;
 
 use symmc_import::Tables;
 
-pub(crate) use crate::call::{Row, Rule, row};
+pub(crate) use crate::call::{Row, Rule, row, row_of_results};
 use crate::effects::bare;
 
 static TABLES: Tables<Rule> = Tables::new(&[

@@ -4,9 +4,9 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
 
 use super::reduce::as_asked;
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.softmax", "softmax", |c| softmax(c, false)),
@@ -14,29 +14,28 @@ pub(super) const ROWS: &[Row] = &[
     row("aten._safe_softmax", "softmax, 0 where all is -infinity", safe_softmax),
     row("aten.log_softmax", "log_softmax", |c| softmax(c, true)),
     row("aten._log_softmax", "log_softmax", |c| softmax(c, true)),
-    row("aten.rms_norm", "rms_norm", rms_norm),
-    row("aten._fused_rms_norm", "rms_norm", rms_norm),
-    row("aten.layer_norm", "layer_norm", layer_norm),
-    row("aten.native_layer_norm", "layer_norm", layer_norm),
-    row("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
-    row("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
-    row("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
+    row_of_results("aten.rms_norm", "rms_norm", rms_norm),
+    row_of_results("aten._fused_rms_norm", "rms_norm", rms_norm),
+    row_of_results("aten.layer_norm", "layer_norm", layer_norm),
+    row_of_results("aten.native_layer_norm", "layer_norm", layer_norm),
+    row_of_results("aten.group_norm", "layer_norm of groups, mul, add", group_norm),
+    row_of_results("aten.native_group_norm", "layer_norm of groups, mul, add", group_norm),
+    row_of_results("aten._native_batch_norm_legit_no_training", "sub, mul, add", batch_norm),
     row("aten.norm", "sqrt of sum of squares", vector_norm),
     row("aten.linalg_vector_norm", "sqrt of sum of squares", vector_norm),
 ];
 
-fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
+fn softmax(c: &mut Call<'_, '_>, log: bool) -> Emitted {
     let x = c.first()?;
     let x = match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(x, dtype)?,
         None if c.bool_or("half_to_float", false)? => c.cast(x, DType::F32)?,
         None => c.floating(x)?,
     };
-    let y = softmax_of(c, x, log)?;
-    c.done(y)
+    softmax_of(c, x, log)
 }
 
-fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
+fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Emitted {
     let shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
     if shape.is_empty() {
@@ -47,7 +46,7 @@ fn softmax_of(c: &mut Call<'_, '_>, x: ValueId, log: bool) -> Lowered<ValueId> {
     c.emit("softmax", Op::Softmax { axis, log }, &[x])
 }
 
-fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered {
+fn safe_softmax(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let x = match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(x, dtype)?,
@@ -58,8 +57,7 @@ fn safe_softmax(c: &mut Call<'_, '_>) -> Lowered {
     let low = c.with_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?;
     let nothing = c.reduce(Reduction::All, low, vec![axis], true)?;
     let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
-    let y = c.select(nothing, zero, y)?;
-    c.done(y)
+    c.select(nothing, zero, y)
 }
 
 /// The number of trailing axes that `normalized_shape` names.
@@ -133,7 +131,7 @@ fn rms_norm_with_scale(
 
 /// The operand of a norm in the dtype of its weight and bias: where these are f32 and `x` is narrower, they apply before the
 /// result is rounded to the dtype of `x`.
-fn beside(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn beside(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let weight = c.opt_tensor("weight")?.or(c.opt_tensor("bias")?);
     let dtype = weight.map_or(c.dtype(x), |w| c.dtype(w));
     c.cast(x, dtype)
@@ -258,7 +256,7 @@ fn batch_norm(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
+fn vector_norm(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
@@ -275,5 +273,5 @@ fn vector_norm(c: &mut Call<'_, '_>) -> Lowered {
     } else {
         return Err(Stop::Opaque(format!("the norm of order {order}")));
     };
-    c.done(y)
+    Ok(y)
 }

@@ -3,9 +3,9 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::shards;
 
 pub(super) const ROWS: &[Row] = &[
@@ -18,21 +18,20 @@ pub(super) const ROWS: &[Row] = &[
         let start = c.dim("start")?;
         let start = c.counted(start, &n);
         let len = c.dim("length")?;
-        let y = c.slice(x, axis, start, len, 1)?;
-        c.done(y)
+        c.slice(x, axis, start, len, 1)
     }),
     row("aten.select.int", "slice, reshape", select_one),
     row("aten.select_copy", "slice, reshape", select_one),
-    row("aten.split", "slice", split),
-    row("aten.split_copy", "slice", split),
-    row("aten.split_with_sizes", "slice", split),
-    row("aten.split_with_sizes_copy", "slice", split),
-    row("aten.chunk", "slice", split),
-    row("aten.unsafe_chunk", "slice", split),
-    row("aten.unsafe_split", "slice", split),
-    row("aten.tensor_split", "slice", split),
-    row("aten.unbind", "slice, reshape", unbind),
-    row("aten.unbind_copy", "slice, reshape", unbind),
+    row_of_results("aten.split", "slice", split),
+    row_of_results("aten.split_copy", "slice", split),
+    row_of_results("aten.split_with_sizes", "slice", split),
+    row_of_results("aten.split_with_sizes_copy", "slice", split),
+    row_of_results("aten.chunk", "slice", split),
+    row_of_results("aten.unsafe_chunk", "slice", split),
+    row_of_results("aten.unsafe_split", "slice", split),
+    row_of_results("aten.tensor_split", "slice", split),
+    row_of_results("aten.unbind", "slice, reshape", unbind),
+    row_of_results("aten.unbind_copy", "slice, reshape", unbind),
     row("aten.cat", "concat", concat),
     row("aten.concat", "concat", concat),
     row("aten.concatenate", "concat", concat),
@@ -42,8 +41,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.repeat_interleave.self_int", "reshape, expand, reshape", repeat_interleave),
     row("aten.flip", "take", flip),
     row("aten.roll", "slice, concat", roll),
-    row("aten.constant_pad_nd", "pad", pad),
-    row("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
+    row_of_results("aten.constant_pad_nd", "pad", pad),
+    row_of_results("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
         None | Some("constant") => pad(c),
         Some(other) => Err(Stop::Opaque(format!("the mode {other}"))),
     }),
@@ -57,13 +56,12 @@ pub(super) const ROWS: &[Row] = &[
             let source = c.unsqueeze(source, axis)?;
             let op = Op::IndexPut { axis, accumulate: false };
             let y = c.emit("index_put", op, &[x, source, index])?;
-            return c.done(y);
+            return Ok(y);
         }
         let index = c.dim("index")?;
         let start = c.counted(index, &n);
         let source = c.unsqueeze(source, axis)?;
-        let y = replace(c, x, source, axis, start)?;
-        c.done(y)
+        replace(c, x, source, axis, start)
     }),
     row("aten.slice_scatter", "slice, concat", slice_scatter),
 ];
@@ -76,16 +74,15 @@ pub(super) fn slice_range(c: &Call<'_, '_>, n: &Dim, step: i64) -> Lowered<(Dim,
     Ok(c.slice_range(n, c.opt_dim("start")?.unwrap_or(0.into()), end, step))
 }
 
-fn slice(c: &mut Call<'_, '_>) -> Lowered {
+fn slice(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
     if let Some(y) = slice_by_rank(c, x, axis, step)? {
-        return c.done(y);
+        return Ok(y);
     }
     let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
-    let y = c.slice(x, axis, start, len, step)?;
-    c.done(y)
+    c.slice(x, axis, start, len, step)
 }
 
 /// A slice that starts elsewhere on each rank and has one length on all: the rows of an index.
@@ -230,7 +227,7 @@ fn index_by_rank(c: &mut Call<'_, '_>, x: ValueId, axis: usize) -> Lowered<Optio
     c.reshape(index, vec![1.into()]).map(Some)
 }
 
-fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<ValueId> {
+fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Emitted {
     let n = c.extent(x, axis);
     let start = c.counted(index, &n);
     let (low, high) = (c.bounds(&start).0, c.bounds(&(n.clone() - start.clone())).1);
@@ -241,15 +238,14 @@ fn select(c: &mut Call<'_, '_>, x: ValueId, axis: usize, index: Dim) -> Lowered<
     c.drop_axis(one, axis)
 }
 
-fn select_one(c: &mut Call<'_, '_>) -> Lowered {
+fn select_one(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis("dim", c.rank(x))?;
     if let Some(y) = select_by_rank(c, x, axis)? {
-        return c.done(y);
+        return Ok(y);
     }
     let index = c.dim("index")?;
-    let y = select(c, x, axis, index)?;
-    c.done(y)
+    select(c, x, axis, index)
 }
 
 /// The pieces are as long as the program declares; they must add up to the axis.
@@ -284,7 +280,7 @@ fn unified(c: &mut Call<'_, '_>, parts: Vec<ValueId>) -> Lowered<Vec<ValueId>> {
     parts.into_iter().map(|p| c.cast(p, dtype)).collect()
 }
 
-fn concat(c: &mut Call<'_, '_>) -> Lowered {
+fn concat(c: &mut Call<'_, '_>) -> Emitted {
     let parts = c.tensors("tensors")?;
     let parts = unified(c, parts)?;
     // PyTorch lets empty tensors of one axis take part with any shape.
@@ -295,11 +291,10 @@ fn concat(c: &mut Call<'_, '_>) -> Lowered {
         return Err(Stop::Broken("expected at least one tensor, found none".into()));
     };
     let axis = c.axis_or("dim", 0, c.rank(first))?;
-    let y = c.concat(&parts, axis)?;
-    c.done(y)
+    c.concat(&parts, axis)
 }
 
-fn stack(c: &mut Call<'_, '_>) -> Lowered {
+fn stack(c: &mut Call<'_, '_>) -> Emitted {
     let parts = c.tensors("tensors")?;
     let parts = unified(c, parts)?;
     let Some(&first) = parts.first() else {
@@ -307,21 +302,19 @@ fn stack(c: &mut Call<'_, '_>) -> Lowered {
     };
     let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
     let parts = parts.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<Lowered<Vec<_>>>()?;
-    let y = c.concat(&parts, axis)?;
-    c.done(y)
+    c.concat(&parts, axis)
 }
 
-fn repeat(c: &mut Call<'_, '_>, name: &str) -> Lowered {
+fn repeat(c: &mut Call<'_, '_>, name: &str) -> Emitted {
     let x = c.first()?;
     let mut repeats = c.dims(name)?;
     while repeats.len() < c.rank(x) && name == "dims" {
         repeats.insert(0, 1.into());
     }
-    let y = c.repeat(x, &repeats)?;
-    c.done(y)
+    c.repeat(x, &repeats)
 }
 
-fn repeat_interleave(c: &mut Call<'_, '_>) -> Lowered {
+fn repeat_interleave(c: &mut Call<'_, '_>) -> Emitted {
     // What the other arguments give.
     c.ignore(&["output_size"]);
     let x = c.first()?;
@@ -340,11 +333,10 @@ fn repeat_interleave(c: &mut Call<'_, '_>) -> Lowered {
     all[axis + 1] = n.clone();
     let y = c.expand(y, all)?;
     shape[axis] = shape[axis].clone() * n;
-    let y = c.reshape(y, shape)?;
-    c.done(y)
+    c.reshape(y, shape)
 }
 
-fn flip(c: &mut Call<'_, '_>) -> Lowered {
+fn flip(c: &mut Call<'_, '_>) -> Emitted {
     let mut y = c.first()?;
     for axis in c.opt_ints("dims")?.unwrap_or_default() {
         let axis = c.axis_of(axis, c.rank(y))?;
@@ -352,10 +344,10 @@ fn flip(c: &mut Call<'_, '_>) -> Lowered {
             y = c.reversed(y, axis)?;
         }
     }
-    c.done(y)
+    Ok(y)
 }
 
-fn roll(c: &mut Call<'_, '_>) -> Lowered {
+fn roll(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let shifts = c.opt_ints("shifts")?.unwrap_or_default();
     let axes = c.opt_ints("dims")?.unwrap_or_default();
@@ -376,8 +368,7 @@ fn roll(c: &mut Call<'_, '_>) -> Lowered {
             y = c.concat(&[tail, head], axis)?;
         }
     }
-    let y = c.reshape(y, shape)?;
-    c.done(y)
+    c.reshape(y, shape)
 }
 
 /// `pad` lists (before, after) from the last axis on; negative numbers crop.
@@ -403,13 +394,13 @@ fn pad(c: &mut Call<'_, '_>) -> Lowered {
     c.done(y)
 }
 
-fn diff(c: &mut Call<'_, '_>) -> Lowered {
+fn diff(c: &mut Call<'_, '_>) -> Emitted {
     let mut x = c.first()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let times = c.int_or("n", 1)?;
     let parts = [c.opt_tensor("prepend")?, Some(x), c.opt_tensor("append")?];
     if times == 0 {
-        return c.done(x);
+        return Ok(x);
     }
     let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
     if parts.len() > 1 {
@@ -423,17 +414,11 @@ fn diff(c: &mut Call<'_, '_>) -> Lowered {
         let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
         x = c.binary(op, after, before)?;
     }
-    c.done(x)
+    Ok(x)
 }
 
 /// `x` with the elements of an axis from `start` on replaced by `source`.
-pub(crate) fn replace(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    source: ValueId,
-    axis: usize,
-    start: Dim,
-) -> Lowered<ValueId> {
+pub(crate) fn replace(c: &mut Call<'_, '_>, x: ValueId, source: ValueId, axis: usize, start: Dim) -> Emitted {
     let source = c.cast(source, c.dtype(x))?;
     let len = c.extent(source, axis);
     let n = c.extent(x, axis);
@@ -450,12 +435,11 @@ pub(crate) fn replace(
     c.concat(&parts, axis)
 }
 
-fn slice_scatter(c: &mut Call<'_, '_>) -> Lowered {
+fn slice_scatter(c: &mut Call<'_, '_>) -> Emitted {
     let (x, source) = (c.first()?, c.tensor("src")?);
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
-    let y = put_slice(c, x, source, axis, step)?;
-    c.done(y)
+    put_slice(c, x, source, axis, step)
 }
 
 /// `x` with `source` in place of the slice that the arguments describe.
@@ -465,7 +449,7 @@ pub(super) fn put_slice(
     source: ValueId,
     axis: usize,
     step: i64,
-) -> Lowered<ValueId> {
+) -> Emitted {
     let (rows, len) = match rows_by_rank(c, x, axis, step)? {
         Some(found) => found,
         None => {

@@ -4,9 +4,9 @@ use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
 
 use super::elementwise::truth;
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.sum", "sum", |c| reduce(c, Reduction::Sum)),
@@ -16,8 +16,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.amin", "min", |c| reduce(c, Reduction::Min)),
     row("aten.max.default", "max", |c| reduce(c, Reduction::Max)),
     row("aten.min.default", "min", |c| reduce(c, Reduction::Min)),
-    row("aten.max.dim", "max, argmax", |c| with_arg(c, Reduction::Max, ArgOp::Max)),
-    row("aten.min.dim", "min, argmin", |c| with_arg(c, Reduction::Min, ArgOp::Min)),
+    row_of_results("aten.max.dim", "max, argmax", |c| with_arg(c, Reduction::Max, ArgOp::Max)),
+    row_of_results("aten.min.dim", "min, argmin", |c| with_arg(c, Reduction::Min, ArgOp::Min)),
     row("aten.any", "any", |c| reduce(c, Reduction::Any)),
     row("aten.all", "all", |c| reduce(c, Reduction::All)),
     row("aten.argmax", "argmax", |c| arg_reduce(c, ArgOp::Max)),
@@ -26,12 +26,11 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.first()?;
         let x = truth(c, x)?;
         let axes = c.axes("dim", c.rank(x))?;
-        let y = reduced(c, Reduction::Sum, x, axes, false)?;
-        c.done(y)
+        reduced(c, Reduction::Sum, x, axes, false)
     }),
-    row("aten.var", "mean of squares", |c| variance(c, false)),
-    row("aten.std", "sqrt of mean of squares", |c| variance(c, true)),
-    row("aten.var_mean", "mean of squares, mean", |c| variance(c, false)),
+    row_of_results("aten.var", "mean of squares", |c| variance(c, false)),
+    row_of_results("aten.std", "sqrt of mean of squares", |c| variance(c, true)),
+    row_of_results("aten.var_mean", "mean of squares, mean", |c| variance(c, false)),
     row("aten.logsumexp", "max, exp, sum, log", log_sum_exp),
     row("aten.cumsum", "cumsum", |c| {
         let x = c.first()?;
@@ -41,27 +40,20 @@ pub(super) const ROWS: &[Row] = &[
             0 => reduced(c, Reduction::Sum, x, vec![], false)?,
             _ => c.emit("cumsum", Op::CumSum { axis }, &[x])?,
         };
-        let y = as_asked(c, y)?;
-        c.done(y)
+        as_asked(c, y)
     }),
     row("aten.cumprod", "take, select, mul", cumulative_product),
     row("aten.histc", "eq with an iota, sum", histogram),
-    row("aten.topk", "topk", top_k),
-    row("aten.sort", "sort", sort),
+    row_of_results("aten.topk", "topk", top_k),
+    row_of_results("aten.sort", "sort", sort),
     row("aten.argsort", "sort", |c| {
         let (_, positions) = sorted(c)?;
-        c.done(positions)
+        Ok(positions)
     }),
 ];
 
 /// The reduction over `axes`; without axes there is one element, which stays.
-fn reduced(
-    c: &mut Call<'_, '_>,
-    op: Reduction,
-    x: ValueId,
-    axes: Vec<usize>,
-    keep: bool,
-) -> Lowered<ValueId> {
+fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted {
     if !axes.is_empty() {
         return c.reduce(op, x, axes, keep);
     }
@@ -72,7 +64,7 @@ fn reduced(
     }
 }
 
-fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
+fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Emitted {
     let x = c.first()?;
     let x = as_asked(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
@@ -83,11 +75,11 @@ fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Lowered {
         Reduction::Any | Reduction::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8)?,
         _ => as_asked(c, y)?,
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// A value in the dtype that the call asks for, or its own.
-pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Lowered<ValueId> {
+pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
     match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(y, dtype),
         None => Ok(y),
@@ -110,7 +102,7 @@ fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
     c.done(y)
 }
 
-fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered {
+fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let keep = c.bool_or("keepdim", false)?;
@@ -127,7 +119,7 @@ fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Lowered {
             c.reshape(y, shape)?
         }
     };
-    c.done(y)
+    Ok(y)
 }
 
 /// `sum((x - mean)²) / (n - correction)`, its root for the standard deviation, and the mean as a second
@@ -168,13 +160,13 @@ fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
     c.done(y)
 }
 
-fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
+fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let x = c.floating(x)?;
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
     if axes.is_empty() {
-        return c.done(x);
+        return Ok(x);
     }
     let mut kept = c.shape(x);
     let has_none = axes.iter().any(|&a| kept[a].as_const() == Some(0));
@@ -189,8 +181,7 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Lowered {
         let finite = c.unary(UnaryOp::IsFinite, max)?;
         c.select(finite, max, zero)?
     };
-    let y = c.log_sum_exp(x, shift, axes, keep)?;
-    c.done(y)
+    c.log_sum_exp(x, shift, axes, keep)
 }
 
 fn top_k(c: &mut Call<'_, '_>) -> Lowered {
@@ -245,7 +236,7 @@ fn sorted(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId)> {
 const MOST_FACTORS: i64 = 1 << 24;
 
 /// Running products: in each pass an element takes in the product of twice as many before it.
-fn cumulative_product(c: &mut Call<'_, '_>) -> Lowered {
+fn cumulative_product(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis("dim", c.rank(x))?;
     let dtype = match c.opt_dtype("dtype")? {
@@ -255,7 +246,7 @@ fn cumulative_product(c: &mut Call<'_, '_>) -> Lowered {
     };
     let x = c.cast(x, dtype)?;
     if c.rank(x) == 0 {
-        return c.done(x);
+        return Ok(x);
     }
     let n = c.extent(x, axis);
     let most = c.bounds(&n).1;
@@ -283,8 +274,7 @@ fn cumulative_product(c: &mut Call<'_, '_>) -> Lowered {
         y = c.binary(BinaryOp::Mul, y, factor)?;
         distance *= 2;
     }
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// The bounds of a histogram that is given none: those of the data, and one beyond where these are one number.
@@ -297,7 +287,7 @@ fn extremes(c: &mut Call<'_, '_>, column: ValueId) -> Lowered<(ValueId, ValueId)
 }
 
 /// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.
-fn histogram(c: &mut Call<'_, '_>) -> Lowered {
+fn histogram(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let bins = c.int_or("bins", 100)?;
     let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);
@@ -324,6 +314,5 @@ fn histogram(c: &mut Call<'_, '_>) -> Lowered {
     let all = c.iota(bins.into(), 0, 1, DType::F64)?;
     let hit = c.binary(BinaryOp::Eq, bin, all)?;
     let count = c.reduce(Reduction::Sum, hit, vec![0], false)?;
-    let y = c.cast(count, c.dtype(x))?;
-    c.done(y)
+    c.cast(count, c.dtype(x))
 }

@@ -4,16 +4,16 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, ValueId};
 
 use super::index::{Indexing, as_row, indexing, on_row};
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::{Call, Operand};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
-    row("aten.index_put", "index_put; select for a mask", index_put),
-    row("aten._unsafe_index_put", "index_put; select for a mask", index_put),
-    row("aten._index_put_impl", "index_put; select for a mask", index_put),
-    row("aten.index_add", "index_add", index_add),
-    row("aten.index_copy", "index_put", |c| {
+    row_of_results("aten.index_put", "index_put; select for a mask", index_put),
+    row_of_results("aten._unsafe_index_put", "index_put; select for a mask", index_put),
+    row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),
+    row_of_results("aten.index_add", "index_add", index_add),
+    row_of_results("aten.index_copy", "index_put", |c| {
         let (x, index, source) = (c.first()?, c.tensor("index")?, c.tensor("source")?);
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
@@ -21,7 +21,7 @@ pub(super) const ROWS: &[Row] = &[
             c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
         })
     }),
-    row("aten.index_fill", "index_put", |c| {
+    row_of_results("aten.index_fill", "index_put", |c| {
         let (x, index) = (c.first()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
@@ -64,8 +64,7 @@ pub(super) const ROWS: &[Row] = &[
         }
         let table = c.full(Scalar::Int(0), c.dtype(gradient), vec![rows, width])?;
         let op = Op::IndexPut { axis: 0, accumulate: true };
-        let y = c.emit("index_put", op, &[table, gradient, index])?;
-        c.done(y)
+        c.emit("index_put", op, &[table, gradient, index])
     }),
 ];
 
@@ -126,15 +125,14 @@ fn index_add(c: &mut Call<'_, '_>) -> Lowered {
     on_row(c, x, |c, x| c.emit("index_add", Op::IndexAdd { axis }, &[x, index, source]))
 }
 
-fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Lowered {
+fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Emitted {
     let x = c.first()?;
     let source = source(c, c.dtype(x))?;
-    let y = scattered(c, x, source, combine)?;
-    c.done(y)
+    scattered(c, x, source, combine)
 }
 
 /// What is scattered, with the extents of the index, and at least one axis.
-fn source(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
+fn source(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
     let shape = c.shape(index);
@@ -156,12 +154,7 @@ fn source(c: &mut Call<'_, '_>, dtype: DType) -> Lowered<ValueId> {
 }
 
 /// `x` with the source stored, or combined, where the arguments say.
-fn scattered(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    source: ValueId,
-    combine: Option<Reduction>,
-) -> Lowered<ValueId> {
+fn scattered(c: &mut Call<'_, '_>, x: ValueId, source: ValueId, combine: Option<Reduction>) -> Emitted {
     let axis = c.axis("dim", c.rank(x))?;
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
@@ -172,7 +165,7 @@ fn scattered(
 }
 
 /// Elements of the operand take part, or only what is scattered where anything is.
-fn scatter_reduce(c: &mut Call<'_, '_>) -> Lowered {
+fn scatter_reduce(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let dtype = c.dtype(x);
     let least = |s: i64, f: f64| match dtype {
@@ -205,5 +198,5 @@ fn scatter_reduce(c: &mut Call<'_, '_>) -> Lowered {
         let op = if dtype.is_float() { BinaryOp::Div } else { BinaryOp::FloorDiv };
         y = c.binary(op, y, count)?;
     }
-    c.done(y)
+    Ok(y)
 }

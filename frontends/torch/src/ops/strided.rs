@@ -8,7 +8,7 @@ use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 use crate::sharing;
 
 pub(super) const ROWS: &[Row] = &[
@@ -20,7 +20,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
 ];
 
-fn diagonal(c: &mut Call<'_, '_>) -> Lowered {
+fn diagonal(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let offset = c.int_or("offset", 0)?;
@@ -41,7 +41,7 @@ fn diagonal(c: &mut Call<'_, '_>) -> Lowered {
         flat.push(Dim::from(n) * Dim::from(m));
         let y = c.reshape(x, flat)?;
         let y = c.slice(y, rank - 2, start.into(), len.into(), m.saturating_add(1))?;
-        return c.done(y);
+        return Ok(y);
     }
     let len = (n - Dim::from(row)).min_with(&(m - Dim::from(column)));
     let len = if c.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
@@ -49,11 +49,11 @@ fn diagonal(c: &mut Call<'_, '_>) -> Lowered {
     let columns = c.positions(&column.into(), 1, len)?;
     let y = c.emit("index", Op::Index { axis: rank - 2 }, &[x, rows, columns])?;
     sharing::entangle(c, y, x);
-    c.done(y)
+    Ok(y)
 }
 
 /// `result[.., i, .., j]` is `x[.., i * step + j, ..]`.
-fn unfold(c: &mut Call<'_, '_>) -> Lowered {
+fn unfold(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     if rank == 0 {
@@ -89,8 +89,7 @@ fn unfold(c: &mut Call<'_, '_>) -> Lowered {
         y
     };
     let perm = (0..=rank).filter(|&a| a != axis + 1).chain([axis + 1]).collect();
-    let y = c.permute(y, perm)?;
-    c.done(y)
+    c.permute(y, perm)
 }
 
 struct Axis {
@@ -100,7 +99,7 @@ struct Axis {
     stride: Dim,
 }
 
-fn as_strided(c: &mut Call<'_, '_>) -> Lowered {
+fn as_strided(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let (shape, strides) = (c.dims("size")?, c.dims("stride")?);
     if shape.len() != strides.len() {
@@ -121,7 +120,7 @@ fn as_strided(c: &mut Call<'_, '_>) -> Lowered {
     if shape.iter().any(|d| d.as_const() == Some(0)) {
         let y = c.slice(x, 0, 0.into(), 0.into(), 1)?;
         let y = c.reshape(y, shape)?;
-        return c.done(y);
+        return Ok(y);
     }
     let steps = axes.iter().map(|a| (a.size.clone() - Dim::from(1)) * a.stride.clone());
     let last = steps.fold(offset.clone(), |a, b| a + b);
@@ -137,12 +136,11 @@ fn as_strided(c: &mut Call<'_, '_>) -> Lowered {
         }
     }
     let y = c.reshape(y, narrow)?;
-    let y = c.expand(y, shape)?;
-    c.done(y)
+    c.expand(y, shape)
 }
 
 /// The elements of the operand as they lie in memory, along one axis.
-fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
+fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
     let Some(order) = sharing::memory_order(c) else {
         return Err(Stop::Opaque(
             "its operand does not lie in memory as a whole, or where it does is not known".into(),
@@ -153,7 +151,7 @@ fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<ValueId> {
 }
 
 /// The elements at these steps from `offset` on, with an axis for each.
-fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Lowered<ValueId> {
+fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Emitted {
     let sizes = |order: &[usize]| -> Vec<Dim> {
         order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect()
     };

@@ -5,14 +5,14 @@ use symmc_ir::{BinaryOp, Dim, Op, Scalar, Type, UnaryOp, ValueId};
 
 use super::{Row, row};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Stop};
 
 pub(super) const ROWS: &[Row] =
     &[row("aten.linalg_solve_triangular", "reshape, slice, matmul, concat", solve)];
 
 const MOST: i64 = 1024;
 
-fn solve(c: &mut Call<'_, '_>) -> Lowered {
+fn solve(c: &mut Call<'_, '_>) -> Emitted {
     let (a, b) = (c.first()?, c.tensor("B")?);
     let upper = c.bool_or("upper", false)?;
     let left = c.bool_or("left", true)?;
@@ -35,11 +35,11 @@ fn solve(c: &mut Call<'_, '_>) -> Lowered {
     let inverse = inverse(c, lower, n, unit)?;
     let inverse = if upper { c.transposed(inverse)? } else { inverse };
     let y = if left { c.matmul(inverse, b)? } else { c.matmul(b, inverse)? };
-    c.done(y)
+    Ok(y)
 }
 
 /// The inverse of lower triangular matrices of `n` rows; what stands above the diagonal is not looked at.
-fn inverse(c: &mut Call<'_, '_>, a: ValueId, n: i64, unit: bool) -> Lowered<ValueId> {
+fn inverse(c: &mut Call<'_, '_>, a: ValueId, n: i64, unit: bool) -> Emitted {
     let shape = c.shape(a);
     let batch = shape.iter().rev().skip(2).cloned().fold(Dim::from(1), |a, b| a * b);
     let a = c.reshape(a, vec![batch.clone(), n.into(), n.into()])?;
@@ -62,7 +62,7 @@ fn inverse(c: &mut Call<'_, '_>, a: ValueId, n: i64, unit: bool) -> Lowered<Valu
 }
 
 /// The inverses of the elements on the diagonal, `[batch, extent, 1, 1]`.
-fn first(c: &mut Call<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> Lowered<ValueId> {
+fn first(c: &mut Call<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> Emitted {
     let batch = c.extent(a, 0);
     let ones = |c: &mut Call<'_, '_>, count: i64| {
         c.full(Scalar::Int(1), c.dtype(a), vec![batch.clone(), count.into(), 1.into(), 1.into()])
@@ -81,7 +81,7 @@ fn first(c: &mut Call<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> L
 }
 
 /// The blocks of `size` rows on the diagonal, `[batch, number, size, size]`.
-fn blocks(c: &mut Call<'_, '_>, a: ValueId, extent: i64, size: i64) -> Lowered<ValueId> {
+fn blocks(c: &mut Call<'_, '_>, a: ValueId, extent: i64, size: i64) -> Emitted {
     let (batch, count) = (c.extent(a, 0), extent / size);
     let dims = |inner: [i64; 4]| -> Vec<Dim> {
         std::iter::once(batch.clone()).chain(inner.into_iter().map(Dim::from)).collect()
@@ -94,7 +94,7 @@ fn blocks(c: &mut Call<'_, '_>, a: ValueId, extent: i64, size: i64) -> Lowered<V
 }
 
 /// The inverses of blocks of twice the extent: of `[[a, 0], [b, d]]` that is `[[a', 0], [-d' b a', d']]`.
-fn doubled(c: &mut Call<'_, '_>, a: ValueId, done: ValueId, extent: i64, size: i64) -> Lowered<ValueId> {
+fn doubled(c: &mut Call<'_, '_>, a: ValueId, done: ValueId, extent: i64, size: i64) -> Emitted {
     let count = extent / (2 * size);
     let whole = blocks(c, a, extent, 2 * size)?;
     let below = c.slice(whole, 2, size.into(), size.into(), 1)?;

@@ -6,9 +6,9 @@ use symmc_import::emit::product;
 use symmc_ir::Dim;
 
 use super::elementwise::identity;
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
@@ -45,7 +45,7 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.expand", "expand", expand),
     row("aten.expand_copy", "expand", expand),
     row("aten.expand_as", "expand", expand_as),
-    row("aten.broadcast_tensors", "expand", |c| {
+    row_of_results("aten.broadcast_tensors", "expand", |c| {
         let parts = c.tensors("tensors")?;
         let shapes: Vec<Vec<Dim>> = parts.iter().map(|&p| c.shape(p)).collect();
         let shapes: Vec<&[Dim]> = shapes.iter().map(Vec::as_slice).collect();
@@ -56,25 +56,23 @@ pub(super) const ROWS: &[Row] = &[
         }
         Ok(())
     }),
-    row("aten.meshgrid", "reshape, expand", mesh_grid),
+    row_of_results("aten.meshgrid", "reshape, expand", mesh_grid),
     row("aten.broadcast_to", "expand", expand),
 ];
 
-fn reshape(c: &mut Call<'_, '_>, name: &str) -> Lowered {
+fn reshape(c: &mut Call<'_, '_>, name: &str) -> Emitted {
     let x = c.first()?;
     let numel = c.ty(x).numel();
     let shape = c.filled(c.dims(name)?, &numel)?;
-    let y = c.reshape(x, shape)?;
-    c.done(y)
+    c.reshape(x, shape)
 }
 
-fn reshape_as(c: &mut Call<'_, '_>) -> Lowered {
+fn reshape_as(c: &mut Call<'_, '_>) -> Emitted {
     let (x, other) = (c.first()?, c.tensor("other")?);
-    let y = c.reshape(x, c.shape(other))?;
-    c.done(y)
+    c.reshape(x, c.shape(other))
 }
 
-fn view_dtype(c: &mut Call<'_, '_>) -> Lowered {
+fn view_dtype(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
@@ -82,14 +80,14 @@ fn view_dtype(c: &mut Call<'_, '_>) -> Lowered {
     Err(Stop::Opaque("it reinterprets the bits of its operand".into()))
 }
 
-fn flatten(c: &mut Call<'_, '_>) -> Lowered {
+fn flatten(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let shape = c.shape(x);
     let first = c.axis_or("start_dim", 0, shape.len())?;
     let last = c.axis_or("end_dim", -1, shape.len())?;
     if shape.is_empty() {
         let y = c.reshape(x, vec![1.into()])?;
-        return c.done(y);
+        return Ok(y);
     }
     if first > last {
         return Err(Stop::Broken(format!("expected start_dim before end_dim, found {first} and {last}")));
@@ -97,22 +95,20 @@ fn flatten(c: &mut Call<'_, '_>) -> Lowered {
     let mut flat = shape[..first].to_vec();
     flat.push(product(&shape[first..=last]));
     flat.extend_from_slice(&shape[last + 1..]);
-    let y = c.reshape(x, flat)?;
-    c.done(y)
+    c.reshape(x, flat)
 }
 
-fn unflatten(c: &mut Call<'_, '_>) -> Lowered {
+fn unflatten(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let mut shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
     let sizes = c.filled(c.dims("sizes")?, &c.extent(x, axis))?;
     shape.splice(axis..shape.len().min(axis + 1), sizes);
-    let y = c.reshape(x, shape)?;
-    c.done(y)
+    c.reshape(x, shape)
 }
 
 /// Axes of extent 1 vanish: all, or those that are named.
-fn squeeze(c: &mut Call<'_, '_>) -> Lowered {
+fn squeeze(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let shape = c.shape(x);
     let axes = match c.opt_ints("dim")? {
@@ -121,26 +117,23 @@ fn squeeze(c: &mut Call<'_, '_>) -> Lowered {
     };
     let stays = |a: usize, d: &Dim| !(axes.contains(&a) && d.as_const() == Some(1));
     let left = shape.into_iter().enumerate().filter(|(a, d)| stays(*a, d)).map(|(_, d)| d).collect();
-    let y = c.reshape(x, left)?;
-    c.done(y)
+    c.reshape(x, left)
 }
 
-fn unsqueeze(c: &mut Call<'_, '_>) -> Lowered {
+fn unsqueeze(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let axis = c.axis("dim", c.rank(x) + 1)?;
-    let y = c.unsqueeze(x, axis)?;
-    c.done(y)
+    c.unsqueeze(x, axis)
 }
 
-fn permute(c: &mut Call<'_, '_>) -> Lowered {
+fn permute(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let dims = c.opt_ints("dims")?.unwrap_or_default();
     let perm = dims.into_iter().map(|a| c.axis_of(a, c.rank(x))).collect::<Lowered<Vec<_>>>()?;
-    let y = c.permute(x, perm)?;
-    c.done(y)
+    c.permute(x, perm)
 }
 
-fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Lowered {
+fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let (a, b) = (c.axis(first, rank)?, c.axis(second, rank)?);
@@ -148,24 +141,21 @@ fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Lowered {
     if rank > 0 {
         perm.swap(a, b);
     }
-    let y = c.permute(x, perm)?;
-    c.done(y)
+    c.permute(x, perm)
 }
 
-fn reversed(c: &mut Call<'_, '_>) -> Lowered {
+fn reversed(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let perm = (0..c.rank(x)).rev().collect();
-    let y = c.permute(x, perm)?;
-    c.done(y)
+    c.permute(x, perm)
 }
 
-fn transposed(c: &mut Call<'_, '_>) -> Lowered {
+fn transposed(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
-    let y = c.transposed(x)?;
-    c.done(y)
+    c.transposed(x)
 }
 
-fn move_axes(c: &mut Call<'_, '_>) -> Lowered {
+fn move_axes(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let rank = c.rank(x);
     let axes = |c: &Call<'_, '_>, name: &str| -> Lowered<Vec<usize>> {
@@ -182,12 +172,11 @@ fn move_axes(c: &mut Call<'_, '_>) -> Lowered {
     let perm: Option<Vec<usize>> = slots.into_iter().map(|s| s.or_else(|| rest.next())).collect();
     let perm =
         perm.ok_or_else(|| Stop::Broken(format!("expected distinct axes, found {from:?} to {to:?}")))?;
-    let y = c.permute(x, perm)?;
-    c.done(y)
+    c.permute(x, perm)
 }
 
 /// -1 keeps the extent of `x`.
-fn expand(c: &mut Call<'_, '_>) -> Lowered {
+fn expand(c: &mut Call<'_, '_>) -> Emitted {
     c.ignore(&["implicit"]);
     let x = c.first()?;
     let mut shape = c.dims("size")?;
@@ -200,14 +189,12 @@ fn expand(c: &mut Call<'_, '_>) -> Lowered {
             *d = o;
         }
     }
-    let y = c.expand(x, shape)?;
-    c.done(y)
+    c.expand(x, shape)
 }
 
-fn expand_as(c: &mut Call<'_, '_>) -> Lowered {
+fn expand_as(c: &mut Call<'_, '_>) -> Emitted {
     let (x, other) = (c.first()?, c.tensor("other")?);
-    let y = c.expand(x, c.shape(other))?;
-    c.done(y)
+    c.expand(x, c.shape(other))
 }
 
 /// Vectors as the coordinates of a grid: vector `i` varies along axis `i`, with `xy` the first two swapped.

@@ -3,9 +3,9 @@
 use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, ValueId};
 
-use super::{Row, row};
+use super::{Row, row, row_of_results};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(super) const ROWS: &[Row] = &[
     row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| mean(c, 2)),
@@ -13,8 +13,12 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 2)),
     row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 3)),
     row("aten.col2im", "slice, pad, add", fold),
-    row("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 2)),
-    row("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| largest(c, 3)),
+    row_of_results("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
+        largest(c, 2)
+    }),
+    row_of_results("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
+        largest(c, 3)
+    }),
     row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| largest_backward(c, 2)),
     row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| largest_backward(c, 3)),
 ];
@@ -140,12 +144,12 @@ fn reach(kernel: i64, dilation: i64) -> i64 {
 }
 
 /// For each element of a window what lies under it, wherever the window stands: `[batch, elements, channels, ...]`.
-pub(super) fn columns(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows) -> Lowered<ValueId> {
+pub(super) fn columns(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows) -> Emitted {
     columns_with(c, x, windows, Scalar::Int(0))
 }
 
 /// The same where `around` is what lies around the operand.
-fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Scalar) -> Lowered<ValueId> {
+fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Scalar) -> Emitted {
     let low: Vec<i64> = windows.padding.clone();
     let mut extents = Vec::new();
     let mut area = Vec::new();
@@ -171,7 +175,7 @@ fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Sca
 }
 
 /// The pieces of an operand under windows that lie side by side.
-fn tiles(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, extents: &[Dim]) -> Lowered<ValueId> {
+fn tiles(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, extents: &[Dim]) -> Emitted {
     let (mut x, n) = (x, extents.len());
     let (mut shape, mut inner, mut outer) = (c.shape(x), Vec::new(), Vec::new());
     shape.truncate(2);
@@ -196,7 +200,7 @@ fn pieces(
     windows: &Windows,
     extents: &[Dim],
     of: impl Fn(i64) -> i64,
-) -> Lowered<ValueId> {
+) -> Emitted {
     let mut all = Vec::new();
     for element in 0..windows.elements() {
         let (mut piece, mut rest) = (x, of(element));
@@ -211,7 +215,7 @@ fn pieces(
 }
 
 /// The operand with a number around it: `low` times in front, and behind as often as `area` wants.
-fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>, around: Scalar) -> Lowered<ValueId> {
+fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>, around: Scalar) -> Emitted {
     let dtype = c.dtype(x);
     let mut shape = c.shape(x);
     if shape.get(2..) == Some(area.as_slice()) && low.iter().all(|&l| l == 0) {
@@ -226,7 +230,7 @@ fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>, around:
 
 /// What [`columns`] gives of the transposed operand: for each element of a window, from the last to the first, the element of `x`
 /// that it took part in, of an operand of the extents `to`; 0 where there is none.
-pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[Dim]) -> Lowered<ValueId> {
+pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[Dim]) -> Emitted {
     windows.check_count()?;
     let (mut x, mut low, mut area) = (x, Vec::new(), Vec::new());
     for (i, ((k, s, p, d), to)) in windows.axes().zip(to).enumerate() {
@@ -253,7 +257,7 @@ pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[
 }
 
 /// The sum of what lies under windows, at each element of an operand on which they stand: the transpose of [`columns`].
-fn fold(c: &mut Call<'_, '_>) -> Lowered {
+fn fold(c: &mut Call<'_, '_>) -> Emitted {
     let x = c.first()?;
     let kernel = given(c, "kernel_size")?.unwrap_or_default();
     let (windows, area) = (Windows::of(c, kernel, 1)?, c.dims("output_size")?);
@@ -290,18 +294,11 @@ fn fold(c: &mut Call<'_, '_>) -> Lowered {
         y = c.slice(y, i + 2, p.into(), extent, 1)?;
     }
     let y = if is_batch { y } else { c.drop_axis(y, 0)? };
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// What one element of all windows has, where it lies under them in an operand of the extents `around`.
-fn under(
-    c: &mut Call<'_, '_>,
-    x: ValueId,
-    windows: &Windows,
-    element: i64,
-    around: &[Dim],
-) -> Lowered<ValueId> {
+fn under(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, element: i64, around: &[Dim]) -> Emitted {
     let piece = c.slice(x, 2, element.into(), 1.into(), 1)?;
     let mut piece = c.drop_axis(piece, 2)?;
     let (mut rest, mut low) = (element, vec![0; windows.kernel.len()]);
@@ -314,7 +311,7 @@ fn under(
 }
 
 /// The elements of an axis with `step - 1` zeros between them.
-fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Lowered<ValueId> {
+fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Emitted {
     if step == 1 {
         return Ok(x);
     }
@@ -349,7 +346,7 @@ fn pool(c: &Call<'_, '_>, n: usize) -> Lowered<Windows> {
 }
 
 /// An operand of a pool with an axis of batch and one channel.
-fn flattened(c: &mut Call<'_, '_>, x: ValueId, n: usize) -> Lowered<ValueId> {
+fn flattened(c: &mut Call<'_, '_>, x: ValueId, n: usize) -> Emitted {
     let shape = c.shape(x);
     let outer = shape.len().checked_sub(n);
     let Some(outer) = outer.filter(|o| (1..=2).contains(o)) else {
@@ -362,7 +359,7 @@ fn flattened(c: &mut Call<'_, '_>, x: ValueId, n: usize) -> Lowered<ValueId> {
 }
 
 /// What a pool divides the sums of windows by: the elements of a window that count, a number or one for each window.
-fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> Lowered<ValueId> {
+fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> Emitted {
     if let Some(number) = c.opt_int("divisor_override")? {
         c.ignore(&["count_include_pad"]);
         return c.with_float(BinaryOp::Div, y, number as f64);
@@ -385,7 +382,7 @@ fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> 
     c.binary(BinaryOp::Div, y, count)
 }
 
-fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+fn mean(c: &mut Call<'_, '_>, n: usize) -> Emitted {
     let x = c.first()?;
     let mut windows = pool(c, n)?;
     let (mut shape, dtype) = (c.shape(x), c.dtype(x));
@@ -399,11 +396,10 @@ fn mean(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     shape.truncate(shape.len().saturating_sub(n));
     shape.extend(c.shape(y).split_off(2));
     let y = c.reshape(y, shape)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
-fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Emitted {
     let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let mut windows = pool(c, n)?;
     let (shape, dtype) = (c.shape(x), c.dtype(x));
@@ -418,8 +414,7 @@ fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     let all = spread(c, gradient, &windows, &area)?;
     let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
     let y = c.reshape(sum, shape)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }
 
 /// The largest element under each window, and where it is in the operand, in row-major order of the axes of windows.
@@ -455,7 +450,7 @@ fn places(
     area: &[Dim],
     standing: &[Dim],
     element: ValueId,
-) -> Lowered<ValueId> {
+) -> Emitted {
     let mut place = c.full(Scalar::Int(0), DType::I64, vec![])?;
     let mut inner = windows.elements();
     for (i, (((k, s, p, d), extent), count)) in windows.axes().zip(area).zip(standing).enumerate() {
@@ -475,7 +470,7 @@ fn places(
     Ok(place)
 }
 
-fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
+fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Emitted {
     // The places say where windows stood.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
     let (gradient, x, places) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("indices")?);
@@ -494,6 +489,5 @@ fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Lowered {
     let op = Op::ScatterElements { axis: 1, combine: Some(Reduction::Sum) };
     let y = c.emit_as("scatter", op, &[zero, places, gradient], ty)?;
     let y = c.reshape(y, shape)?;
-    let y = c.cast(y, dtype)?;
-    c.done(y)
+    c.cast(y, dtype)
 }

@@ -4,13 +4,14 @@
 use std::path::PathBuf;
 
 use symmc_ir::{CollectiveKind, Graph, InputKind, Op};
-use symmc_torch::{ImportOptions, Imported, import_file};
+use symmc_torch::{ImportOptions, Imported, import};
 
 fn program(name: &str, ranks: Option<u32>) -> Imported {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(format!("{name}.pt2"));
     let options = ImportOptions { name: name.into(), ranks, ..ImportOptions::default() };
-    import_file(&path, &options).unwrap_or_else(|e| panic!("{name}: {e}"))
+    let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{name}: {e}"));
+    import(&bytes, &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
 /// How many collectives there are: all-reduce, all-gather, reduce-scatter, all-to-all.
@@ -76,7 +77,7 @@ fn buffers_that_are_not_in_the_state_are_constants() {
 fn ranks_that_contradict_the_program_are_refused() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs/moe_ep4.pt2");
     let options = ImportOptions { ranks: Some(3), ..ImportOptions::default() };
-    let error = import_file(&path, &options).unwrap_err().to_string();
+    let error = import(&std::fs::read(path).unwrap(), &options).unwrap_err().to_string();
     assert!(
         error.contains("the caller says 3 ranks") && error.contains("`all_to_all_single` says 4"),
         "{error}"

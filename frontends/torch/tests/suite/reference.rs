@@ -6,7 +6,7 @@ use std::sync::Arc;
 use safetensors::{Dtype, SafeTensors};
 use symmc_ir::interp::{bindings_from, run};
 use symmc_ir::{DType, InputKind, Tensor};
-use symmc_torch::{ImportOptions, import_file};
+use symmc_torch::{ImportOptions, import};
 
 fn programs(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(file)
@@ -27,7 +27,8 @@ fn tensor(all: &SafeTensors<'_>, name: &str) -> Arc<Tensor> {
 /// and the largest reference.
 fn differences(name: &str, tensors: &str, ranks: u32) -> (f64, f64) {
     let options = ImportOptions { name: name.into(), ranks: Some(ranks), ..ImportOptions::default() };
-    let graph = import_file(&programs(&format!("{name}.pt2")), &options).unwrap().graph;
+    let bytes = std::fs::read(programs(&format!("{name}.pt2"))).unwrap();
+    let graph = import(&bytes, &options).unwrap().graph;
     let bytes = std::fs::read(programs(&format!("{tensors}.safetensors"))).unwrap();
     let all = SafeTensors::deserialize(&bytes).unwrap();
     let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks)

@@ -13,9 +13,7 @@ use super::linear::{Leaf, Linear, View};
 pub enum Number {
     /// A sum of positions.
     Linear(Linear),
-    /// The greatest of some.
     Max(Vec<Linear>),
-    /// The least of some.
     Min(Vec<Linear>),
     /// The floor of a quotient by a positive number.
     Floor(Linear, i64),
@@ -26,13 +24,11 @@ pub enum Number {
 /// A conjunction of atoms, or its contrary.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Condition {
-    /// The contrary.
     pub negated: bool,
     /// All of which hold.
     pub atoms: Vec<Atom>,
 }
 
-/// One part of a conjunction.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Atom {
     pub kind: Kind,
@@ -48,10 +44,13 @@ pub struct Witness {
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum Kind {
-    /// A sum is at least 0.
     AtLeastZero(Linear),
     /// `floor(a / by) >= floor(b / by)`.
-    ChunkAtLeast { a: Linear, b: Linear, by: i64 },
+    ChunkAtLeast {
+        a: Linear,
+        b: Linear,
+        by: i64,
+    },
     /// No more than the witness says.
     Opaque,
 }
@@ -65,7 +64,6 @@ impl Number {
         self.map(|x| x.viewed(view))
     }
 
-    /// With each sum replaced.
     pub fn map(&self, f: impl Fn(&Linear) -> Option<Linear>) -> Option<Number> {
         let all = |x: &[Linear]| x.iter().map(&f).collect::<Option<Vec<_>>>();
         Some(match self {
@@ -147,7 +145,6 @@ impl Kind {
 }
 
 impl Condition {
-    /// A condition that always or never holds.
     pub fn constant(holds: bool) -> Condition {
         Condition { negated: !holds, atoms: Vec::new() }
     }

@@ -4,8 +4,8 @@
 //! to another ([`View`]). What is not understood is a [`Leaf`]: an element of a value of the program, with the place
 //! where it stands. Sums are exact integers; [`Linear::fits`] says whether a tensor of a dtype holds them.
 
-use symmc_ir::known::{Symbols, non_unit};
-use symmc_ir::{DType, Dim, Graph, Op, Type, ValueId};
+use symmc_ir::known::non_unit;
+use symmc_ir::{DType, Dim, Graph, Op, Symbols, Type, ValueId};
 
 /// Where an element of a value stands along one of its axes, for the positions of another value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

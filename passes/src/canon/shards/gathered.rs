@@ -8,7 +8,6 @@ use super::terms::{TermId, Terms};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gathered {
     pub axis: usize,
-    /// The group whose ranks have the shards.
     pub group: GroupId,
     pub ranks: i64,
     /// The shard of a rank, of the extent of the value divided by the ranks unless there is a window.
@@ -34,7 +33,6 @@ pub struct Segments {
     pub parts: Vec<(i64, i64)>,
     /// The part of each rank that has any, in order.
     pub of_ranks: Vec<usize>,
-    /// The first of these ranks.
     pub first_rank: i64,
 }
 
@@ -119,7 +117,6 @@ impl Gathered {
         terms.all_gather(self.group, own)
     }
 
-    /// All shards as one value, gathered again.
     pub fn gather(&self, ty: &Type, terms: &mut Terms<'_>) -> Option<TermId> {
         if self.window.is_some() || self.by_reader {
             return None;

@@ -38,11 +38,6 @@ pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
 /// beside computation, while the replacement waits for the shards, so that few bytes saved of many may save no time.
 const LEAST_REDUCTION: i64 = 4;
 
-/// The graph in which reductions of gathered shards are reductions of shards where each collective of the replacement saves this many bytes.
-pub fn reduce_shards_that_save(graph: &Graph, bytes: i64) -> Option<Graph> {
-    reduce_shards(graph, ShardsConfig { bytes, sizes: JudgedSizes::Largest }).map(|reduced| reduced.graph)
-}
-
 #[derive(Clone, Copy, Debug)]
 pub struct ShardsConfig {
     /// What each collective of the replacement must save of the bytes that all_gathers give.

@@ -208,7 +208,6 @@ impl<'g> Terms<'g> {
     }
 }
 
-/// Terms that a walk has visited, with all that they need.
 #[derive(Default)]
 pub struct VisitedTerms(HashSet<usize>);
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use symmc_ir::dim::Bindings;
-use symmc_ir::interp::{self, seeded_inputs};
+use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::{Graph, Tensor, text};
 
 /// A case of a file.
@@ -67,7 +67,7 @@ pub fn check(folder: &str, pass: impl Fn(&Case) -> String) {
 pub fn difference(a: &Graph, b: &Graph, bindings: &Bindings, seed: u64) -> f64 {
     let ranks = 0..a.ranks.unwrap();
     let inputs: Vec<Vec<Arc<Tensor>>> =
-        ranks.map(|rank| seeded_inputs(a, bindings, seed, rank).unwrap()).collect();
+        ranks.map(|rank| seeded_inputs(a, bindings, &SeedConfig::new(seed), rank).unwrap()).collect();
     // A pass may append constants.
     let more = |graph: &Graph| -> Vec<Vec<Arc<Tensor>>> {
         let data = |i: usize| graph.inputs.values().nth(i).and_then(|input| input.data.clone()).unwrap();

@@ -8,7 +8,6 @@ pub(super) const UNITS: u64 = 1 << 30;
 /// How far later turns stray from the keys of their ranks.
 const NOISE: f64 = 0.05;
 
-/// What a search came to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// These offsets.

@@ -73,7 +73,6 @@ pub struct Skyline<'a> {
 }
 
 impl<'a> Skyline<'a> {
-    /// Nothing placed.
     pub fn new(problem: &'a Exact, capacity: u32) -> Self {
         let (blocks, sections) = (problem.size.len(), problem.sections);
         let mut skyline = Skyline {

@@ -30,7 +30,6 @@ impl BenchConfig {
         BenchConfig { bytes: bytes.into(), ..self }
     }
 
-    /// Sets the type of the elements.
     pub fn with_dtype(self, dtype: impl Into<String>) -> BenchConfig {
         BenchConfig { dtype: dtype.into(), ..self }
     }
@@ -81,7 +80,6 @@ pub struct Measurements {
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MeasuredNorm {
-    /// Rows of the tensor.
     pub rows: usize,
     /// Elements of a row.
     pub hidden: usize,
@@ -97,6 +95,5 @@ pub struct MeasuredNorm {
 #[serde(rename_all = "snake_case")]
 pub enum How {
     Fused,
-    /// One after another.
     Separate,
 }

@@ -20,7 +20,7 @@ pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements}
 use self::rank::{Bench, Case, MOST_LL, agreed};
 use crate::config::CudaConfig;
 use crate::device::driver::{self, CallersContext};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 pub use crate::session::{ProgramBench, program};
 
@@ -46,12 +46,11 @@ pub fn collectives(
 }
 
 impl Bench<'_> {
-    /// All copies and cases.
     fn all(
         &mut self,
         config: &BenchConfig,
         alive: &dyn Fn() -> Result<(), RunError>,
-    ) -> Result<Measurements, CudaError> {
+    ) -> Result<Measurements> {
         let mut copies = Vec::new();
         for &bytes in &config.bytes {
             copies.push((bytes, self.copies(bytes, config.replays, alive)?));

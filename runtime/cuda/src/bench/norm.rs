@@ -15,7 +15,7 @@ use crate::codegen::collective::{self, FusedNorm, lower_norm};
 use crate::codegen::compile;
 use crate::codegen::compute::{self, Lowering};
 use crate::device::launch::Address;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// What the norm adds to the mean of the squares.
 const EPS: f64 = 1e-5;
@@ -37,7 +37,7 @@ impl Bench<'_> {
         shapes: &[[usize; 2]],
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
-    ) -> Result<Vec<MeasuredNorm>, CudaError> {
+    ) -> Result<Vec<MeasuredNorm>> {
         let mut out = Vec::new();
         for &[rows, hidden] in shapes {
             for how in [How::Fused, How::Separate] {
@@ -87,8 +87,7 @@ impl Bench<'_> {
         steps
     }
 
-    /// Compiles the calls as one kernel each.
-    fn prepare_fused(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
+    fn prepare_fused(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.reductions(rows, hidden);
         let mut source = compile::Source::new();
         let mut lowered = Vec::new();
@@ -113,7 +112,7 @@ impl Bench<'_> {
     }
 
     /// Compiles the calls as the kernels of three steps each, as programs do where the steps do not follow each other.
-    fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<(), CudaError> {
+    fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.separate(rows, hidden);
         let (lowered, source) = self.with_parts(|parts| {
             let at = |value: &Located| parts.addresses.at(value);
@@ -130,7 +129,7 @@ impl Bench<'_> {
                 }
                 Work::Custom { .. } | Work::Dispatch(_) => Err(CudaError::Unsupported(step.op_name.clone())),
             };
-            let lowered = steps.iter().map(lower).collect::<Result<Vec<_>, CudaError>>();
+            let lowered = steps.iter().map(lower).collect::<Result<Vec<_>>>();
             lowered.map(|lowered| (lowered, l.source))
         })?;
         self.prepare_lowered(&steps, lowered, &source)
@@ -172,7 +171,7 @@ impl Bench<'_> {
     }
 
     /// Writes operands, residual and weight, and what no result is where results go.
-    fn fill(&self, rows: usize, hidden: usize) -> Result<(), CudaError> {
+    fn fill(&self, rows: usize, hidden: usize) -> Result<()> {
         let elements = rows * hidden;
         let operand = numbers(self.dtype, elements, self.exchange.rank())?;
         let residual = numbers(self.dtype, elements, RESIDUAL_SEED)?;
@@ -194,7 +193,7 @@ impl Bench<'_> {
     }
 
     /// The first element of either result that is not what it must be.
-    fn compare_norm(&self, rows: usize, hidden: usize) -> Result<Option<String>, CudaError> {
+    fn compare_norm(&self, rows: usize, hidden: usize) -> Result<Option<String>> {
         let elements = rows * hidden;
         let mut sum = numbers(self.dtype, elements, RESIDUAL_SEED)?.to_f64();
         for rank in 0..self.exchange.ranks() {
@@ -221,7 +220,7 @@ impl Bench<'_> {
         Ok(None)
     }
 
-    fn read(&self, region: usize, elements: usize) -> Result<Vec<f64>, CudaError> {
+    fn read(&self, region: usize, elements: usize) -> Result<Vec<f64>> {
         let mut bytes = vec![0; elements * self.dtype.size()];
         // SAFETY: the region exists and is large enough; nothing runs.
         unsafe { self.resources.streams.compute.download(&mut bytes, self.ordinary(region))? };

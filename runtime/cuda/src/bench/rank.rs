@@ -19,7 +19,7 @@ use crate::device::arena::{ArenaSource, SymmetricArena};
 use crate::device::driver::{Device, Graph, Memory, Pinned};
 use crate::device::launch::{Address, PortBases};
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::exchange::Exchange;
 use crate::nccl::{Communicators, Making};
 use crate::program::{DeviceProgram, Parts};
@@ -70,7 +70,7 @@ impl<'a> Bench<'a> {
         config: &BenchConfig,
         dtype: DType,
         exchange: &'a dyn Exchange,
-    ) -> Result<Bench<'a>, CudaError> {
+    ) -> Result<Bench<'a>> {
         let device = Device::open(gpu)?;
         let n = exchange.ranks() as usize;
         let norm = config.norms.iter().map(|[rows, hidden]| rows * hidden * dtype.size()).max().unwrap_or(0);
@@ -122,11 +122,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes the communicator of a variant of the library, or says why there is none.
-    pub fn communicator(
-        &mut self,
-        variant: Variant,
-        limit: Duration,
-    ) -> Result<Result<(), String>, CudaError> {
+    pub fn communicator(&mut self, variant: Variant, limit: Duration) -> Result<Result<(), String>> {
         let kind = CollectiveKind::AllGather;
         let steps = self.steps(&Case { kind, bytes: 0, variant, exit: None, blocks: None });
         let (device, exchange) = (self.resources.device.clone(), self.exchange);
@@ -177,7 +173,7 @@ impl<'a> Bench<'a> {
         bytes: usize,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
-    ) -> Result<[f64; 3], CudaError> {
+    ) -> Result<[f64; 3]> {
         let elements = bytes / self.dtype.size();
         let at = |i: usize| Located {
             space: MemorySpace::Ordinary,
@@ -213,7 +209,7 @@ impl<'a> Bench<'a> {
         case: &Case,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
-    ) -> Result<([f64; 3], Option<String>), CudaError> {
+    ) -> Result<([f64; 3], Option<String>)> {
         let (kind, bytes) = (&case.kind, case.bytes);
         let base =
             if case.variant == Variant::Plain { self.addresses.ordinary } else { self.addresses.symmetric };
@@ -242,7 +238,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Compiles these calls, which are the only program then.
-    pub fn prepare(&mut self, steps: &[BoundStep]) -> Result<(), CudaError> {
+    pub fn prepare(&mut self, steps: &[BoundStep]) -> Result<()> {
         let program = self.with_parts(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
         self.resources.programs = vec![program];
         Ok(())
@@ -254,7 +250,7 @@ impl<'a> Bench<'a> {
         steps: &[BoundStep],
         lowered: Vec<Vec<Command>>,
         source: &compile::Source,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let program = self.with_parts(|parts| DeviceProgram::of_work(steps, lowered, source, parts))?;
         self.resources.programs = vec![program];
         Ok(())
@@ -278,7 +274,7 @@ impl<'a> Bench<'a> {
         make(&parts)
     }
 
-    pub fn record(&self) -> Result<Graph, CudaError> {
+    pub fn record(&self) -> Result<Graph> {
         let missing = || CudaError::Unsupported("nothing was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;
         program.record(PortBases::NONE, &self.resources.streams, &self.resources.nccl, 1)
@@ -291,8 +287,8 @@ impl<'a> Bench<'a> {
         graph: &Graph,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
-        first: &mut dyn FnMut() -> Result<(), CudaError>,
-    ) -> Result<[f64; 3], CudaError> {
+        first: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<[f64; 3]> {
         let mut times = Vec::with_capacity(replays);
         for replay in 0..replays + WARM {
             self.exchange.all_gather(&[0])?;
@@ -309,7 +305,7 @@ impl<'a> Bench<'a> {
         Ok(wait::spread(times))
     }
 
-    pub fn reported(&self) -> Result<(), CudaError> {
+    pub fn reported(&self) -> Result<()> {
         match collective::missed(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",
@@ -320,12 +316,7 @@ impl<'a> Bench<'a> {
     }
 
     /// The first element of either result that is not what the collective gives.
-    pub fn compare(
-        &self,
-        kind: &CollectiveKind,
-        base: Address,
-        elements: usize,
-    ) -> Result<Option<String>, CudaError> {
+    pub fn compare(&self, kind: &CollectiveKind, base: Address, elements: usize) -> Result<Option<String>> {
         let n = self.exchange.ranks() as usize;
         let me = self.exchange.rank() as usize;
         let all: Vec<Vec<f64>> = (0..n)
@@ -364,10 +355,7 @@ impl<'a> Bench<'a> {
 
 /// What a rank prepared, if every rank could; else why this one could not, or which other. Fails if something is
 /// missing that no other case can do without, or a peer failed.
-pub(super) fn agreed<T>(
-    mine: Result<T, CudaError>,
-    exchange: &dyn Exchange,
-) -> Result<Result<T, String>, CudaError> {
+pub(super) fn agreed<T>(mine: Result<T>, exchange: &dyn Exchange) -> Result<Result<T, String>> {
     let mine = match mine {
         Ok(value) => Ok(value),
         Err(e @ (CudaError::Unsupported(_) | CudaError::Library { .. })) => Err(e.to_string()),
@@ -385,7 +373,7 @@ pub(super) fn agreed<T>(
 }
 
 /// Small whole numbers, whose sums are exact in every dtype.
-pub(super) fn numbers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor, CudaError> {
+pub(super) fn numbers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor> {
     let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
     let numbers: Vec<f64> = (0..elements).map(number).collect();
     Tensor::from_f64(dtype, vec![elements], &numbers)

@@ -4,7 +4,7 @@ use symmc_runtime::exec::{Bound, BoundCollective, BoundRegion, Located, MemorySp
 
 use crate::codegen::collective::{Ends, Sizes};
 use crate::device::pointer::{Address, DevicePtr, MAX_PORTS};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// The start of each memory that a place can name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,7 +20,7 @@ pub struct AddressMap {
 impl AddressMap {
     /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first. Fails if the
     /// program has more inputs and outputs than pointers can name.
-    pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap, CudaError> {
+    pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap> {
         let count = bound.inputs.len() + bound.outputs.len();
         let port = |number: usize| {
             DevicePtr::port(number).ok_or_else(|| {

@@ -10,7 +10,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{BoundStep, Work};
 
 use crate::codegen::command::Command;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::exchange::Exchange;
 
 /// Bytes of what is compared of a step.
@@ -50,7 +50,7 @@ fn digest(work: &[Command]) -> [u8; 32] {
 
 /// Compares what the ranks run together. Fails if another rank runs a collective by another kernel, with the first such
 /// step, or if a peer failed.
-pub fn agreed(list: &[BoundStep], mine: &[u8], exchange: &dyn Exchange) -> Result<(), CudaError> {
+pub fn agreed(list: &[BoundStep], mine: &[u8], exchange: &dyn Exchange) -> Result<()> {
     for (other, theirs) in exchange.all_gather(mine)?.iter().enumerate() {
         let differs = mine.chunks(BYTES).zip(theirs.chunks(BYTES)).position(|(a, b)| a != b);
         let fewer = (mine.len() != theirs.len()).then(|| list.len().saturating_sub(1));

@@ -5,7 +5,11 @@
 use crate::codegen::compute::fused::Candidates;
 use crate::codegen::compute::gemm::Gemm;
 use crate::device::launch::{DevicePtr, Kernel};
+use crate::error::Result;
 use crate::nccl::call::NcclCall;
+
+/// What the lowering of a step gives.
+pub type Commands = Result<Vec<Command>>;
 
 /// Something to be done on a stream, after what was recorded there before.
 #[derive(Clone, PartialEq, Debug)]

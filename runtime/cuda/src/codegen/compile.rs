@@ -10,7 +10,7 @@ use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
 
 use crate::device::cache::{Cache, name_of};
-use crate::error::{CudaError, trust_loader_path};
+use crate::error::{CudaError, Result, trust_loader_path};
 
 /// What every kernel calls first.
 const ENTRY: &str = include_str!("entry.cu");
@@ -75,7 +75,7 @@ impl Source {
 }
 
 /// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
-pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, CudaError> {
+pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>> {
     let version = version()?;
     let text = source.text();
     let own = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
@@ -97,7 +97,7 @@ pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>, Cud
 pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
 
 /// The version of NVRTC, major and minor.
-pub(crate) fn version() -> Result<[i32; 2], CudaError> {
+pub(crate) fn version() -> Result<[i32; 2]> {
     trust_loader_path("libnvrtc.so")?;
     // SAFETY: tries to load the library; nothing else.
     if !unsafe { sys::is_culib_present() } {
@@ -114,7 +114,7 @@ pub(crate) fn version() -> Result<[i32; 2], CudaError> {
 }
 
 /// The same as a text, and one of the library's functions.
-pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+pub(crate) fn library() -> Result<(String, *const c_void)> {
     let [major, minor] = version()?;
     // SAFETY: the function is only looked up.
     let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> i32>(b"nvrtcVersion\0") };
@@ -125,7 +125,7 @@ fn failed(call: &str, error: &result::NvrtcError) -> CudaError {
     CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
 }
 
-fn translate(text: &str, target: &str) -> Result<Vec<u8>, CudaError> {
+fn translate(text: &str, target: &str) -> Result<Vec<u8>> {
     let text = CString::new(text).map_err(|e| CudaError::Compile { detail: e.to_string() })?;
     let program = result::create_program(&text, None).map_err(|e| failed("nvrtcCreateProgram", &e))?;
     let architecture = format!("--gpu-architecture={target}");
@@ -149,7 +149,7 @@ fn log(program: sys::nvrtcProgram) -> String {
     String::from_utf8_lossy(&bytes).trim().to_string()
 }
 
-fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
+fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>> {
     let mut size = 0;
     // SAFETY: the program exists and has been compiled; the size is written.
     unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }

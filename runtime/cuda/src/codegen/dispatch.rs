@@ -8,7 +8,7 @@ use symmc_ir::Form;
 use symmc_runtime::exec::{BoundDispatch, Located, MemorySpace, Work};
 
 use crate::codegen::collective::{follow, lower_several, rows};
-use crate::codegen::command::Command;
+use crate::codegen::command::Commands;
 use crate::codegen::compute::{
     Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter,
 };
@@ -20,7 +20,7 @@ pub fn lower(
     dispatch: &BoundDispatch,
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
         Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
         _ => None,

@@ -7,15 +7,14 @@ use symmc_runtime::RunError;
 use symmc_runtime::exec::{Bound, BoundStep, Work};
 
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::codegen::compile::Source;
 use crate::codegen::compute::{self, Assertions, Attentions, Lowering};
 use crate::codegen::setting::{Dry, Setting};
 use crate::codegen::{agreement, collective, dispatch};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::nccl::Front;
 
-/// The steps of a rank as launches.
 #[derive(Debug)]
 pub struct Lowered {
     /// What is done in the place of each step.
@@ -25,11 +24,11 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered, CudaError> {
+    pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered> {
         let at = |value: &_| setting.addresses.at(value);
         let mut l = Lowering::new(&at, setting.machine);
         let work = list.iter().map(|step| lower_step(rank, step, setting, &mut l));
-        let work = work.collect::<Result<_, CudaError>>()?;
+        let work = work.collect::<Result<_>>()?;
         let Lowering { source, assertions, .. } = l;
         Ok(Lowered { work, source, assertions })
     }
@@ -41,7 +40,7 @@ impl Lowered {
         ranks: u32,
         addresses: &AddressMap,
         attention: Attentions,
-    ) -> Result<Lowered, CudaError> {
+    ) -> Result<Lowered> {
         let dry = Dry::new(bound, ranks, addresses.clone(), attention);
         Lowered::new(bound.rank(), &bound.steps, &dry.setting())
     }
@@ -66,7 +65,7 @@ pub(crate) fn lower_step(
     step: &BoundStep,
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
             rank,

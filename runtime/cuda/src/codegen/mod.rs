@@ -1,9 +1,4 @@
-//! What steps become on a GPU.
-//!
-//! [`compute`], [`collective`] and `dispatch` translate steps into [`command`]s, whose operands are where [`addresses`] says;
-//! [`setting`] is what they are lowered with, [`lowered`] what comes of it for a whole program. [`compile`] turns CUDA C into
-//! code. [`refusal`] says which steps of a plan GPUs cannot run, [`scratch`] how much workspace they need, and `agreement` has
-//! ranks compare the kernels by which they meet.
+//! What steps become on a GPU: kernels, calls of libraries and compiled code.
 
 pub mod addresses;
 pub(crate) mod agreement;

@@ -67,13 +67,9 @@ pub struct Attention {
     pub e: usize,
     /// Elements of a value.
     pub f: usize,
-    /// What scores are multiplied with.
     pub scale: f32,
-    /// What scores are capped at.
     pub cap: Option<f32>,
-    /// What the rows see.
     pub band: Band,
-    /// What is added to the scores.
     pub bias: Option<Bias>,
     pub q: Tensor,
     pub k: Tensor,
@@ -82,7 +78,6 @@ pub struct Attention {
     pub r: Tensor,
     /// Where the log-sum-exp of each row is, in f32, as of rows of one element: a result, and an operand of the gradients.
     pub sums: Option<Tensor>,
-    /// The gradients, if these are to be computed.
     pub gradient: Option<Gradient>,
 }
 

@@ -8,7 +8,7 @@ use symmc_ir::DType;
 use super::attention::{Attention, Bias, Tensor};
 use super::descriptor::{Attribute, Descriptor, Kind, Value};
 use super::library::Cudnn;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// Types of elements, as `cudnnDataType_t` numbers them.
 pub(super) const F32: i32 = 0;
@@ -39,7 +39,7 @@ pub(super) enum Mode {
 pub(super) const SUM: i32 = 0;
 const MAX: i32 = 3;
 
-pub(super) fn data_type(dtype: DType) -> Result<i32, CudaError> {
+pub(super) fn data_type(dtype: DType) -> Result<i32> {
     match dtype {
         DType::BF16 => Ok(BF16),
         DType::F16 => Ok(F16),
@@ -103,7 +103,7 @@ impl Builder {
         strides: [i64; 4],
         kind: i32,
         data: Option<Data>,
-    ) -> Result<Edge, CudaError> {
+    ) -> Result<Edge> {
         let index = self.tensors.len();
         let id = index as i64 + 1;
         let alignment = match data {
@@ -128,36 +128,31 @@ impl Builder {
     }
 
     /// A number in f32 for each row.
-    pub(super) fn of_rows(
-        &mut self,
-        x: &Attention,
-        strides: [i64; 3],
-        data: Data,
-    ) -> Result<Edge, CudaError> {
+    pub(super) fn of_rows(&mut self, x: &Attention, strides: [i64; 3], data: Data) -> Result<Edge> {
         let [b, h, l] = strides;
         let extents = [x.batch, x.heads, x.queries, 1].map(|n| n as i64);
         self.tensor(extents, [b, h, l, 1], F32, Some(data))
     }
 
     /// The log-sum-exp of each row.
-    pub(super) fn sums(&mut self, x: &Attention, sums: Tensor) -> Result<Edge, CudaError> {
+    pub(super) fn sums(&mut self, x: &Attention, sums: Tensor) -> Result<Edge> {
         self.of_rows(x, sums.strides, Data::Sums { aligned: sums.at.is_multiple_of(16) })
     }
 
     /// A tensor without memory.
-    pub(super) fn between(&mut self, extents: [i64; 4], kind: i32) -> Result<Edge, CudaError> {
+    pub(super) fn between(&mut self, extents: [i64; 4], kind: i32) -> Result<Edge> {
         self.tensor(extents, dense(extents), kind, None)
     }
 
-    fn constant(&mut self, bytes: [u8; 4], kind: i32) -> Result<Edge, CudaError> {
+    fn constant(&mut self, bytes: [u8; 4], kind: i32) -> Result<Edge> {
         self.tensor([1; 4], [1; 4], kind, Some(Data::Constant(bytes)))
     }
 
-    pub(super) fn float(&mut self, number: f32) -> Result<Edge, CudaError> {
+    pub(super) fn float(&mut self, number: f32) -> Result<Edge> {
         self.constant(number.to_le_bytes(), F32)
     }
 
-    fn int(&mut self, number: i32) -> Result<Edge, CudaError> {
+    fn int(&mut self, number: i32) -> Result<Edge> {
         self.constant(number.to_le_bytes(), I32)
     }
 
@@ -169,7 +164,7 @@ impl Builder {
         precision: i32,
         axis: Option<i64>,
         to: Edge,
-    ) -> Result<Edge, CudaError> {
+    ) -> Result<Edge> {
         let mut kind = Descriptor::new(self.cudnn, Kind::Pointwise)?
             .with(Attribute::PointwiseMode, Value::PointwiseMode(mode as i32))?
             .with(Attribute::PointwisePrecision, Value::DataType(precision))?;
@@ -191,44 +186,44 @@ impl Builder {
     }
 
     /// An op of floats.
-    pub(super) fn map(&mut self, mode: Mode, operands: &[Edge]) -> Result<Edge, CudaError> {
+    pub(super) fn map(&mut self, mode: Mode, operands: &[Edge]) -> Result<Edge> {
         let to = self.between(operands[0].extents, F32)?;
         self.put(mode, operands, F32, None, to)
     }
 
     /// An op of integers.
-    fn count(&mut self, mode: Mode, x: Edge, y: Edge) -> Result<Edge, CudaError> {
+    fn count(&mut self, mode: Mode, x: Edge, y: Edge) -> Result<Edge> {
         let to = self.between(x.extents, I32)?;
         self.put(mode, &[x, y], I32, None, to)
     }
 
     /// An op whose result is true or false.
-    fn test(&mut self, mode: Mode, x: Edge, y: Edge) -> Result<Edge, CudaError> {
+    fn test(&mut self, mode: Mode, x: Edge, y: Edge) -> Result<Edge> {
         let to = self.between(x.extents, BOOL)?;
         self.put(mode, &[x, y], BOOL, None, to)
     }
 
     /// The index of each score along an axis.
-    fn index(&mut self, scores: Edge, axis: i64) -> Result<Edge, CudaError> {
+    fn index(&mut self, scores: Edge, axis: i64) -> Result<Edge> {
         let to = self.between(scores.extents, I32)?;
         self.put(Mode::Index, &[scores], F32, Some(axis), to)
     }
 
     /// The scores where `seen`, minus infinity elsewhere.
-    fn hide(&mut self, scores: Edge, seen: Edge) -> Result<Edge, CudaError> {
+    fn hide(&mut self, scores: Edge, seen: Edge) -> Result<Edge> {
         let nothing = self.float(f32::NEG_INFINITY)?;
         self.map(Mode::Select, &[scores, nothing, seen])
     }
 
     /// A reduction of the last axis.
-    pub(super) fn reduce(&mut self, operator: i32, x: Edge) -> Result<Edge, CudaError> {
+    pub(super) fn reduce(&mut self, operator: i32, x: Edge) -> Result<Edge> {
         let [a, b, c, _] = x.extents;
         let to = self.between([a, b, c, 1], F32)?;
         self.reduce_to(operator, x, to)
     }
 
     /// A reduction to the extents of a result that exists.
-    pub(super) fn reduce_to(&mut self, operator: i32, x: Edge, to: Edge) -> Result<Edge, CudaError> {
+    pub(super) fn reduce_to(&mut self, operator: i32, x: Edge, to: Edge) -> Result<Edge> {
         let kind = Descriptor::new(self.cudnn, Kind::Reduction)?
             .with(Attribute::ReductionOperator, Value::Reduction(operator))?
             .with(Attribute::ReductionPrecision, Value::DataType(F32))?
@@ -242,7 +237,7 @@ impl Builder {
         Ok(to)
     }
 
-    pub(super) fn product(&mut self, [a, b, c]: [Edge; 3]) -> Result<(), CudaError> {
+    pub(super) fn product(&mut self, [a, b, c]: [Edge; 3]) -> Result<()> {
         let kind = Descriptor::new(self.cudnn, Kind::MatMul)?
             .with(Attribute::MatMulPrecision, Value::DataType(F32))?
             .finish()?;
@@ -257,7 +252,7 @@ impl Builder {
     }
 
     /// The scores, with what is hidden at minus infinity.
-    fn scores(&mut self, x: &Attention) -> Result<Edge, CudaError> {
+    fn scores(&mut self, x: &Attention) -> Result<Edge> {
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let [b, h, l] = x.q.strides;
@@ -284,8 +279,7 @@ impl Builder {
         self.band(scores, x)
     }
 
-    /// Hides what is outside the band.
-    pub(super) fn band(&mut self, mut scores: Edge, x: &Attention) -> Result<Edge, CudaError> {
+    pub(super) fn band(&mut self, mut scores: Edge, x: &Attention) -> Result<Edge> {
         let far = || CudaError::Unsupported(format!("cuDNN's attention has no band as far as {:?}", x.band));
         if let Some(below) = x.band.below {
             let (mut row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
@@ -311,7 +305,7 @@ impl Builder {
     }
 
     /// The whole graph's ops.
-    pub(super) fn attention(&mut self, x: &Attention) -> Result<(), CudaError> {
+    pub(super) fn attention(&mut self, x: &Attention) -> Result<()> {
         let scores = self.scores(x)?;
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use super::library::{Cudnn, Handle};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// What a descriptor describes, as `cudnnBackendDescriptorType_t` numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,7 +113,7 @@ impl Drop for Descriptor {
 }
 
 impl Descriptor {
-    pub fn new(cudnn: &'static Cudnn, kind: Kind) -> Result<Descriptor, CudaError> {
+    pub fn new(cudnn: &'static Cudnn, kind: Kind) -> Result<Descriptor> {
         let mut at = ptr::null_mut();
         // SAFETY: the library writes a descriptor there.
         let made = unsafe { (cudnn.functions.make)(kind as i32, &mut at) };
@@ -121,8 +121,7 @@ impl Descriptor {
         Ok(Descriptor { cudnn, kind, at })
     }
 
-    /// The same with an attribute set.
-    pub fn with(self, attribute: Attribute, value: Value<'_>) -> Result<Descriptor, CudaError> {
+    pub fn with(self, attribute: Attribute, value: Value<'_>) -> Result<Descriptor> {
         let many: Vec<Handle>;
         let (kind, count, at): (i32, usize, *const c_void) = match &value {
             Value::Handle(handle) => (0, 1, ptr::from_ref(handle).cast()),
@@ -146,14 +145,14 @@ impl Descriptor {
     }
 
     /// The same, finished: nothing is set any more.
-    pub fn finish(self) -> Result<Descriptor, CudaError> {
+    pub fn finish(self) -> Result<Descriptor> {
         // SAFETY: the descriptor is alive.
         let finished = unsafe { (self.cudnn.functions.finalize)(self.at) };
         self.cudnn.check(&format!("finishing {:?}", self.kind), finished)?;
         Ok(self)
     }
 
-    pub fn int(&self, attribute: Attribute) -> Result<i64, CudaError> {
+    pub fn int(&self, attribute: Attribute) -> Result<i64> {
         let (mut value, mut count) = (0i64, 0i64);
         // SAFETY: the descriptor is alive; there is room for one integer.
         let got = unsafe {
@@ -164,7 +163,7 @@ impl Descriptor {
         Ok(value)
     }
 
-    pub fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>, CudaError> {
+    pub fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>> {
         let mut count = 0i64;
         let call = format!("reading {attribute:?} of {:?}", self.kind);
         let (get, attribute) = (self.cudnn.functions.get, attribute as i32);

@@ -8,11 +8,11 @@
 use super::attention::{Attention, Gradient};
 use super::builder::{Builder, Data, Edge, F32, Mode, SUM, data_type};
 use super::descriptor::{Attribute, Descriptor, Kind, Value};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 impl Builder {
     /// The whole graph's ops.
-    pub(super) fn gradient(&mut self, x: &Attention, g: &Gradient) -> Result<(), CudaError> {
+    pub(super) fn gradient(&mut self, x: &Attention, g: &Gradient) -> Result<()> {
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let [batch, heads, queries, keys] = [x.batch, x.heads, x.queries, x.keys].map(n);
@@ -60,7 +60,7 @@ impl Builder {
     }
 
     /// The sum of the gradient times the result of each row.
-    fn means(&mut self, x: &Attention, of_r: Edge, r: Edge) -> Result<Edge, CudaError> {
+    fn means(&mut self, x: &Attention, of_r: Edge, r: Edge) -> Result<Edge> {
         let products = self.map(Mode::Mul, &[of_r, r])?;
         let sum = self.reduce(SUM, products)?;
         let one = self.float(1.0)?;
@@ -69,18 +69,12 @@ impl Builder {
         self.put(Mode::Mul, &[sum, one], F32, None, means)
     }
 
-    fn of_keys(
-        &mut self,
-        extents: [i64; 4],
-        [b, h, s]: [i64; 3],
-        kind: i32,
-        data: Data,
-    ) -> Result<Edge, CudaError> {
+    fn of_keys(&mut self, extents: [i64; 4], [b, h, s]: [i64; 3], kind: i32, data: Data) -> Result<Edge> {
         self.tensor(extents, [b, h, s, 1], kind, Some(data))
     }
 
     /// The product of `x` with rows for columns and `y`, summed over the heads that share one of the result.
-    fn turned_product(&mut self, x: Edge, y: Edge, to: Edge, kind: i32) -> Result<(), CudaError> {
+    fn turned_product(&mut self, x: Edge, y: Edge, to: Edge, kind: i32) -> Result<()> {
         let [batch, heads, rows, columns] = x.extents;
         let strides = [heads * rows * columns, rows * columns, 1, columns];
         let turned = self.reshape(x, [batch, heads, columns, rows], strides, kind)?;
@@ -93,13 +87,7 @@ impl Builder {
     }
 
     /// The same elements with other extents and strides.
-    fn reshape(
-        &mut self,
-        x: Edge,
-        extents: [i64; 4],
-        strides: [i64; 4],
-        kind: i32,
-    ) -> Result<Edge, CudaError> {
+    fn reshape(&mut self, x: Edge, extents: [i64; 4], strides: [i64; 4], kind: i32) -> Result<Edge> {
         let to = self.tensor(extents, strides, kind, None)?;
         let op = Descriptor::new(self.cudnn, Kind::OperationReshape)?
             .with(Attribute::OperationReshapeX, Value::One(&self.tensors[x.index]))?

@@ -17,7 +17,7 @@ use super::descriptor::{Attribute, Descriptor, Kind, Value};
 use super::library::{Cudnn, Handle};
 use crate::device::driver::{Device, Stream};
 use crate::device::launch::{Address, DevicePtr, PortBases};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// The heuristic that is asked for engines.
 const MODE_A: i32 = 3;
@@ -70,7 +70,7 @@ struct Plan {
 impl Planner {
     /// For the device, whose context is current. Fails if cuDNN is not there, or does not start, or its attention is
     /// not trusted on this device.
-    pub fn new(device: &Arc<Device>) -> Result<Planner, CudaError> {
+    pub fn new(device: &Arc<Device>) -> Result<Planner> {
         if device.capability() >= FAULTY {
             let [major, minor] = device.capability();
             return Err(CudaError::Unsupported(format!(
@@ -90,12 +90,7 @@ impl Planner {
     }
 
     /// Prepares an attention with so many bytes of memory beside it; `None` if the library does not take it.
-    pub fn prepare(
-        &self,
-        x: &Attention,
-        workspace: Address,
-        bytes: usize,
-    ) -> Result<Option<Prepared>, CudaError> {
+    pub fn prepare(&self, x: &Attention, workspace: Address, bytes: usize) -> Result<Option<Prepared>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let parts = x.parts();
         let mut prepared = Vec::with_capacity(parts.len());
@@ -111,7 +106,7 @@ impl Planner {
     }
 
     /// The first plan that the library makes.
-    fn plan(&self, x: &Attention) -> Result<Plan, CudaError> {
+    fn plan(&self, x: &Attention) -> Result<Plan> {
         let (cudnn, handle) = (self.context.cudnn, self.context.handle());
         if cudnn.version == 91_400 && x.band.from.is_some() && x.band.below != Some(1) {
             let text = "windows that are not causal are wrong in cuDNN 9.14.0";
@@ -172,7 +167,7 @@ struct VariantPack {
 
 impl Part {
     /// The pack of a run whose ports begin at these bases.
-    fn pack(&self, workspace: Address, bases: PortBases<'_>) -> Result<VariantPack, CudaError> {
+    fn pack(&self, workspace: Address, bases: PortBases<'_>) -> Result<VariantPack> {
         let (plan, x) = (&self.plan, &self.attention);
         let constants: Box<[[u8; 4]]> = plan
             .data
@@ -211,7 +206,7 @@ impl Part {
     ///
     /// # Safety
     /// As [`Prepared::run`].
-    unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<(), CudaError> {
+    unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<()> {
         let VariantPack { pack, _constants } = self.pack(workspace, bases)?;
         let context = &self.plan.context;
         let (cudnn, handle) = (context.cudnn, context.handle.lock().unwrap_or_else(PoisonError::into_inner));
@@ -241,7 +236,7 @@ impl Prepared {
     /// # Safety
     /// The operands, the results and the workspace exist until the stream has done it, and nothing else uses the workspace
     /// meanwhile.
-    pub unsafe fn run(&self, stream: &Stream, bases: PortBases<'_>) -> Result<(), CudaError> {
+    pub unsafe fn run(&self, stream: &Stream, bases: PortBases<'_>) -> Result<()> {
         // SAFETY: by the caller.
         self.parts.iter().try_for_each(|part| unsafe { part.run(stream, self.workspace, bases) })
     }

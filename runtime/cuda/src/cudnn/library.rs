@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nccl_sys::{Search, Wanted, trust};
 
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// The environment variable that names the library: a file, or the folder that holds `libcudnn.so.9`.
 pub const PATH_VARIABLE: &str = "SYMMC_CUDNN_PATH";
@@ -77,7 +77,7 @@ pub(super) struct Cudnn {
 
 impl Cudnn {
     /// The library of this process; what the first call finds stays.
-    pub fn load() -> Result<&'static Cudnn, CudaError> {
+    pub fn load() -> Result<&'static Cudnn> {
         Cudnn::of_process().map_err(|tried| CudaError::Unsupported(missing(&tried.join("; "))))
     }
 
@@ -135,7 +135,7 @@ impl Cudnn {
         Ok(Cudnn { functions, version })
     }
 
-    pub fn check(&self, call: &str, status: Status) -> Result<(), CudaError> {
+    pub fn check(&self, call: &str, status: Status) -> Result<()> {
         if status == 0 {
             return Ok(());
         }
@@ -172,7 +172,7 @@ fn number(version: usize) -> String {
 }
 
 /// The version of the library, `9.19.0`.
-pub fn version() -> Result<String, CudaError> {
+pub fn version() -> Result<String> {
     Ok(number(Cudnn::load()?.version))
 }
 

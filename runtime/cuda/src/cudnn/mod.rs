@@ -4,8 +4,7 @@
 //! Attention (data) ──Planner──► Plan (a graph of the library's, made once for a shape) ──at──► Prepared (addresses)
 //! ```
 //!
-//! `library` finds cuDNN when it is first wanted and fills a table of its functions, `descriptor` wraps the objects
-//! of its graph interface, [`attention`] says what an attention is for it, and `graph` builds the graph. A [`Prepared`] attention only enqueues, so that it can be recorded into a graph of launches.
+//! A [`Prepared`] attention only enqueues, so that it can be recorded into a graph of launches.
 //!
 //! Deliberately not here: when the library is taken (`compute::choice`), and what it does not promise: that
 //! values which are not finite and not seen add nothing (`compute::fused` amends that).

@@ -20,7 +20,7 @@ use symmc_runtime::RunError;
 
 use crate::device::driver::{CallersContext, Device};
 use crate::device::launch::Address;
-use crate::error::{CudaError, checked};
+use crate::error::{CudaError, Result, checked};
 use crate::exchange::Exchange;
 use crate::nccl::WindowMemory;
 
@@ -65,7 +65,7 @@ impl SymmetricArena {
         exchange: &dyn Exchange,
         len: usize,
         limit: Duration,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self> {
         let rank = exchange.rank() as usize;
         let arena = match source {
             ArenaSource::Vmm => Self::mapped(device, exchange, len)?,
@@ -85,7 +85,7 @@ impl SymmetricArena {
     }
 
     /// Memory of the driver.
-    fn mapped(device: &Arc<Device>, exchange: &dyn Exchange, len: usize) -> Result<Self, CudaError> {
+    fn mapped(device: &Arc<Device>, exchange: &dyn Exchange, len: usize) -> Result<Self> {
         let own = Physical::new(device, len)?;
         let len = own.len;
         let fds = pass(exchange, own.export()?)?;
@@ -127,7 +127,7 @@ impl SymmetricArena {
     }
 }
 
-fn driver(what: impl FnOnce() -> String, result: sys::CUresult) -> Result<(), CudaError> {
+fn driver(what: impl FnOnce() -> String, result: sys::CUresult) -> Result<()> {
     checked(what, result.result())
 }
 
@@ -150,7 +150,7 @@ const FD: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 impl Physical {
-    fn new(device: &Device, len: usize) -> Result<Physical, CudaError> {
+    fn new(device: &Device, len: usize) -> Result<Physical> {
         // SAFETY: plain data for which zero is a valid value.
         let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -169,7 +169,7 @@ impl Physical {
         Ok(Physical { handle, len })
     }
 
-    fn export(&self) -> Result<OwnedFd, CudaError> {
+    fn export(&self) -> Result<OwnedFd> {
         let mut fd: i32 = -1;
         // SAFETY: the handle exists, and a descriptor is an integer.
         let made = unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), self.handle, FD, 0) };
@@ -178,7 +178,7 @@ impl Physical {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    fn import(device: &Device, fd: OwnedFd, len: usize, rank: usize) -> Result<Physical, CudaError> {
+    fn import(device: &Device, fd: OwnedFd, len: usize, rank: usize) -> Result<Physical> {
         device.enter()?;
         let mut handle = 0;
         // SAFETY: the descriptor is open; the driver does not keep it.
@@ -206,7 +206,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(device: &Arc<Device>, memory: &Physical, rank: usize) -> Result<Mapping, CudaError> {
+    fn new(device: &Arc<Device>, memory: &Physical, rank: usize) -> Result<Mapping> {
         let what = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
         let (len, mut at) = (memory.len, 0);
         // SAFETY: reserves addresses only.
@@ -243,7 +243,7 @@ impl Drop for Mapping {
 }
 
 /// Gives every peer a descriptor, and gets one of each; `None` at this rank's own place.
-fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>, CudaError> {
+fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>> {
     let failed =
         |call: &str, e: nix::Error| CudaError::Run(RunError::of_call("passing the symmetric arena", call, e));
     let me = exchange.rank();

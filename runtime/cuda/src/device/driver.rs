@@ -7,8 +7,6 @@
 //! somebody else keeps [`CallersContext`].
 //!
 //! Deliberately not here: memory that peers map ([`crate::device::arena`]).
-//!
-//! From the bottom up: `device`, `memory`, `module`, `stream`, `graph`.
 
 mod device;
 mod graph;

@@ -4,7 +4,7 @@
 use cudarc::driver::{result, sys};
 
 use crate::device::driver::{count, version};
-use crate::error::{CudaError, checked};
+use crate::error::{Result, checked};
 
 /// How a GPU reaches the memory of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -54,14 +54,13 @@ pub struct Machine {
     pub gpus: Vec<Gpu>,
 }
 
-/// What the driver says of this machine.
-pub fn machine() -> Result<Machine, CudaError> {
+pub fn machine() -> Result<Machine> {
     let gpus = count()?;
     let gpus = (0..gpus).map(|ordinal| gpu(ordinal, gpus)).collect::<Result<_, _>>()?;
     Ok(Machine { cuda: version()?, gpus })
 }
 
-fn gpu(ordinal: u32, count: u32) -> Result<Gpu, CudaError> {
+fn gpu(ordinal: u32, count: u32) -> Result<Gpu> {
     use sys::CUdevice_attribute as A;
     let what = || format!("asking for GPU {ordinal}");
     let handle = checked(what, result::device::get(ordinal as i32))?;
@@ -96,7 +95,7 @@ fn gpu(ordinal: u32, count: u32) -> Result<Gpu, CudaError> {
     })
 }
 
-fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<Reach, CudaError> {
+fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<Reach> {
     if ordinal == other {
         return Ok(Reach::Whole);
     }

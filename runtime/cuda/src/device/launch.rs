@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 pub use crate::device::pointer::{Address, DevicePtr, PortBases};
-use crate::error::{CudaError, checked};
+use crate::error::{Result, checked};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
@@ -195,7 +195,6 @@ pub(crate) use plain;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Param {
-    /// Its bytes.
     Value(PlainParam),
     /// A tensor map. The launch gives the kernel the driver's form of it.
     Map(Box<TensorMap>),
@@ -302,7 +301,7 @@ impl TensorMap {
         TensorMap { at, rows, columns, step, box_rows }
     }
 
-    pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap, CudaError> {
+    pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
         let (sizes, steps) = ([self.columns, self.rows], [self.step]);
         let (box_sizes, every) = ([COLUMNS, self.box_rows as u32], [1, 1]);

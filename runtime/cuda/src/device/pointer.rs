@@ -42,7 +42,6 @@ pub enum PtrTarget {
 }
 
 impl DevicePtr {
-    /// No memory.
     pub const NULL: DevicePtr = DevicePtr(0);
 
     /// The first byte of a port; `None` if a program cannot have as many.

@@ -11,7 +11,7 @@ use symmc_support::parallel::start;
 
 use crate::device::driver::{Device, Event, Pinned, Stream};
 use crate::device::launch::Address;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// Bytes of a buffer.
 const PIECE: usize = 16 << 20;
@@ -69,7 +69,7 @@ struct Staging<'a> {
 
 impl<'a> Staging<'a> {
     /// Buffers for uploads on this stream.
-    fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>, CudaError> {
+    fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>> {
         let buffer = || Ok::<_, CudaError>((Pinned::new(device, PIECE)?, Event::new()?));
         Ok(Staging { stream, buffers: [buffer()?, buffer()?], next: 0 })
     }

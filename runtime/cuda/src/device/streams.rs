@@ -5,7 +5,7 @@ use std::sync::Arc;
 use symmc_plan::Lane;
 
 use crate::device::driver::{Device, LentStream, Stream};
-use crate::error::CudaError;
+use crate::error::Result;
 
 #[derive(Debug)]
 pub struct Streams {
@@ -16,12 +16,12 @@ pub struct Streams {
 
 impl Streams {
     /// One stream for each lane. What communicates goes first, because peers wait for it.
-    pub fn new(device: &Arc<Device>) -> Result<Streams, CudaError> {
+    pub fn new(device: &Arc<Device>) -> Result<Streams> {
         Ok(Streams { compute: Stream::new(device)?, comm: Stream::urgent(device)? })
     }
 
     /// The caller's stream for the compute lane, if there is one, and new ones otherwise.
-    pub fn with(device: &Arc<Device>, lent: Option<LentStream>) -> Result<Streams, CudaError> {
+    pub fn with(device: &Arc<Device>, lent: Option<LentStream>) -> Result<Streams> {
         match lent {
             Some(lent) => Ok(Streams { compute: Stream::adopt(device, lent), comm: Stream::urgent(device)? }),
             None => Streams::new(device),

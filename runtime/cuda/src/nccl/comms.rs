@@ -25,7 +25,7 @@ use super::lent::Lent;
 use super::wait::Patience;
 use crate::device::driver::{self, Device, Stream};
 use crate::device::launch::Address;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::exchange::Exchange;
 
 pub struct Making<'a> {
@@ -78,7 +78,7 @@ impl Communicators {
     pub fn new<'b>(
         steps: impl IntoIterator<Item = &'b BoundStep>,
         making: &Making<'_>,
-    ) -> Result<Communicators, CudaError> {
+    ) -> Result<Communicators> {
         let mut out = Communicators::default();
         out.add(steps, making)?;
         Ok(out)
@@ -101,7 +101,7 @@ impl Communicators {
         &mut self,
         steps: impl IntoIterator<Item = &'b BoundStep>,
         making: &Making<'_>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let mut wanted: BTreeMap<(usize, Variant), &[u32]> = BTreeMap::new();
         for work in steps.into_iter().flat_map(|step| step.work.parts()) {
             if let Work::Collective(call) = work
@@ -128,7 +128,7 @@ impl Communicators {
     }
 
     /// Makes a communicator of all ranks with a window over the memory of `making`.
-    pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window, CudaError> {
+    pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
         let (key, cell) = ((ALL, Variant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
@@ -144,7 +144,7 @@ impl Communicators {
         key: (usize, Variant),
         cell: &[u32],
         making: &Making<'_>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         self.make(nccl, key, cell, making).inspect_err(|_| {
             if let Some(half) = self.made.shift_remove(&key) {
                 // SAFETY: the communicator exists and is not used after this.
@@ -160,7 +160,7 @@ impl Communicators {
         key: (usize, Variant),
         cell: &[u32],
         making: &Making<'_>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let (exchange, variant) = (making.exchange, key.1);
         // A rank that cannot says so, so that none waits for it.
         let mine = able(nccl, variant).and_then(|()| Ok(nccl.unique_id()?));
@@ -196,19 +196,19 @@ impl Communicators {
         Ok(())
     }
 
-    pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm, CudaError> {
+    pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm> {
         let made = self.made.get(&(group, variant));
         let missing =
             || CudaError::Unsupported(format!("a group without a communicator for the variant {variant}"));
         made.map(|m| m.comm).ok_or_else(missing)
     }
 
-    pub(super) fn library(&self) -> Result<&'static Nccl, CudaError> {
+    pub(super) fn library(&self) -> Result<&'static Nccl> {
         self.library.ok_or_else(|| CudaError::Unsupported("a call of NCCL without a communicator".into()))
     }
 
     /// Waits until the library has put a call, which answered `code`, on its stream.
-    pub(super) fn put(&self, comm: Comm, call: &'static str, code: i32) -> Result<(), CudaError> {
+    pub(super) fn put(&self, comm: Comm, call: &'static str, code: i32) -> Result<()> {
         let patience = Patience { limit: self.limit, alive: &|| Ok(()) };
         // SAFETY: calls are made of communicators of this value.
         unsafe { patience.settle(self.library()?, comm, call, code) }
@@ -278,7 +278,7 @@ pub(super) fn lacks(nccl: &Nccl, variant: Variant) -> Option<String> {
 }
 
 /// Whether the library and the driver have what a variant needs.
-fn able(nccl: &Nccl, variant: Variant) -> Result<(), CudaError> {
+fn able(nccl: &Nccl, variant: Variant) -> Result<()> {
     let refused = |what: String| CudaError::Unsupported(format!("the variant {variant}: {what}"));
     if let Some(missing) = lacks(nccl, variant) {
         return Err(refused(missing));
@@ -316,7 +316,7 @@ fn register(
     comm: Comm,
     (at, bytes): (Address, usize),
     patience: &Patience<'_>,
-) -> Result<Window, CudaError> {
+) -> Result<Window> {
     // The library writes the window when it is done, perhaps after this call. After a failure it may still do
     // so: then these few bytes are left to it.
     let place = Box::into_raw(Box::new(Window::NULL));
@@ -361,7 +361,7 @@ fn warm(
     [number, ranks]: [usize; 2],
     making: &Making<'_>,
     patience: &Patience<'_>,
-) -> Result<(), CudaError> {
+) -> Result<()> {
     const PIECE: usize = 16;
     let (at, bytes) = making.arena;
     if bytes < ranks * PIECE {

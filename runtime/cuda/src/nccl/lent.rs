@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use nccl_sys::{Comm, Nccl};
 
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// A communicator of somebody else: the session runs the plain collectives of its ranks on it and never ends it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ impl Lent {
     }
 
     /// The communicator, if it has as many ranks as said, and this rank where it should be.
-    pub(super) fn checked(&self, nccl: &Nccl, rank: u32) -> Result<Comm, CudaError> {
+    pub(super) fn checked(&self, nccl: &Nccl, rank: u32) -> Result<Comm> {
         let (mut count, mut number): (c_int, c_int) = (0, 0);
         let f = nccl.functions();
         // SAFETY: the communicator exists by the promise of `new`; the functions write one integer each.

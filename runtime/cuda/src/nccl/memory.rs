@@ -10,7 +10,7 @@ use nccl_sys::{Nccl, Window};
 use super::comms::{Communicators, DEVICE_WINDOWS, Making};
 use crate::device::driver::Device;
 use crate::device::launch::Address;
-use crate::error::{CudaError, checked};
+use crate::error::{CudaError, Result, checked};
 use crate::exchange::Exchange;
 
 /// Sizes are multiples of this, which the driver allocates anyway.
@@ -45,7 +45,7 @@ impl WindowMemory {
         exchange: &dyn Exchange,
         len: usize,
         limit: Duration,
-    ) -> Result<WindowMemory, CudaError> {
+    ) -> Result<WindowMemory> {
         let library = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         let len = len.max(1).next_multiple_of(UNIT);
         let own = Own(library.mem_alloc(len)?);
@@ -55,10 +55,7 @@ impl WindowMemory {
         let mut memory = WindowMemory { library, own, addresses, len, communicators };
         let making = Making { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
-        let place = |rank| match rank == exchange.rank() {
-            true => Ok(at),
-            false => place(library, window, rank),
-        };
+        let place = |rank| if rank == exchange.rank() { Ok(at) } else { place(library, window, rank) };
         memory.addresses = (0..exchange.ranks()).map(place).collect::<Result<_, _>>()?;
         memory.prove(exchange)?;
         Ok(memory)
@@ -73,7 +70,7 @@ impl WindowMemory {
     }
 
     /// Every rank leaves its number in its memory and finds that of each peer where the window says.
-    fn prove(&self, exchange: &dyn Exchange) -> Result<(), CudaError> {
+    fn prove(&self, exchange: &dyn Exchange) -> Result<()> {
         let number = |rank: u32| (0x5e4d_0000 + rank).to_le_bytes();
         let own = self.addresses[exchange.rank() as usize];
         // SAFETY: the memory is as large, and nothing else uses it yet.
@@ -104,7 +101,7 @@ impl Drop for WindowMemory {
 }
 
 /// Where a window shows the start of a rank's memory.
-fn place(library: &Nccl, window: Window, rank: u32) -> Result<Address, CudaError> {
+fn place(library: &Nccl, window: Window, rank: u32) -> Result<Address> {
     match library.get_lsa_device_pointer() {
         Ok(call) => {
             let mut at = std::ptr::null_mut();

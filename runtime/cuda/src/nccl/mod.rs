@@ -32,7 +32,7 @@ pub use self::memory::WindowMemory;
 use crate::codegen::command::Command;
 use crate::device::driver::Stream;
 use crate::device::launch::{Address, DevicePtr, PortBases};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// What is stored in front of a collective of the library.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl Communicators {
         number: usize,
         [operand, result]: [DevicePtr; 2],
         front: Front,
-    ) -> Result<Vec<Command>, CudaError> {
+    ) -> Result<Vec<Command>> {
         let n = call.cell.len();
         let comm = self.of(call.group, call.variant)?;
         let size = call.dtype.size();
@@ -115,12 +115,7 @@ impl Communicators {
     ///
     /// # Safety
     /// The memory of the call exists, and all ranks of its group make the same calls in the same order.
-    pub unsafe fn run(
-        &self,
-        call: &NcclCall,
-        stream: &Stream,
-        bases: PortBases<'_>,
-    ) -> Result<(), CudaError> {
+    pub unsafe fn run(&self, call: &NcclCall, stream: &Stream, bases: PortBases<'_>) -> Result<()> {
         // SAFETY: by the caller.
         let (name, code) = unsafe { self.start(call, stream, bases)? };
         self.put(call.comm, name, code)
@@ -135,7 +130,7 @@ impl Communicators {
         call: &NcclCall,
         stream: &Stream,
         bases: PortBases<'_>,
-    ) -> Result<(&'static str, ResultCode), CudaError> {
+    ) -> Result<(&'static str, ResultCode)> {
         let nccl = self.library()?;
         let (f, stream) = (nccl.functions(), stream.handle().cast::<c_void>());
         let send = call.send.resolve(bases) as usize as *const c_void;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nccl_sys::{Comm, Nccl, ResultCode, result_code};
 use symmc_runtime::RunError;
 
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// How long and for whom this rank waits.
 #[derive(Clone, Copy)]
@@ -19,11 +19,7 @@ pub(super) struct Patience<'a> {
 impl Patience<'_> {
     /// Asks until `ask` has an answer. Fails if `ask` failed, the run has ended elsewhere, or `what` took longer than
     /// the limit.
-    pub fn until<T>(
-        &self,
-        what: &str,
-        mut ask: impl FnMut() -> Result<Option<T>, CudaError>,
-    ) -> Result<T, CudaError> {
+    pub fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let start = Instant::now();
         let mut pause = Duration::from_micros(5);
         loop {
@@ -46,13 +42,7 @@ impl Patience<'_> {
     ///
     /// # Safety
     /// The communicator exists.
-    pub unsafe fn settle(
-        &self,
-        nccl: &Nccl,
-        comm: Comm,
-        call: &'static str,
-        code: ResultCode,
-    ) -> Result<(), CudaError> {
+    pub unsafe fn settle(&self, nccl: &Nccl, comm: Comm, call: &'static str, code: ResultCode) -> Result<()> {
         if code != result_code::IN_PROGRESS {
             nccl.check(call, code)?;
         }

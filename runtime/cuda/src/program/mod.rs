@@ -30,7 +30,7 @@ use crate::codegen::setting::Setting;
 use crate::device::driver::{Device, Event, Function, Graph, Module, Stream};
 use crate::device::launch::{Address, Kernel, PortBases, Start};
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::nccl::Communicators;
 use crate::{codegen::agreement, cudnn};
 
@@ -97,7 +97,7 @@ unsafe impl Sync for DeviceProgram {}
 impl DeviceProgram {
     /// Compiles and loads the steps of a rank. Fails if a step has no form on a GPU, or a library that it needs is
     /// missing.
-    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
+    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram> {
         let lowered = Lowered::new(rank, list, &parts.setting())?;
         if let (Some(search), None) = (parts.search, parts.settled) {
             agreement::agreed(list, &lowered.alike(list), search.exchange)?;
@@ -111,12 +111,12 @@ impl DeviceProgram {
         lowered: Vec<Vec<Command>>,
         source: &Source,
         parts: &Parts<'_>,
-    ) -> Result<DeviceProgram, CudaError> {
+    ) -> Result<DeviceProgram> {
         let lowered = Lowered { work: lowered, source: source.clone(), assertions: Assertions::new() };
         DeviceProgram::load(list, lowered, parts)
     }
 
-    fn load(list: &[BoundStep], lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram, CudaError> {
+    fn load(list: &[BoundStep], lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram> {
         let Lowered { work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
@@ -170,7 +170,7 @@ impl DeviceProgram {
         lanes: &Streams,
         nccl: &Communicators,
         runs: u32,
-    ) -> Result<Graph, CudaError> {
+    ) -> Result<Graph> {
         lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(bases, lanes, nccl)))
     }
 
@@ -180,17 +180,12 @@ impl DeviceProgram {
 
     /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
     /// there begins after it.
-    pub fn enqueue(
-        &self,
-        bases: PortBases<'_>,
-        lanes: &Streams,
-        nccl: &Communicators,
-    ) -> Result<(), CudaError> {
+    pub fn enqueue(&self, bases: PortBases<'_>, lanes: &Streams, nccl: &Communicators) -> Result<()> {
         self.enqueue_by(lanes, &mut |_, work, stream, start| self.put(work, bases, stream, start, nccl))
     }
 
     /// Enqueues one run; `put` enqueues each piece of work.
-    fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<(), CudaError> {
+    fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<()> {
         let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
         if both {
             let start = Event::new()?;
@@ -232,7 +227,7 @@ impl DeviceProgram {
         bases: PortBases<'_>,
         lanes: &Streams,
         nccl: &Communicators,
-    ) -> Result<Vec<[Event; 2]>, CudaError> {
+    ) -> Result<Vec<[Event; 2]>> {
         // Steps of the communication lane begin after the work that the compute stream holds, too.
         let start = Event::new()?;
         start.record(&lanes.compute)?;
@@ -264,7 +259,7 @@ impl DeviceProgram {
         stream: &Stream,
         start: Start,
         nccl: &Communicators,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         match work {
             // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
             Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, bases, start) },
@@ -287,7 +282,7 @@ impl DeviceProgram {
 }
 
 /// Puts a piece of work on a stream.
-type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<(), CudaError>;
+type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<()>;
 
 struct Loader<'a> {
     module: Option<&'a Module>,
@@ -304,7 +299,7 @@ impl Loader<'_> {
         &self,
         lowered: &[Vec<Command>],
         parts: &Parts<'_>,
-    ) -> Result<(Vec<Option<cudnn::Prepared>>, choice::Settled), CudaError> {
+    ) -> Result<(Vec<Option<cudnn::Prepared>>, choice::Settled)> {
         let all: Vec<&Candidates> = lowered
             .iter()
             .flatten()
@@ -322,7 +317,7 @@ impl Loader<'_> {
     }
 
     /// What a command becomes: one piece of work, or those of an attention.
-    fn load(&mut self, command: Command) -> Result<Vec<Ready>, CudaError> {
+    fn load(&mut self, command: Command) -> Result<Vec<Ready>> {
         let ready = match command {
             Command::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
             Command::Gemm(gemm) => {
@@ -339,7 +334,7 @@ impl Loader<'_> {
     }
 
     /// An attention by the candidate that was chosen for it.
-    fn load_attention(&mut self, candidates: Candidates) -> Result<Vec<Ready>, CudaError> {
+    fn load_attention(&mut self, candidates: Candidates) -> Result<Vec<Ready>> {
         let prepared = self.attentions.next().flatten();
         let load = |kernel: Kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
         let Some(prepared) = prepared else { return candidates.own.into_iter().map(load).collect() };
@@ -348,7 +343,7 @@ impl Loader<'_> {
         before.chain([Ok(Ready::Attention(prepared))]).chain(after).collect()
     }
 
-    fn function(&self, kernel: &Kernel) -> Result<Function, CudaError> {
+    fn function(&self, kernel: &Kernel) -> Result<Function> {
         let key = (kernel.entry.clone(), kernel.shared);
         if let Some(function) = self.functions.borrow().get(&key) {
             return Ok(*function);

@@ -6,7 +6,7 @@ use super::item::{Nodes, Place, Ready};
 use crate::device::driver::{Graph, Node, Stream};
 use crate::device::launch::PortBases;
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::nccl::Communicators;
 
 impl DeviceProgram {
@@ -51,7 +51,7 @@ impl DeviceProgram {
         bases: PortBases<'_>,
         lanes: &Streams,
         nccl: &Communicators,
-    ) -> Result<Nodes, CudaError> {
+    ) -> Result<Nodes> {
         let mut nodes = Nodes::default();
         self.enqueue_by(lanes, &mut |place, work, stream, start| {
             if work.ports().next().is_none() {
@@ -77,7 +77,7 @@ impl DeviceProgram {
         graph: &Graph,
         nodes: &Nodes,
         scratch: &Stream,
-    ) -> Result<bool, CudaError> {
+    ) -> Result<bool> {
         let mut of_libraries = Vec::new();
         for place in self.touched(from, to) {
             match self.work(place) {
@@ -97,7 +97,7 @@ impl DeviceProgram {
         bases: PortBases<'_>,
         (graph, nodes): (&Graph, &Nodes),
         scratch: &Stream,
-    ) -> Result<bool, CudaError> {
+    ) -> Result<bool> {
         if all.is_empty() {
             return Ok(true);
         }
@@ -132,7 +132,7 @@ impl DeviceProgram {
 }
 
 /// Has nodes of a graph do this work, which is not a library's, with ports at these bases; whether they can.
-fn set(work: &Ready, bases: PortBases<'_>, graph: &Graph, nodes: &[Node]) -> Result<bool, CudaError> {
+fn set(work: &Ready, bases: PortBases<'_>, graph: &Graph, nodes: &[Node]) -> Result<bool> {
     let &[node] = nodes else { return Ok(false) };
     match work {
         // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.

@@ -24,7 +24,7 @@ use crate::device::arena::SymmetricArena;
 use crate::device::driver::{Device, LentStream, Memory, Pinned, Stream};
 use crate::device::launch::Address;
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::exchange::Exchange;
 use crate::nccl::{Communicators, Making};
 use crate::{
@@ -48,7 +48,7 @@ impl ExecutionContext {
         device: &Arc<Device>,
         gpu: &Gpu,
         &HostConfig { limit, chaos, .. }: &HostConfig,
-    ) -> Result<ExecutionContext, CudaError> {
+    ) -> Result<ExecutionContext> {
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
         let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;
@@ -102,7 +102,7 @@ impl ExecutionContext {
         steps: &[BoundStep],
         exchange: Option<&dyn Exchange>,
         (gpu, limit): (&Gpu, Duration),
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let (found, has) = (collective::control_of(steps), self.peers.control);
         if found.groups > has.groups || found.exchanging > has.exchanging {
             return Err(CudaError::Run(RunError::Defect(format!(

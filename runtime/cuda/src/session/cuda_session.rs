@@ -18,14 +18,13 @@ use super::recent::Recent;
 use super::recording::Recording;
 use crate::codegen::refusal::accept;
 use crate::device::driver::{CallersContext, Copied, Device, Event, Memory, Relaxed};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::program::Settled;
 
 pub struct CudaSession {
     pub(super) last: LastRun,
     /// `None` while it is given back, and once the session has ended.
     pub(super) context: Option<ExecutionContext>,
-    /// By sizes.
     pub(super) settled: Recent<Arc<str>, Settled>,
     /// `None` once the session has ended.
     pub(super) joined: Option<Arc<SessionRank>>,
@@ -181,7 +180,7 @@ impl CudaSession {
     }
 
     /// Takes what runs need; all ranks call this together.
-    pub(super) fn make_context(&self, sizes: &Sizes, comm: &Comm) -> Result<ExecutionContext, CudaError> {
+    pub(super) fn make_context(&self, sizes: &Sizes, comm: &Comm) -> Result<ExecutionContext> {
         ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
     }
 

@@ -8,7 +8,7 @@ use super::context::ExecutionContext;
 use super::progress::Heard;
 use super::recording::Executable;
 use crate::device::driver::{Event, Stream};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The runs that were put on streams.
 pub(super) struct Flight {
@@ -38,7 +38,7 @@ impl Flight {
     }
 
     /// Has a stream wait for the runs that are there, if it is another one than theirs.
-    pub fn before(&self, stream: &Stream, context: &ExecutionContext) -> Result<(), CudaError> {
+    pub fn before(&self, stream: &Stream, context: &ExecutionContext) -> Result<()> {
         match self.pending {
             true if self.stream != Some(stream.handle().addr()) => stream.wait(&self.end)?,
             true => {}
@@ -48,13 +48,7 @@ impl Flight {
     }
 
     /// Marks that so many runs were put on a stream, behind those that are there; this is the number of the first.
-    pub fn put(
-        &mut self,
-        stream: &Stream,
-        executable: &Arc<Executable>,
-        run: u64,
-        count: u32,
-    ) -> Result<(), CudaError> {
+    pub fn put(&mut self, stream: &Stream, executable: &Arc<Executable>, run: u64, count: u32) -> Result<()> {
         self.end.record(stream)?;
         self.stream = Some(stream.handle().addr());
         if !self.pending {

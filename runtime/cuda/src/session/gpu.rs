@@ -2,11 +2,10 @@
 
 use symmc_control::Term;
 
-use super::adopt::Adopted;
 use crate::codegen::compute::{Attentions, gemm};
 use crate::device::arena::ArenaSource;
 use crate::device::driver::{self, Device, LentStream};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::nccl::Lent;
 use crate::{Products, codegen::compile, cudnn};
 
@@ -21,6 +20,18 @@ pub enum Progress {
     /// They do not.
     #[default]
     Untold,
+}
+
+/// What a session takes from its caller instead of making it. By default nothing.
+///
+/// Runs then begin and end on the caller's stream: put there to run, or, while the caller captures the stream, recorded into the
+/// caller's graph. Plain collectives run on the caller's communicator. Neither is ever ended here.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Adopted {
+    /// The stream where runs begin and end.
+    pub stream: Option<LentStream>,
+    /// A communicator for plain collectives.
+    pub communicator: Option<Lent>,
 }
 
 /// The GPU of a session, and what its caller lends: by default the GPU whose number is that of the rank, and nothing.
@@ -103,7 +114,7 @@ impl Gpu {
     }
 
     /// What must be alike on all ranks, by name.
-    pub(super) fn terms(&self, device: &Device) -> Result<Vec<Term>, CudaError> {
+    pub(super) fn terms(&self, device: &Device) -> Result<Vec<Term>> {
         let of = |version: [i32; 2]| format!("{}.{}", version[0], version[1]);
         let cuda = driver::version()?;
         let terms = [

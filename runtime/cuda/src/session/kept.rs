@@ -16,7 +16,7 @@ use crate::device::arena::SymmetricArena;
 use crate::device::driver::{CallersContext, Device, Memory, Stream};
 use crate::device::launch::Address;
 use crate::device::staging::upload;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// Memory of the caller in the symmetric arena.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ unsafe fn read(device: &Arc<Device>, from: Address, data: &mut [u8]) -> Result<(
 }
 
 /// Zeros of a GPU, whose context is current.
-pub(super) fn zeros(device: &Arc<Device>, bytes: usize) -> Result<Memory, CudaError> {
+pub(super) fn zeros(device: &Arc<Device>, bytes: usize) -> Result<Memory> {
     let memory = Memory::new(device, "memory of the caller", bytes)?;
     let stream = Stream::new(device)?;
     // SAFETY: the memory was just allocated.

@@ -31,7 +31,6 @@ pub struct ProgramBench {
 /// Replays that do not count.
 const WARM: u32 = 3;
 
-/// Runs of a session that are recorded into one graph.
 struct RecordedRuns {
     recording: Arc<Recording>,
     /// That of the recording, if it is one run.

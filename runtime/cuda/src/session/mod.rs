@@ -10,13 +10,7 @@
 //!
 //! What ranks have to agree on depends on sizes alone, so that another pointer is the business of its rank: memory that
 //! is lent starts at a multiple of [`ALIGN`], and no kernel or algorithm is chosen for more than that.
-//!
-//! From the bottom up: `gpu` is what the caller says of the GPU, `recording` a run that is recorded, `programs` those
-//! that are kept, `context` what all ranks take together (arenas, flags, communicators, workspace), `flight` the runs
-//! that are on streams, `cuda_session` what a session holds, `memory` says where inputs and outputs lie, `kept` has memory
-//! that outlives the session, `measured` takes times of a plan, `several` has the programs of a session take turns, and `run` puts runs on streams and watches them.
 
-pub mod adopt;
 mod context;
 mod cuda_session;
 mod flight;
@@ -36,5 +30,5 @@ pub(crate) mod wait;
 
 pub use context::budget;
 pub use cuda_session::CudaSession;
-pub use gpu::{ALIGN, Gpu, Progress};
+pub use gpu::{ALIGN, Adopted, Gpu, Progress};
 pub use measured::{ProgramBench, program};

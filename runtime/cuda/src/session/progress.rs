@@ -18,9 +18,7 @@ pub(super) struct Heard {
 /// What peers are to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum News {
-    /// A step began.
     Step(usize),
-    /// This rank goes on.
     GoesOn,
 }
 

@@ -14,7 +14,7 @@ use symmc_runtime::exec::Bound;
 use crate::device::driver::{Copied, Event, Graph, Memory, Node, Stream};
 use crate::device::launch::{Address, PortBases};
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::nccl::Communicators;
 use crate::program::{DeviceProgram, Nodes};
 
@@ -68,13 +68,13 @@ pub(super) struct Recording {
     memory: Vec<Arc<Memory>>,
 }
 
-fn copy(moves: &[Move], stream: &Stream) -> Result<(), CudaError> {
+fn copy(moves: &[Move], stream: &Stream) -> Result<()> {
     // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
     moves.iter().try_for_each(|m| unsafe { stream.copy(m.to, m.from, m.bytes) })
 }
 
 /// The same on a stream that is recorded; the nodes that the copies become, if these are one each.
-fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>, CudaError> {
+fn copy_noted(moves: &[Move], stream: &Stream) -> Result<Option<Vec<Node>>> {
     let mut nodes = Some(Vec::with_capacity(moves.len()));
     for one in moves {
         let before = stream.frontier()?;
@@ -96,7 +96,7 @@ impl Recording {
         memory: Vec<Arc<Memory>>,
         is_noted: bool,
         (streams, nccl): (&Streams, &Communicators),
-    ) -> Result<Recording, CudaError> {
+    ) -> Result<Recording> {
         let (mut nodes, mut copies) = (Nodes::default(), [None, None]);
         let [before, after] = &key.moves;
         let graph = streams.compute.capture(|| {
@@ -126,7 +126,6 @@ impl Recording {
         Recording { executable: self.executable.clone(), key: key.clone(), by_graph, memory: memory.into() }
     }
 
-    /// What tells it from others.
     pub fn key(&self) -> &RecordingKey {
         &self.key
     }
@@ -142,21 +141,21 @@ impl Recording {
     }
 
     /// Puts one run on streams, as what they record or run.
-    pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<(), CudaError> {
+    pub fn put(&self, streams: &Streams, nccl: &Communicators) -> Result<()> {
         copy(&self.key.moves[0], &streams.compute)?;
         self.executable.program.enqueue(self.key.bases(), streams, nccl)?;
         copy(&self.key.moves[1], &streams.compute)
     }
 
     /// The same step by step, with an event before and after each.
-    pub fn put_timed(&self, streams: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>, CudaError> {
+    pub fn put_timed(&self, streams: &Streams, nccl: &Communicators) -> Result<Vec<[Event; 2]>> {
         copy(&self.key.moves[0], &streams.compute)?;
         let events = self.executable.program.enqueue_timed(self.key.bases(), streams, nccl)?;
         copy(&self.key.moves[1], &streams.compute)?;
         Ok(events)
     }
 
-    pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
+    pub fn copies(&self) -> Result<Vec<Copied>> {
         self.executable.graph.copies()
     }
 

@@ -17,7 +17,7 @@ use crate::codegen::collective;
 use crate::device::arena::SymmetricArena;
 use crate::device::driver::{Device, Graph, Memory, Pinned};
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::nccl::Communicators;
 use crate::program::DeviceProgram;
 
@@ -28,7 +28,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// The parts. They are dropped in this order: first what uses memory, then the memory.
 pub(crate) struct Parts<P = Vec<DeviceProgram>, M = Memory> {
-    /// What runs.
     pub programs: P,
     pub streams: Streams,
     pub nccl: Communicators,
@@ -58,7 +57,7 @@ impl<P, M> Resources<P, M> {
 
     /// Does something that leaves work on the device; remembers if that fails. Fails if something failed earlier, or as
     /// `work`.
-    pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
+    pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.failed.load(Ordering::Relaxed) {
             let text = "an earlier run of this session failed: a new session is needed";
             return Err(CudaError::Unsupported(text.into()));
@@ -71,11 +70,7 @@ impl<P, M> Resources<P, M> {
     ///
     /// # Safety
     /// The graph uses nothing but these parts.
-    pub unsafe fn replay(
-        &self,
-        graph: &Graph,
-        alive: &dyn Fn() -> Result<(), RunError>,
-    ) -> Result<f64, CudaError> {
+    pub unsafe fn replay(&self, graph: &Graph, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64> {
         // SAFETY: the parts exist; the rest by the caller.
         self.attempt(|| unsafe { wait::replay(&self.streams, graph, &self.status, alive) })
     }

@@ -33,7 +33,7 @@ use crate::codegen::addresses::AddressMap;
 use crate::codegen::compute::search::Search;
 use crate::device::driver::{self, Event, Graph, LentStream, Memory, Stream};
 use crate::device::launch::{Address, PortBases};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::exchange::Exchange;
 use crate::program::{DeviceProgram, Parts, Settled};
 use crate::{codegen::collective, session::resources};
@@ -124,7 +124,7 @@ impl CudaSession {
         recording: &Arc<Recording>,
         stream: Option<Stream>,
         (graph, runs): (&Graph, u32),
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let Some(context) = &self.context else { return Err(gave_back().into()) };
         let stream = stream.as_ref().unwrap_or(&context.resources.streams.compute);
         self.flight.before(stream, context)?;
@@ -133,7 +133,7 @@ impl CudaSession {
         self.flight.put(stream, &recording.executable, self.runs, runs)
     }
 
-    fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<(), CudaError> {
+    fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(gave_back().into()) };
         // SAFETY: as for the other one.
         let own = || unsafe { LentStream::new(context.resources.streams.compute.handle().cast()) };
@@ -148,7 +148,7 @@ impl CudaSession {
     }
 
     /// Puts one run on the session's streams step by step, behind `start`.
-    fn put_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>, CudaError> {
+    fn put_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>> {
         let Some(context) = &self.context else { return Err(gave_back().into()) };
         context.progress().store(0, Ordering::Relaxed);
         let resources = &context.resources;
@@ -159,7 +159,7 @@ impl CudaSession {
     }
 
     /// Makes a run part of what the caller records.
-    fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<(), CudaError> {
+    fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(gave_back().into()) };
         recording.put(&context.lanes(&self.device, compute), &context.resources.nccl)?;
         if !context.resources.programs.captured.iter().any(|known| known.is_as(recording)) {
@@ -333,10 +333,7 @@ impl CudaSession {
             std::thread::sleep(Duration::from_millis(1));
         }
         // What kernels say of the step explains more than that a peer has gone.
-        let error = match error.is_consequence() {
-            true => self.reported().unwrap_or(error),
-            false => error,
-        };
+        let error = if error.is_consequence() { self.reported().unwrap_or(error) } else { error };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
         let error = self.joined.as_ref().map_or(error.clone(), |joined| joined.fail(error));
@@ -391,10 +388,7 @@ impl CudaSession {
 
     /// Refuses an access by the caller while runs may touch the memory.
     fn expect_idle(&mut self, port: Port) -> Result<(), RunError> {
-        match self.look()? {
-            true => Ok(()),
-            false => Err(self.ports.busy(port)),
-        }
+        if self.look()? { Ok(()) } else { Err(self.ports.busy(port)) }
     }
 
     /// Tells all ranks that this one is here, and waits for them.
@@ -405,7 +399,7 @@ impl CudaSession {
 }
 
 /// Whether the driver says what it records next work behind.
-fn has_frontiers() -> Result<bool, CudaError> {
+fn has_frontiers() -> Result<bool> {
     Ok(driver::version()? >= [12, 3])
 }
 

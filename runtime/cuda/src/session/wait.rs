@@ -7,7 +7,7 @@ use symmc_runtime::RunError;
 use crate::codegen::collective;
 use crate::device::driver::{Event, Graph, Pinned};
 use crate::device::streams::Streams;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
 const ENDING: Duration = Duration::from_secs(3);
@@ -21,7 +21,7 @@ pub(crate) unsafe fn replay(
     graph: &Graph,
     status: &Pinned,
     alive: &dyn Fn() -> Result<(), RunError>,
-) -> Result<f64, CudaError> {
+) -> Result<f64> {
     let (begin, end) = (Event::timed()?, Event::timed()?);
     begin.record(&streams.compute)?;
     // SAFETY: by the caller.
@@ -42,7 +42,7 @@ pub(crate) fn until_idle(
     streams: &Streams,
     status: &Pinned,
     alive: &dyn Fn() -> Result<(), RunError>,
-) -> Result<(), CudaError> {
+) -> Result<()> {
     let start = Instant::now();
     let mut ended_by = None;
     let mut pause = Duration::from_micros(1);

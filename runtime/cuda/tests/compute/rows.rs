@@ -77,7 +77,8 @@ struct Case {
 impl Case {
     fn new(name: String, placed: Placed, seed: u64) -> Case {
         let bindings = Bindings::new();
-        let inputs = interp::seeded_inputs(&placed.graph, &bindings, seed, 0).expect("drawn");
+        let inputs = interp::seeded_inputs(&placed.graph, &bindings, &interp::SeedConfig::new(seed), 0)
+            .expect("drawn");
         let all = std::slice::from_ref(&inputs);
         let expected = interp::run(&placed.graph, &bindings, all).expect("it runs").remove(0);
         let memory = vec![0u128; placed.bytes.div_ceil(16) + 32];

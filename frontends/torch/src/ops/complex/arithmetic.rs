@@ -6,7 +6,7 @@ use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
 use super::by_parts;
 use super::parts::{declared, done, is_complex, joined, of_first, part, parts};
 use crate::call::{Call, Operand, Rule};
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::ops::elementwise::scaled;
 use crate::schema::Argument;
 
@@ -71,9 +71,9 @@ fn with_real(c: &mut Call<'_, '_>) -> Lowered<Option<(ValueId, Operand)>> {
 /// A sum or a difference. A real number, and a real tensor, has an imaginary part of 0.
 pub(super) fn sum(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
     if matches!(c.get("other"), Some(Argument::Tensor(_))) {
-        let rule: Rule = match op {
-            BinaryOp::Sub => |c| scaled(c, BinaryOp::Sub),
-            _ => |c| scaled(c, BinaryOp::Add),
+        let rule = match op {
+            BinaryOp::Sub => Rule::Results(|c| scaled(c, BinaryOp::Sub)),
+            _ => Rule::Results(|c| scaled(c, BinaryOp::Add)),
         };
         return by_parts::apply(c, rule);
     }
@@ -99,7 +99,7 @@ pub(super) fn sum(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
 }
 
 /// The squares of both parts together; in f64, where no square of f32 overflows.
-fn squares(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Lowered<ValueId> {
+fn squares(c: &mut Call<'_, '_>, a: ValueId, b: ValueId) -> Emitted {
     let (a, b) = (c.cast(a, DType::F64)?, c.cast(b, DType::F64)?);
     let (a, b) = (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?);
     c.binary(BinaryOp::Add, a, b)
@@ -152,17 +152,16 @@ pub(super) fn reciprocal(c: &mut Call<'_, '_>) -> Lowered {
 }
 
 /// `|a + bi| = √(a² + b²)`.
-pub(super) fn abs(c: &mut Call<'_, '_>) -> Lowered {
+pub(super) fn abs(c: &mut Call<'_, '_>) -> Emitted {
     let z = c.first()?;
     let (a, b) = parts(c, z)?;
     let y = squares(c, a, b)?;
     let y = c.unary(UnaryOp::Sqrt, y)?;
-    let y = c.cast(y, c.dtype(z))?;
-    c.done(y)
+    c.cast(y, c.dtype(z))
 }
 
 /// `z / |z|`, and 0 for 0.
-pub(super) fn sgn(c: &mut Call<'_, '_>) -> Lowered {
+pub(super) fn sgn(c: &mut Call<'_, '_>) -> Emitted {
     let z = c.first()?;
     let (a, b) = parts(c, z)?;
     let length = squares(c, a, b)?;
@@ -173,8 +172,7 @@ pub(super) fn sgn(c: &mut Call<'_, '_>) -> Lowered {
     let zero = c.full(Scalar::Int(0), DType::F64, vec![])?;
     let is_zero = c.with_scalar(BinaryOp::Eq, length, Scalar::Int(0))?;
     let y = c.select(is_zero, zero, y)?;
-    let y = c.cast(y, c.dtype(z))?;
-    c.done(y)
+    c.cast(y, c.dtype(z))
 }
 
 /// `e^(a + bi) = e^a (cos b + i sin b)`.

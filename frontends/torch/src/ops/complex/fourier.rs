@@ -6,13 +6,13 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
 
-use super::super::{Row, row};
+use super::super::{Row, row_of_results};
 use super::parts::{declared, done, of_first, parts};
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 
 pub(in crate::ops) const ROWS: &[Row] = &[
-    row("aten._fft_c2c", "cos, sin, matmul", |c| {
+    row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
         let (axes, scale) = (signal_axes(c)?, scaling(c)?);
         let forward = c.bool_or("forward", true)?;
         let mut signal = Signal::of_first(c)?;
@@ -21,33 +21,32 @@ pub(in crate::ops) const ROWS: &[Row] = &[
         }
         signal.done(c)
     }),
-    row("aten._fft_r2c", "cos, sin, matmul", |c| {
+    row_of_results("aten._fft_r2c", "cos, sin, matmul", |c| {
         let (axes, scale) = (signal_axes(c)?, scaling(c)?);
         let onesided = c.bool_or("onesided", false)?;
         let signal = Signal::of_first(c)?;
         from_real(c, signal, &axes, scale, onesided)
     }),
-    row("aten._fft_c2r", "cos, sin, matmul", |c| {
+    row_of_results("aten._fft_c2r", "cos, sin, matmul", |c| {
         let (axes, scale) = (signal_axes(c)?, scaling(c)?);
         let n = c.dim("last_dim_size")?;
         let signal = Signal::of_first(c)?;
         to_real(c, signal, &axes, scale, &n)
     }),
-    row("aten.fft_fft.default", "cos, sin, matmul", |c| whole(c, true)),
-    row("aten.fft_ifft.default", "cos, sin, matmul", |c| whole(c, false)),
-    row("aten.fft_fft2.default", "cos, sin, matmul", |c| whole(c, true)),
-    row("aten.fft_ifft2.default", "cos, sin, matmul", |c| whole(c, false)),
-    row("aten.fft_fftn.default", "cos, sin, matmul", |c| whole(c, true)),
-    row("aten.fft_ifftn.default", "cos, sin, matmul", |c| whole(c, false)),
-    row("aten.fft_rfft.default", "cos, sin, matmul", half),
-    row("aten.fft_rfft2.default", "cos, sin, matmul", half),
-    row("aten.fft_rfftn.default", "cos, sin, matmul", half),
-    row("aten.fft_irfft.default", "cos, sin, matmul", from_half),
-    row("aten.fft_irfft2.default", "cos, sin, matmul", from_half),
-    row("aten.fft_irfftn.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_fft.default", "cos, sin, matmul", |c| whole(c, true)),
+    row_of_results("aten.fft_ifft.default", "cos, sin, matmul", |c| whole(c, false)),
+    row_of_results("aten.fft_fft2.default", "cos, sin, matmul", |c| whole(c, true)),
+    row_of_results("aten.fft_ifft2.default", "cos, sin, matmul", |c| whole(c, false)),
+    row_of_results("aten.fft_fftn.default", "cos, sin, matmul", |c| whole(c, true)),
+    row_of_results("aten.fft_ifftn.default", "cos, sin, matmul", |c| whole(c, false)),
+    row_of_results("aten.fft_rfft.default", "cos, sin, matmul", half),
+    row_of_results("aten.fft_rfft2.default", "cos, sin, matmul", half),
+    row_of_results("aten.fft_rfftn.default", "cos, sin, matmul", half),
+    row_of_results("aten.fft_irfft.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_irfft2.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", from_half),
 ];
 
-/// The longest transform.
 const MOST: i64 = 4096;
 
 /// What each axis is divided by.
@@ -76,7 +75,7 @@ impl Signal {
         Ok(Signal { real, imaginary: Some(imaginary) })
     }
 
-    fn each(&mut self, mut change: impl FnMut(ValueId) -> Lowered<ValueId>) -> Lowered {
+    fn each(&mut self, mut change: impl FnMut(ValueId) -> Emitted) -> Lowered {
         self.real = change(self.real)?;
         self.imaginary = self.imaginary.map(change).transpose()?;
         Ok(())
@@ -278,7 +277,7 @@ fn to_real(c: &mut Call<'_, '_>, mut signal: Signal, axes: &[usize], scale: Scal
 
 /// How often each row of a first half is in the whole, as a column: the first, and that in the middle of an even number of
 /// them, once; the others twice.
-fn weights(c: &mut Call<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> Lowered<ValueId> {
+fn weights(c: &mut Call<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> Emitted {
     let k = c.iota(rows.clone(), 0, 1, DType::I64)?;
     let is_first = c.with_scalar(BinaryOp::Eq, k, Scalar::Int(0))?;
     let twice = c.with_scalar(BinaryOp::Mul, k, Scalar::Int(2))?;
@@ -290,7 +289,7 @@ fn weights(c: &mut Call<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> Lowered<V
     c.reshape(weights, vec![rows.clone(), 1.into()])
 }
 
-fn along(c: &mut Call<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> Lowered<ValueId> {
+fn along(c: &mut Call<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> Emitted {
     let rank = c.rank(x);
     let order: Vec<usize> = (0..rank).filter(|&a| a != axis).chain([axis]).collect();
     let back: Vec<usize> = (0..axis).chain([rank - 1]).chain(axis..rank - 1).collect();
@@ -326,7 +325,7 @@ fn roots(
     let jk = c.binary(BinaryOp::Mul, j, k)?;
     let modulus = c.dim_tensor(n, DType::I64)?;
     let jk = c.binary(BinaryOp::Rem, jk, modulus)?;
-    let mut of = |op: UnaryOp| -> Lowered<ValueId> {
+    let mut of = |op: UnaryOp| -> Emitted {
         let mut y = c.unary(op, angles)?;
         if let Some(divisor) = divisor {
             y = c.binary(BinaryOp::Div, y, divisor)?;

@@ -4,7 +4,7 @@ use symmc_import::Emit;
 use symmc_ir::{Type, ValueId};
 
 use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{Emitted, Lowered, Stop};
 use crate::schema::Argument;
 
 /// The number of axes of a complex tensor.
@@ -13,7 +13,7 @@ pub(super) fn axes(c: &Call<'_, '_>, x: ValueId) -> usize {
 }
 
 /// The real part (0) or the imaginary part (1).
-pub(super) fn part(c: &mut Call<'_, '_>, x: ValueId, which: i64) -> Lowered<ValueId> {
+pub(super) fn part(c: &mut Call<'_, '_>, x: ValueId, which: i64) -> Emitted {
     let axis = axes(c, x);
     let one = c.slice(x, axis, which.into(), 1.into(), 1)?;
     c.drop_axis(one, axis)
@@ -23,7 +23,7 @@ pub(super) fn parts(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(ValueId, Value
     Ok((part(c, x, 0)?, part(c, x, 1)?))
 }
 
-pub(super) fn joined(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Lowered<ValueId> {
+pub(super) fn joined(c: &mut Call<'_, '_>, real: ValueId, imaginary: ValueId) -> Emitted {
     let axis = c.rank(real);
     let parts = [c.unsqueeze(real, axis)?, c.unsqueeze(imaginary, axis)?];
     c.concat(&parts, axis)

@@ -9,11 +9,11 @@ use super::control::MAX_RANKS;
 use super::params::{BarrierParams, Part, PutParams};
 use super::peers::Peers;
 use super::prepared::{Prepared, Sends, pieces, reduction};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::codegen::compile::Source;
 use crate::device::launch::{Address, DevicePtr, Param};
 use crate::device::pointer::all_multiples_of;
-use crate::error::CudaError;
+use crate::error::Result;
 
 impl Part {
     /// The places that are used.
@@ -33,7 +33,7 @@ impl Part {
 }
 
 /// An all-reduce of the operands of all ranks.
-pub(super) fn reduced(running: &Running) -> Result<Part, CudaError> {
+pub(super) fn reduced(running: &Running) -> Result<Part> {
     let mut part = Part { count: running.bound.elements as u64, ..Part::default() };
     for p in 0..running.n {
         part.from[p] = running.operand_of(p, running.bytes)?;
@@ -43,7 +43,7 @@ pub(super) fn reduced(running: &Running) -> Result<Part, CudaError> {
 }
 
 /// A reduction of this rank's piece of the operands of all ranks.
-pub(super) fn scattered(running: &Running) -> Result<Part, CudaError> {
+pub(super) fn scattered(running: &Running) -> Result<Part> {
     let piece = running.piece()?;
     let mut part = Part { count: (running.bound.elements / running.n) as u64, ..Part::default() };
     for p in 0..running.n {
@@ -54,7 +54,7 @@ pub(super) fn scattered(running: &Running) -> Result<Part, CudaError> {
 }
 
 /// What this rank loads from the operands of all ranks.
-pub(super) fn pulled(running: &Running) -> Result<Part, CudaError> {
+pub(super) fn pulled(running: &Running) -> Result<Part> {
     let (piece, source) = pieces(running)?;
     let mut part = Part { count: piece as u64, ..Part::default() };
     for (i, p) in running.rotated().enumerate() {
@@ -65,7 +65,7 @@ pub(super) fn pulled(running: &Running) -> Result<Part, CudaError> {
 }
 
 /// What this rank stores into the results of all ranks.
-pub(super) fn pushed(running: &Running) -> Result<Part, CudaError> {
+pub(super) fn pushed(running: &Running) -> Result<Part> {
     let (piece, source) = pieces(running)?;
     let mut part = Part { count: piece as u64, ..Part::default() };
     for (i, p) in running.rotated().enumerate() {
@@ -75,17 +75,13 @@ pub(super) fn pushed(running: &Running) -> Result<Part, CudaError> {
     Ok(part)
 }
 
-pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared, CudaError> {
+pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared> {
     let call = reduced(running)?.params(running);
     let how = Reduction { op, outs: 1, elements: running.bound.elements, exit };
     Ok(reduce(running, call, how, running.grid(|b| &b.one_shot, running.units(running.bytes)), "one_shot"))
 }
 
-pub(super) fn reduce_scatter(
-    running: &Running,
-    op: ReduceOp,
-    exit: ExitBarrier,
-) -> Result<Prepared, CudaError> {
+pub(super) fn reduce_scatter(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared> {
     let (piece, call) = (running.piece()?, scattered(running)?.params(running));
     let how = Reduction { op, outs: 1, elements: running.bound.elements / running.n, exit };
     Ok(reduce(
@@ -97,7 +93,7 @@ pub(super) fn reduce_scatter(
     ))
 }
 
-pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared, CudaError> {
+pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared> {
     let part = pulled(running)?;
     Ok(movement(
         running,
@@ -107,7 +103,7 @@ pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared, Cud
 }
 
 /// An all-gather of rows of `row` bytes, in which the rows of all ranks follow each other.
-pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Result<Prepared, CudaError> {
+pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Result<Prepared> {
     let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
     for (i, p) in running.rotated().enumerate() {
         call.from[i] = running.operand_of(p, running.bytes)?;
@@ -126,24 +122,19 @@ pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Res
     })
 }
 
-pub(super) fn push(running: &Running) -> Result<Prepared, CudaError> {
+pub(super) fn push(running: &Running) -> Result<Prepared> {
     let (part, sends) = (pushed(running)?, Sends::of(&running.bound.kind));
     let how = Moves { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
     Ok(movement(running, part.params(running), how))
 }
 
-/// A rendezvous of the group and nothing else.
 pub(super) fn rendezvous(running: &Running) -> Prepared {
     let params = BarrierParams { base: running.group(), ..BarrierParams::default() };
     movement(running, params, Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })
 }
 
 /// Copies into peers between two rendezvous.
-pub(super) fn copies(
-    running: &Running,
-    peers: &Peers,
-    source: &mut Source,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn copies(running: &Running, peers: &Peers, source: &mut Source) -> Commands {
     let (piece, from) = pieces(running)?;
     let copy = |p| {
         let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
@@ -158,7 +149,7 @@ pub(super) fn pull_copies(
     exit: ExitBarrier,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let (piece, at) = pieces(running)?;
     let copy = |p| {
         let from = running.operand_of(p, running.bytes)? + at(running.me);
@@ -171,11 +162,11 @@ pub(super) fn pull_copies(
 /// starts, so that the second is the exit, where that is kept.
 fn behind_rendezvous(
     running: &Running,
-    copy: impl Fn(usize) -> Result<Command, CudaError>,
+    copy: impl Fn(usize) -> Result<Command>,
     exit: ExitBarrier,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
     // This rank is the last, so that peers need not wait for its own piece.
     for p in running.rotated() {
@@ -190,7 +181,7 @@ fn behind_rendezvous(
     Ok(work)
 }
 
-pub(super) fn put(running: &Running) -> Result<Prepared, CudaError> {
+pub(super) fn put(running: &Running) -> Result<Prepared> {
     let (me, n) = (running.me as u32, running.n as u32);
     let pairs: Vec<(u32, u32)> = match &running.bound.kind {
         Kind::Permute { pairs } => pairs.clone(),

@@ -10,7 +10,7 @@ use super::control::{self, MAX_RANKS};
 use super::params::{GroupParams, LandingParams};
 use super::peers::Peers;
 use crate::device::launch::{Address, DevicePtr};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 pub(super) struct Running<'a> {
     pub bound: &'a BoundCollective,
@@ -33,7 +33,7 @@ impl<'a> Running<'a> {
         bound: &'a BoundCollective,
         [operand, result]: [DevicePtr; 2],
         peers: &'a Peers,
-    ) -> Result<Running<'a>, CudaError> {
+    ) -> Result<Running<'a>> {
         let n = bound.cell.len();
         let me = bound.cell.iter().position(|&r| r == peers.rank);
         let bytes = bound.elements.checked_mul(bound.dtype.size());
@@ -83,7 +83,7 @@ impl<'a> Running<'a> {
         protocol: Protocol,
         units: usize,
         rounds: usize,
-    ) -> Result<LandingParams, CudaError> {
+    ) -> Result<LandingParams> {
         let Some([first, second]) = self.bound.landing else {
             return Err(self.unfit("expected landing zones for ll, found none".into()));
         };
@@ -127,7 +127,7 @@ impl<'a> Running<'a> {
 
     /// Where the tables of sizes and the staging areas of all numbers lie, and the bytes that a block stages for one peer
     /// at a time.
-    pub fn exchange(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize), CudaError> {
+    pub fn exchange(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize)> {
         let control = &self.peers.control;
         if self.n > control.exchanging || self.bound.group >= control.groups {
             let (ranks, groups) = (control.exchanging, control.groups);
@@ -164,21 +164,15 @@ impl<'a> Running<'a> {
         (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 
-    pub fn operand_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
+    pub fn operand_of(&self, p: usize, bytes: usize) -> Result<DevicePtr> {
         if p == self.me { Ok(self.operand) } else { self.region_of("operand", &self.bound.operand, p, bytes) }
     }
 
-    pub fn result_of(&self, p: usize, bytes: usize) -> Result<DevicePtr, CudaError> {
+    pub fn result_of(&self, p: usize, bytes: usize) -> Result<DevicePtr> {
         if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
     }
 
-    fn region_of(
-        &self,
-        what: &str,
-        at: &BoundRegion,
-        p: usize,
-        bytes: usize,
-    ) -> Result<DevicePtr, CudaError> {
+    fn region_of(&self, what: &str, at: &BoundRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
         let offset = at.on(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
         match inside && at.space == MemorySpace::Symmetric {
@@ -197,7 +191,7 @@ impl<'a> Running<'a> {
     }
 
     /// The bytes of one of `n` equal pieces of the operand.
-    pub fn piece(&self) -> Result<usize, CudaError> {
+    pub fn piece(&self) -> Result<usize> {
         match self.bound.elements.is_multiple_of(self.n) {
             true => Ok(self.bytes / self.n),
             false => {

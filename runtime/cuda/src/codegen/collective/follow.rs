@@ -20,7 +20,7 @@ use crate::codegen::compile::Source;
 use crate::codegen::compute::space::is_run;
 use crate::codegen::compute::{self, Lowering, Operation};
 use crate::codegen::setting::Setting;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
 const ROW: usize = 1024;
@@ -51,7 +51,7 @@ pub fn lower(
     members: &[Member],
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>, CudaError> {
+) -> Result<Option<Vec<Command>>> {
     let Setting { addresses, peers, .. } = *setting;
     let parts: SmallVec<[&Work; 3]> = members.iter().map(|m| &m.work).collect();
     let (reduce, add, norm) = match parts[..] {
@@ -92,7 +92,7 @@ fn lower_values(
     addresses: &AddressMap,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Command>, CudaError> {
+) -> Result<Option<Command>> {
     let Values { call, residual, sum, norm } = values;
     if call.variant == Variant::TwoShot {
         let addition = Addition { residual: addresses.at(residual), sum: addresses.at(sum) };

@@ -13,7 +13,7 @@ use super::params::LandingParams;
 use super::prepared::{Prepared, Sends, pieces, reduction};
 use crate::device::launch::{Address, DevicePtr, Param};
 use crate::device::pointer::all_multiples_of;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// Words of 8 bytes with data in a line of LL128, as `kernels/ll128.cu` has them.
 const LINE: usize = 15;
@@ -28,7 +28,7 @@ pub(super) fn units(protocol: Protocol, message: usize) -> usize {
 }
 
 /// An all-reduce from the operand to the result.
-pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared> {
     let vector = all_multiples_of([running.operand, running.result], 8);
     reduce_to(running, op, vector, None)
 }
@@ -39,7 +39,7 @@ pub(super) fn reduce_and_add(
     op: ReduceOp,
     vector: bool,
     beside: (&'static str, Param),
-) -> Result<Prepared, CudaError> {
+) -> Result<Prepared> {
     reduce_to(running, op, vector, Some(beside))
 }
 
@@ -48,7 +48,7 @@ fn reduce_to(
     op: ReduceOp,
     vector: bool,
     beside: Option<(&'static str, Param)>,
-) -> Result<Prepared, CudaError> {
+) -> Result<Prepared> {
     let n = running.n;
     let protocol = running.protocol(running.bytes);
     let two_rounds = running.thresholds().two_rounds(running.bytes as u64, n as u64);
@@ -82,7 +82,7 @@ fn of_one_round(
 }
 
 /// A reduce-scatter: each rank sends every other the piece that it reduces.
-pub(super) fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+pub(super) fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<Prepared> {
     let Pieces { mut call, protocol, blocks, .. } = Pieces::of(running)?;
     call.out[0] = running.result;
     let vector = all_vectors(&call.from[..running.n], &call.out[..1]);
@@ -101,7 +101,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn of(running: &Running) -> Result<Pieces, CudaError> {
+    fn of(running: &Running) -> Result<Pieces> {
         let (piece, source) = pieces(running)?;
         let protocol = running.protocol(piece);
         let units = units(protocol, piece);
@@ -117,21 +117,21 @@ fn all_vectors(from: &[DevicePtr], out: &[DevicePtr]) -> bool {
     all_multiples_of(from.iter().chain(out).copied(), 8)
 }
 
-pub(super) fn movement(running: &Running) -> Result<Prepared, CudaError> {
+pub(super) fn movement(running: &Running) -> Result<Prepared> {
     let pieces = Pieces::of(running)?;
     let apart = pieces.piece;
     movement_to(running, pieces, apart, false)
 }
 
 /// An all-gather of rows of `row` bytes, a multiple of 8, in which the rows of all ranks follow each other.
-pub(super) fn gather_rows(running: &Running, row: usize) -> Result<Prepared, CudaError> {
+pub(super) fn gather_rows(running: &Running, row: usize) -> Result<Prepared> {
     let mut pieces = Pieces::of(running)?;
     pieces.call.slice = row as u64;
     movement_to(running, pieces, row, true)
 }
 
 /// What ranks send, to places that are `apart` bytes from each other, perhaps in rows.
-fn movement_to(running: &Running, pieces: Pieces, apart: usize, rows: bool) -> Result<Prepared, CudaError> {
+fn movement_to(running: &Running, pieces: Pieces, apart: usize, rows: bool) -> Result<Prepared> {
     let n = running.n;
     let Pieces { mut call, protocol, blocks, .. } = pieces;
     for (i, out) in call.out[..n].iter_mut().enumerate() {

@@ -101,7 +101,7 @@ pub use self::several::lower_several;
 pub use self::two_shot::lower_addition;
 use crate::codegen::command::Command;
 use crate::codegen::compile::Source;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::nccl::by_library;
 
 /// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports. Fails if the
@@ -112,7 +112,7 @@ pub fn lower(
     ends: &Ends,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Vec<Command>>, CudaError> {
+) -> Result<Option<Vec<Command>>> {
     if by_library(call) {
         return Ok(None);
     }

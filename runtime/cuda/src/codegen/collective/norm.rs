@@ -19,7 +19,7 @@ use crate::codegen::command::Command;
 use crate::codegen::compile::Source;
 use crate::device::launch::{DevicePtr, Param};
 use crate::device::pointer::all_multiples_of;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.
@@ -77,7 +77,7 @@ pub fn lower_norm(
     norm: &FusedNorm,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Command>, CudaError> {
+) -> Result<Option<Command>> {
     let (Variant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();

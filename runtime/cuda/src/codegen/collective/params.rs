@@ -45,7 +45,6 @@ plain! {
 }
 
 plain! {
-    /// Of a put.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct PutParams extends GroupParams as base {
         pub from: DevicePtr,

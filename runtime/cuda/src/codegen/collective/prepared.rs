@@ -9,7 +9,7 @@ use super::peers::Peers;
 use crate::codegen::compile::Source;
 use crate::device::driver::Links;
 use crate::device::launch::{Address, Kernel, Param};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// Operations that reach peers.
 pub(super) const DEVICE: &str = include_str!("kernels/device.cu");
@@ -96,7 +96,6 @@ pub(super) fn reduction(dtype: DType, op: ReduceOp) -> (String, &'static str) {
     (element, operation)
 }
 
-/// What a rank sends to its peers.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Sends {
     One,
@@ -112,7 +111,7 @@ impl Sends {
 
 /// The bytes that each rank gets of each, and from where in a sender's operand the receiver of this number
 /// takes them.
-pub(super) fn pieces(running: &Running) -> Result<(usize, impl Fn(usize) -> Address + use<>), CudaError> {
+pub(super) fn pieces(running: &Running) -> Result<(usize, impl Fn(usize) -> Address + use<>)> {
     let whole = Sends::of(&running.bound.kind) == Sends::One;
     let piece = if whole { running.bytes } else { running.piece()? };
     Ok((piece, move |receiver| if whole { 0 } else { (receiver * piece) as Address }))

@@ -15,7 +15,7 @@ use super::{barrier, ll};
 use crate::codegen::command::Command;
 use crate::codegen::compute::Lowering;
 use crate::codegen::setting::Setting;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The kernel of an all-gather and of a copy of a view of its result. `None` where their layouts do not allow one.
 pub fn lower(
@@ -23,7 +23,7 @@ pub fn lower(
     members: &[Member],
     setting: &Setting<'_>,
     l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>, CudaError> {
+) -> Result<Option<Vec<Command>>> {
     let Setting { addresses, peers, .. } = *setting;
     let parts: SmallVec<[&Work; 2]> = members.iter().map(|m| &m.work).collect();
     let [Work::Collective(call), Work::Kernel { op: Op::Reshape | Op::Copy, operands, results }] = parts[..]

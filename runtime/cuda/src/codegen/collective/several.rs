@@ -18,7 +18,7 @@ use crate::codegen::addresses::AddressMap;
 use crate::codegen::command::Command;
 use crate::codegen::compile::Source;
 use crate::device::launch::Param;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// What is done between the barriers for one collective.
 struct Between {
@@ -37,7 +37,7 @@ pub fn lower_several(
     addresses: &AddressMap,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Vec<Command>>, CudaError> {
+) -> Result<Option<Vec<Command>>> {
     let Some(calls) = members.iter().map(call_of).collect::<Option<Vec<&BoundCollective>>>() else {
         return Ok(None);
     };
@@ -45,7 +45,7 @@ pub fn lower_several(
         let ends = addresses.ends(call);
         Running::new(step, call, [ends.operand, ends.result], peers)
     };
-    let all = calls.into_iter().map(running).collect::<Result<Vec<Running<'_>>, CudaError>>()?;
+    let all = calls.into_iter().map(running).collect::<Result<Vec<Running<'_>>>>()?;
     let Some(first) = all.first() else { return Ok(None) };
     let common = |r: &Running<'_>| {
         (r.bound.variant, r.bound.group, r.bound.exit)
@@ -54,7 +54,7 @@ pub fn lower_several(
     if all.len() > MOST_TURNS || !all.iter().all(common) {
         return Ok(None);
     }
-    let parts = all.iter().map(between).collect::<Result<Option<Vec<Between>>, CudaError>>()?;
+    let parts = all.iter().map(between).collect::<Result<Option<Vec<Between>>>>()?;
     Ok(parts.map(|parts| match first.n {
         1 => all.iter().flat_map(alone).collect(),
         _ => vec![Command::Kernel(prepared(first, parts).launch(peers, source))],
@@ -68,7 +68,7 @@ fn call_of(member: &Member) -> Option<&BoundCollective> {
     }
 }
 
-fn between(running: &Running<'_>) -> Result<Option<Between>, CudaError> {
+fn between(running: &Running<'_>) -> Result<Option<Between>> {
     let n = running.n;
     let sums = |op, part: Part, vector: bool| {
         let (element, operation) = reduction(running.bound.dtype, op);

@@ -9,14 +9,14 @@ use super::params::SplitsParams;
 use super::peers::Sizes;
 use super::prepared::Prepared;
 use crate::device::launch::Param;
-use crate::error::CudaError;
+use crate::error::Result;
 use symmc_ir::collective::Variant;
 use symmc_runtime::exec::{BoundCollective, BoundRegion};
 
 /// The most threads of a block: the parts of all peers are in registers.
 const THREADS: u32 = 512;
 
-pub(super) fn exchange(running: &Running, sizes: Option<Sizes>) -> Result<Prepared, CudaError> {
+pub(super) fn exchange(running: &Running, sizes: Option<Sizes>) -> Result<Prepared> {
     let Some(Sizes { sent, received }) = sizes else {
         return Err(running.unfit("expected sizes on the device, found none".into()));
     };

@@ -16,13 +16,13 @@ use super::prepared::{Prepared, reduction};
 use crate::codegen::command::Command;
 use crate::codegen::compile::Source;
 use crate::device::launch::{Address, DevicePtr, Param};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
 const PUSHED_THREADS: u32 = 512;
 
-pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared, CudaError> {
+pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared> {
     if let Some(slice) = pushes(running) {
         return pushed(running, op, slice, None);
     }
@@ -58,12 +58,7 @@ fn pushes(running: &Running) -> Option<usize> {
     fits.then_some(slice)
 }
 
-fn pushed(
-    running: &Running,
-    op: ReduceOp,
-    slice: usize,
-    addition: Option<&Addition>,
-) -> Result<Prepared, CudaError> {
+fn pushed(running: &Running, op: ReduceOp, slice: usize, addition: Option<&Addition>) -> Result<Prepared> {
     let (element, operation) = reduction(running.bound.dtype, op);
     let (n, at) = (running.n, |p: usize| (p * slice) as Address);
     let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
@@ -98,7 +93,7 @@ pub fn lower_addition(
     addition: &Addition,
     peers: &Peers,
     source: &mut Source,
-) -> Result<Option<Command>, CudaError> {
+) -> Result<Option<Command>> {
     let (Variant::TwoShot, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1

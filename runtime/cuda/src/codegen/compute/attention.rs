@@ -22,10 +22,10 @@ use super::machine::{Attentions, Machine};
 use super::numbers;
 use super::space::{Axis, Rows, broadcast};
 use super::text::{self, offset, real, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::cudnn;
 use crate::device::launch::{DevicePtr, Kernel};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// Warps of a block.
 const WARPS: usize = 4;
@@ -102,7 +102,7 @@ struct Split {
     chunk: usize,
 }
 
-pub(super) fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents, CudaError> {
+pub(super) fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents> {
     let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
     let r = q.len();
     let bad = || {
@@ -270,7 +270,7 @@ pub(super) fn lower(
     operands: &[Located],
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let (result, sums) = (&results[0], results.get(1));
     let few = || {
         misfit(
@@ -342,7 +342,7 @@ impl Lowered<'_> {
         (result, sums): (&Located, Option<&Located>),
         own: &[Kernel],
         l: &mut Lowering<'_>,
-    ) -> Result<Option<Candidates>, CudaError> {
+    ) -> Result<Option<Candidates>> {
         let (by_data, rest): (Vec<_>, Vec<_>) = limits.iter().copied().partition(|(bound, _)| bound.operand);
         let Some((band, keys)) = bounds::band(&rest, self.x.queries, self.x.keys) else { return Ok(None) };
         let form = Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
@@ -369,7 +369,7 @@ impl Lowered<'_> {
 
     /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of
     /// keys side by side.
-    fn amend(&self, l: &mut Lowering<'_>) -> Result<Kernel, CudaError> {
+    fn amend(&self, l: &mut Lowering<'_>) -> Result<Kernel> {
         let x = &self.x;
         let rows = x.group * x.queries;
         let algorithm = match algorithm(
@@ -406,12 +406,7 @@ impl Lowered<'_> {
         Kernel::flat(entry, rows, 128, params.map(Into::into).collect())
     }
 
-    fn kernels(
-        &self,
-        algorithm: Algorithm,
-        redo: Redo,
-        l: &mut Lowering<'_>,
-    ) -> Result<Vec<Kernel>, CudaError> {
+    fn kernels(&self, algorithm: Algorithm, redo: Redo, l: &mut Lowering<'_>) -> Result<Vec<Kernel>> {
         let (x, dtype) = (&self.x, self.dtype);
         let mut split = split(x, algorithm, l.machine.multiprocessors as usize);
         let step = match redo {
@@ -499,13 +494,7 @@ pub(super) fn given(n: usize) -> (String, String) {
 }
 
 /// An operand that broadcasts to rows of all query heads with so many columns.
-fn broadcast_rows(
-    v: &Located,
-    scores: &[usize],
-    group: usize,
-    what: &str,
-    l: &Lowering<'_>,
-) -> Result<Rows, CudaError> {
+fn broadcast_rows(v: &Located, scores: &[usize], group: usize, what: &str, l: &Lowering<'_>) -> Result<Rows> {
     let skip = scores.len().checked_sub(v.shape.len());
     let fits = skip.is_some_and(|s| v.shape.iter().zip(&scores[s..]).all(|(a, b)| a == b || *a == 1));
     if !fits {
@@ -527,7 +516,7 @@ pub(super) fn places(
     o: &Operands<'_, Located>,
     result: &Located,
     l: &Lowering<'_>,
-) -> Result<[Rows; 5], CudaError> {
+) -> Result<[Rows; 5]> {
     let place = |v: &Located, group| Rows::new(l.at(v), &v.shape, &v.strides, group);
     let mask = match o.mask {
         None => Rows { at: DevicePtr::NULL, head: Vec::new(), row: Vec::new(), step: 0 },
@@ -542,7 +531,7 @@ pub(super) fn positions(
     o: &Operands<'_, Located>,
     result: &Located,
     l: &Lowering<'_>,
-) -> Result<Vec<Position>, CudaError> {
+) -> Result<Vec<Position>> {
     let one = |v: &Located| {
         if !matches!(v.dtype, DType::I32 | DType::I64) {
             return Err(misfit("an operand of the bounds of attention", "i32 or i64", v.dtype));
@@ -555,7 +544,7 @@ pub(super) fn positions(
 }
 
 /// Where the sinks of the rows lie.
-fn sink(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<Position, CudaError> {
+fn sink(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<Position> {
     if !v.dtype.is_float() {
         return Err(misfit("the sink of attention", "a float", v.dtype));
     }
@@ -564,12 +553,7 @@ fn sink(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<
 }
 
 /// Where the log-sum-exp of each row goes.
-pub(super) fn sums_of(
-    x: &Extents,
-    v: &Located,
-    result: &Located,
-    l: &Lowering<'_>,
-) -> Result<Position, CudaError> {
+pub(super) fn sums_of(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<Position> {
     let rows = &result.shape[..result.shape.len() - 1];
     if *v.shape != *rows || v.dtype != result.dtype.wide() {
         return Err(misfit("the log-sum-exp of attention", (result.dtype.wide(), rows), (v.dtype, &v.shape)));

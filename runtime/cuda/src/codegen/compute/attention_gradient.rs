@@ -19,10 +19,10 @@ use super::lowering::{Lowering, misfit};
 use super::machine::{Attentions, Machine};
 use super::space::Rows;
 use super::text::{self, offset};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::cudnn::{self, Band};
 use crate::device::launch::{DevicePtr, Kernel};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// Rows and keys of a tile.
 const TILE: usize = 32;
@@ -65,7 +65,7 @@ pub(super) fn lower(
     operands: &[Located],
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let few = || {
         let expected = "the gradient of the result, the result, the log-sum-exp, q, k, v, a mask or none, an operand for \
                         each bound that has one";
@@ -95,7 +95,7 @@ pub(super) fn lower(
     Ok(own.into_iter().map(Command::Kernel).collect())
 }
 
-fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Commands {
     let mut out = Vec::new();
     for result in results.iter().filter(|r| !r.shape.contains(&0)) {
         out.extend(element::lower(&Op::Full(Scalar::Float(Float(0.0))), &[], result, l)?);
@@ -150,12 +150,7 @@ struct Places {
 }
 
 impl Places {
-    fn new(
-        x: &Extents,
-        of: &OfResult<'_>,
-        results: &[Located],
-        l: &Lowering<'_>,
-    ) -> Result<Places, CudaError> {
+    fn new(x: &Extents, of: &OfResult<'_>, results: &[Located], l: &Lowering<'_>) -> Result<Places> {
         let place = |v: &Located, group| Rows::new(l.at(v), &v.shape, &v.strides, group);
         Ok(Places {
             gradient: place(of.gradient, x.group),
@@ -192,7 +187,7 @@ fn own_kernels(
     o: &Operands<'_, Located>,
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Kernel>, CudaError> {
+) -> Result<Vec<Kernel>> {
     let dtype = o.q.dtype;
     let open = || misfit("the bounds of attention", "positions of known size", scores.bounds);
     let limits = bounds::constants(scores.bounds).ok_or_else(open)?;

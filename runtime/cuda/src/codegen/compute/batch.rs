@@ -16,9 +16,9 @@ use super::lowering::{Lowering, Operation};
 use super::rotary::{self, OfProduct};
 use super::skinny::{self, Epilogue};
 use super::{matmul, text};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::Param;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// What products do on the device: as one, or one after another; as one with the rotary embeddings of what they give, or `None`
 /// where there is no such kernel. `memory` says in which memory a value lies whose
@@ -27,7 +27,7 @@ pub fn lower(
     steps: &[Operation<'_>],
     memory: &dyn Fn(&Located) -> Option<usize>,
     l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>, CudaError> {
+) -> Result<Option<Vec<Command>>> {
     match steps.iter().any(|step| *step.op != Op::MatMul) {
         true => turned(steps, l),
         false => products(steps, memory, l).map(Some),
@@ -35,7 +35,7 @@ pub fn lower(
 }
 
 /// Products and rotary embeddings of what they give, by one kernel.
-fn turned(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+fn turned(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
     let (products, others): (SmallVec<[_; 4]>, SmallVec<[&Operation<'_>; 4]>) =
         steps.iter().partition(|step| *step.op == Op::MatMul);
     if products.iter().any(|step| step.results.iter().any(|r| r.shape.contains(&0))) {
@@ -76,7 +76,7 @@ fn products(
     steps: &[Operation<'_>],
     memory: &dyn Fn(&Located) -> Option<usize>,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     if let Some(work) = by_one_kernel(steps, l)? {
         return Ok(vec![work]);
     }
@@ -105,17 +105,14 @@ fn products(
 }
 
 /// All products as one kernel of ours, if it is faster.
-fn by_one_kernel(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Command>, CudaError> {
+fn by_one_kernel(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Command>> {
     let steps: SmallVec<[&Operation<'_>; 4]> = steps.iter().collect();
     let several = gemms(&steps, l)?.filter(|(gemms, _)| gemms.len() > 1);
     Ok(several.and_then(|(gemms, steady)| skinny::apart(&gemms, steady, l)))
 }
 
 /// Products as the library would have them, and whether nothing writes their right matrices while the program runs.
-fn gemms(
-    steps: &[&Operation<'_>],
-    l: &Lowering<'_>,
-) -> Result<Option<(SmallVec<[Gemm; 4]>, bool)>, CudaError> {
+fn gemms(steps: &[&Operation<'_>], l: &Lowering<'_>) -> Result<Option<(SmallVec<[Gemm; 4]>, bool)>> {
     let mut gemms = SmallVec::new();
     let mut steady = true;
     for step in steps {

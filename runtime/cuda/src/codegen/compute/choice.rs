@@ -17,7 +17,7 @@ use crate::cudnn::{Planner, Prepared};
 use crate::device::cache::{Cache, name_of};
 use crate::device::driver::{Device, Event, version};
 use crate::device::launch::{DevicePtr, Kernel, Start};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::exchange::{Exchange, of_rank_0};
 
 /// Runs that are timed together.
@@ -28,7 +28,7 @@ const ROUNDS: usize = 3;
 const GAIN: f64 = 0.01;
 
 /// Launches a kernel of the program on the stream of the search.
-pub(crate) type Launch<'a> = &'a dyn Fn(&Kernel, Start) -> Result<(), CudaError>;
+pub(crate) type Launch<'a> = &'a dyn Fn(&Kernel, Start) -> Result<()>;
 
 /// Which attentions of a program the library computes, and who prepares them.
 #[derive(Clone, Default)]
@@ -47,7 +47,7 @@ fn again(
     settled: &Settled,
     machine: &Machine,
     all: &[&Candidates],
-) -> Result<(Vec<Option<Prepared>>, Settled), CudaError> {
+) -> Result<(Vec<Option<Prepared>>, Settled)> {
     let prepare = |(x, &chosen): (&&Candidates, &bool)| {
         let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
         let prepared = planner.prepare(&x.attention, machine.workspace, x.room)?;
@@ -67,7 +67,7 @@ pub(crate) fn attentions(
     machine: &Machine,
     all: &[&Candidates],
     launch: Launch<'_>,
-) -> Result<(Vec<Option<Prepared>>, Settled), CudaError> {
+) -> Result<(Vec<Option<Prepared>>, Settled)> {
     if let Some(settled) = settled.filter(|settled| settled.chosen.len() == all.len()) {
         return again(settled, machine, all);
     }
@@ -112,7 +112,7 @@ pub(crate) fn attentions(
 }
 
 /// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.
-fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<(), CudaError> {
+fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<()> {
     // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
     unsafe { prepared.run(search.stream, search.bases) }?;
     search.stream.synchronize()
@@ -122,8 +122,8 @@ fn run_once(prepared: &Prepared, search: &Search<'_>) -> Result<(), CudaError> {
 fn agree(
     exchange: &dyn Exchange,
     all: &[&Candidates],
-    mut choose: impl FnMut(&[&Candidates]) -> Result<bool, CudaError>,
-) -> Result<Vec<bool>, CudaError> {
+    mut choose: impl FnMut(&[&Candidates]) -> Result<bool>,
+) -> Result<Vec<bool>> {
     let mut mine = vec![0u8; all.len()];
     if exchange.rank() == 0 {
         let mut shapes: IndexMap<String, Vec<usize>> = IndexMap::new();
@@ -142,7 +142,7 @@ fn agree(
 }
 
 /// What every rank has prepared.
-fn both<T>(exchange: &dyn Exchange, prepared: Vec<Option<T>>) -> Result<Vec<Option<T>>, CudaError> {
+fn both<T>(exchange: &dyn Exchange, prepared: Vec<Option<T>>) -> Result<Vec<Option<T>>> {
     let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
     let all = exchange.all_gather(&mine)?;
     let everywhere = |i: usize| all.iter().all(|rank| rank.get(i) == Some(&1));
@@ -162,9 +162,9 @@ fn operands_to_fill<'x>(
 fn measure(
     search: &Search<'_>,
     alike: &[&Candidates],
-    prepare: &dyn Fn(&Candidates) -> Result<Option<Prepared>, CudaError>,
+    prepare: &dyn Fn(&Candidates) -> Result<Option<Prepared>>,
     launch: Launch<'_>,
-) -> Result<bool, CudaError> {
+) -> Result<bool> {
     let some: Vec<&Candidates> = alike.iter().copied().take(RUNS).collect();
     // What the library refuses, kernels compute.
     let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {

@@ -8,16 +8,11 @@ use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, broadcast};
 use super::text::{bits, computed, int, real, stored};
-use crate::codegen::command::Command;
-use crate::error::CudaError;
+use crate::codegen::command::{Command, Commands};
+use crate::error::{CudaError, Result};
 
 /// One op in a kernel of its own.
-pub(super) fn lower(
-    op: &Op,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn lower(op: &Op, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let to = Strides::from_slice(&result.strides);
     let bytes = result.shape.iter().product::<usize>() * result.dtype.size();
     if let Op::Full(scalar) = op
@@ -37,7 +32,7 @@ pub(super) fn lower(
 }
 
 /// An operand that broadcasts to `shape`.
-pub(super) fn load(map: &mut Map, x: &Located, shape: &[usize], l: &Lowering<'_>) -> Result<Val, CudaError> {
+pub(super) fn load(map: &mut Map, x: &Located, shape: &[usize], l: &Lowering<'_>) -> Result<Val> {
     let skip = shape.len().checked_sub(x.shape.len());
     let fits = skip.is_some_and(|s| x.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1));
     if !fits {
@@ -53,7 +48,7 @@ pub(super) fn value(
     x: &[(Val, DType)],
     to: DType,
     l: &mut Lowering<'_>,
-) -> Result<Val, CudaError> {
+) -> Result<Val> {
     let name = |i: usize| format!("get({})", Map::name(x[i].0));
     let expression = match op {
         Op::Full(scalar) => {
@@ -81,7 +76,7 @@ pub(super) fn value(
     Ok(map.compute(stored(to), format!("Put<{}>::of({expression})", stored(to))))
 }
 
-fn unary(op: UnaryOp, dtype: DType, x: &str) -> Result<String, CudaError> {
+fn unary(op: UnaryOp, dtype: DType, x: &str) -> Result<String> {
     if !op.takes(dtype) {
         return Err(CudaError::Unsupported(format!("{op} is not defined on {dtype}")));
     }
@@ -96,7 +91,7 @@ fn binary(
     x: &str,
     y: &str,
     l: &mut Lowering<'_>,
-) -> Result<String, CudaError> {
+) -> Result<String> {
     if !op.takes(dtype) {
         return Err(CudaError::Unsupported(format!("{op} is not defined on {dtype}")));
     }

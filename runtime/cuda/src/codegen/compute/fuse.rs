@@ -11,10 +11,10 @@ use super::lowering::{Lowering, Operation};
 use super::map::{Map, Val};
 use super::space::Strides;
 use crate::codegen::command::Command;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
-pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
     let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
     if !fit(steps, shape) {
@@ -40,7 +40,7 @@ pub(super) fn evaluate<'a>(
     known: &mut Vec<(&'a Located, Val)>,
     shape: &[usize],
     l: &mut Lowering<'_>,
-) -> Result<(), CudaError> {
+) -> Result<()> {
     let Operation { index, op, operands, results } = *step;
     super::lowering::arity(op, operands.len(), results.len())?;
     l.step = index;

@@ -71,7 +71,6 @@ pub(super) struct Tensors<'a> {
     pub gradients: Option<([&'a Located; 4], DevicePtr)>,
 }
 
-/// A mask with its first address.
 #[derive(Clone, Copy)]
 pub(super) struct Mask<'a> {
     pub at: DevicePtr,

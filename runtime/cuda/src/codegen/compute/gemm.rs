@@ -16,7 +16,7 @@ use symmc_ir::DType;
 
 use crate::device::driver::{Device, Stream};
 use crate::device::launch::{Address, DevicePtr, PortBases};
-use crate::error::{CudaError, trust_loader_path};
+use crate::error::{CudaError, Result, trust_loader_path};
 
 /// A matrix of a product: `[rows, columns]` with one unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,7 +126,7 @@ impl Drop for Handle {
 }
 
 /// Whether cuBLASLt can be loaded.
-fn present() -> Result<(), CudaError> {
+fn present() -> Result<()> {
     trust_loader_path("libcublasLt.so")?;
     // SAFETY: tries to load the library; nothing else.
     if unsafe { sys::is_culib_present() } {
@@ -139,7 +139,7 @@ fn present() -> Result<(), CudaError> {
 }
 
 /// The version of the library, `13.0.2`, and one of its functions.
-pub(crate) fn library() -> Result<(String, *const c_void), CudaError> {
+pub(crate) fn library() -> Result<(String, *const c_void)> {
     present()?;
     // SAFETY: the library is there; it only tells its version.
     let version = unsafe { sys::cublasLtGetVersion() };
@@ -156,7 +156,7 @@ pub struct GemmPlanner {
 
 impl GemmPlanner {
     /// A planner for the device, whose context is current.
-    pub fn new(device: &Arc<Device>) -> Result<GemmPlanner, CudaError> {
+    pub fn new(device: &Arc<Device>) -> Result<GemmPlanner> {
         present()?;
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
         Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
@@ -169,7 +169,7 @@ impl GemmPlanner {
 
     /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
     /// heuristic names.
-    pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared, CudaError> {
+    pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared> {
         let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
         let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
         self.prepare_as(gemm, found.first().ok_or_else(none)?, workspace)
@@ -182,7 +182,7 @@ impl GemmPlanner {
         alignments: [u8; 3],
         workspace: usize,
         most: usize,
-    ) -> Result<Vec<Algorithm>, CudaError> {
+    ) -> Result<Vec<Algorithm>> {
         let d = Descriptors::new(gemm)?;
         let preference = Preference::new(gemm, alignments, workspace)?;
         // SAFETY: plain data for which zero is a valid value.
@@ -219,7 +219,7 @@ impl GemmPlanner {
         gemm: &Gemm,
         algorithm: &Algorithm,
         workspace: usize,
-    ) -> Result<Prepared, CudaError> {
+    ) -> Result<Prepared> {
         let descriptors = Arc::new(Descriptors::new(gemm)?);
         let d = &descriptors;
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
@@ -268,7 +268,6 @@ impl Prepared {
         self.gemm
     }
 
-    /// The bytes of workspace that it uses.
     pub fn workspace(&self) -> usize {
         self.needed
     }
@@ -278,12 +277,7 @@ impl Prepared {
     /// # Safety
     /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the
     /// stream has done it, and nothing else uses the workspace meanwhile.
-    pub unsafe fn run(
-        &self,
-        stream: &Stream,
-        workspace: Address,
-        bases: PortBases<'_>,
-    ) -> Result<(), CudaError> {
+    pub unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<()> {
         // One and zero of the type that sums are scaled in.
         let (one, zero) = match self.gemm.dtype {
             DType::F64 => (1f64.to_bits(), 0),
@@ -328,7 +322,7 @@ unsafe impl Send for Descriptors {}
 unsafe impl Sync for Descriptors {}
 
 impl Descriptors {
-    fn new(gemm: &Gemm) -> Result<Descriptors, CudaError> {
+    fn new(gemm: &Gemm) -> Result<Descriptors> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let (compute, scale) = match gemm.dtype {
@@ -373,12 +367,7 @@ impl Drop for Descriptors {
 
 /// A row-major `[rows, columns]` matrix as the column-major `[columns, rows]` that it is; a column-major
 /// one as it is.
-fn layout(
-    gemm: &Gemm,
-    matrix: &Matrix,
-    rows: usize,
-    columns: usize,
-) -> Result<sys::cublasLtMatrixLayout_t, CudaError> {
+fn layout(gemm: &Gemm, matrix: &Matrix, rows: usize, columns: usize) -> Result<sys::cublasLtMatrixLayout_t> {
     use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
     let dtype = match gemm.dtype {
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
@@ -431,7 +420,7 @@ const COMPUTE_TYPE: u32 = 2;
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<Preference, CudaError> {
+    fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<Preference> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
         let out = Preference(made);

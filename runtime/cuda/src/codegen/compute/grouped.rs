@@ -10,9 +10,9 @@ use symmc_runtime::exec::Located;
 use super::assertions::Fault;
 use super::lowering::{Lowering, misfit};
 use super::text::{self, computed, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{Kernel, Param};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;
@@ -46,7 +46,7 @@ struct Extents {
 }
 
 impl Extents {
-    fn of([x, y, ends]: [&Located; 3], result: &Located) -> Result<Self, CudaError> {
+    fn of([x, y, ends]: [&Located; 3], result: &Located) -> Result<Self> {
         let e = match (&x.shape[..], &y.shape[..], &ends.shape[..]) {
             (&[m, k], &[groups, inner, n], &[given]) if k == inner && groups == given => {
                 Extents { m, k, n, groups, divide_k: false }
@@ -77,11 +77,7 @@ impl Extents {
 }
 
 /// Operands: the rows, the matrices, the ends of the groups; or two matrices, and the ends.
-pub(super) fn lower(
-    operands: [&Located; 3],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn lower(operands: [&Located; 3], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let [x, y, ends] = operands;
     let e = Extents::of(operands, result)?;
     let config = by_tensor_cores([x, y], e, l).unwrap_or_else(|| any(e));

@@ -9,7 +9,7 @@ use super::machine::{InputUse, Machine};
 use super::text;
 use crate::codegen::compile::Source;
 use crate::device::launch::DevicePtr;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// An operation to be lowered: that of a step, or one of those of a dispatch.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,6 @@ pub struct Lowering<'a> {
     /// Where data can be out of range.
     pub assertions: Assertions,
     pub(super) step: usize,
-    /// What the steps are lowered for.
     pub machine: Machine,
 }
 
@@ -67,7 +66,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The workspace, if it has this many bytes.
-    pub(super) fn room(&self, what: &str, bytes: usize) -> Result<DevicePtr, CudaError> {
+    pub(super) fn room(&self, what: &str, bytes: usize) -> Result<DevicePtr> {
         let found = self.machine.workspace_bytes;
         if bytes <= found {
             return Ok(self.machine.workspace.into());
@@ -85,7 +84,7 @@ pub(super) fn misfit(what: &str, expected: impl std::fmt::Debug, found: impl std
 }
 
 /// Checks that the slices that [`lower`] takes apart are long enough.
-pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<(), CudaError> {
+pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
     symmc_ir::infer::fits(op, operands, results).map_err(|expected| {
         misfit(op_name(op), expected, format!("{operands} operands and {results} results"))
     })

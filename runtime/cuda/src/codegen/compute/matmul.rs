@@ -13,22 +13,20 @@ use super::lowering::{Lowering, misfit};
 use super::skinny;
 use super::space::{Axis, Strides, broadcast, collapse};
 use super::text::{self, computed, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The most products of the library that one step becomes.
 const MOST_PRODUCTS: usize = 64;
 /// Rows and columns of the tile that a block of the generated kernel computes.
 const TILE: usize = 64;
 
-/// The matrices of one operand over the batch.
 #[derive(Clone)]
 struct Side {
     at: DevicePtr,
     /// Rows and columns.
     matrix: [Axis; 2],
-    /// Over the batch.
     batch: Strides,
 }
 
@@ -40,12 +38,7 @@ struct Product {
     c: Side,
 }
 
-pub(super) fn lower(
-    x: &Located,
-    y: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn lower(x: &Located, y: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
     let mut p = product(x, y, result, l)?;
     if p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) {
         return Ok(Vec::new());
@@ -69,12 +62,7 @@ pub(super) fn lower(
 }
 
 /// The product as one of the library, if it is one, with rows of the result as its rows.
-pub(super) fn one(
-    x: &Located,
-    y: &Located,
-    result: &Located,
-    l: &Lowering<'_>,
-) -> Result<Option<Gemm>, CudaError> {
+pub(super) fn one(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Option<Gemm>> {
     let mut p = product(x, y, result, l)?;
     let empty = p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) || p.a.matrix[1].n == 0;
     fold(&mut p);
@@ -85,7 +73,7 @@ pub(super) fn one(
     Ok(products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
 }
 
-fn product(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Product, CudaError> {
+fn product(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Product> {
     let rank = result.shape.len();
     let shapes = || (x.shape.clone(), y.shape.clone(), result.shape.clone());
     let bad = || misfit("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());

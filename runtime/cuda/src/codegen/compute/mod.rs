@@ -50,16 +50,15 @@ pub use self::assertions::{Assertion, Assertions, Fault, Indexed};
 pub use self::lowering::{Lowering, Operation};
 use self::lowering::{arity, misfit, no_kernel};
 pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
-use crate::codegen::command::Command;
-use crate::error::CudaError;
+use crate::codegen::command::Commands;
 
 /// What a step does on the device. Fails if the op has no kernel, or its operands do not fit it.
-pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Commands {
     l.step = step.index;
     lower_op(step.op, step.operands, step.results, l)
 }
 
-fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Commands {
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {

@@ -11,11 +11,10 @@ use super::lowering::{Lowering, misfit};
 use super::map::{Map, Val};
 use super::space::{Strides, axes, broadcast, dense};
 use super::text::{moved, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::DevicePtr;
 use crate::error::CudaError;
 
-/// Part of a value: an address and strides over a shape.
 #[derive(Clone)]
 struct Part {
     at: DevicePtr,
@@ -109,7 +108,7 @@ fn transfer_all(
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
-pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
     let n: usize = x.shape.iter().product();
     if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
         return Err(misfit("the result of a copy", &x.shape, &result.shape));
@@ -131,12 +130,7 @@ pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Resul
 }
 
 /// All operands one after another along `axis`. One that lies in its place already is not moved.
-pub(super) fn concat(
-    axis: usize,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn concat(axis: usize, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let whole = Part::of(result, l);
     let (mut start, mut parts) = (0, Vec::with_capacity(operands.len()));
     for x in operands {
@@ -164,7 +158,7 @@ pub(super) fn pad(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let rank = result.shape.len();
     if low.len() != rank || x.shape.len() != rank || x.dtype != result.dtype {
         return Err(misfit("the result of pad", &x.shape, &result.shape));
@@ -208,12 +202,7 @@ fn within(strides: Strides, before: usize, rest: usize) -> Strides {
 }
 
 /// `x` at the indices, which stand for its axes from `axis` on. Operands: `x`, then the indices.
-pub(super) fn index(
-    axis: usize,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn index(axis: usize, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let (x, indices) = (&operands[0], &operands[1..]);
     let end = axis + indices.len();
     if end > x.shape.len() {
@@ -239,12 +228,7 @@ pub(super) fn index(
 }
 
 /// `x` with the coordinate on `axis` replaced by the index. Operands: `x`, the index.
-pub(super) fn gather(
-    axis: usize,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn gather(axis: usize, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let (x, index) = (&operands[0], &operands[1]);
     let fits = axis < x.shape.len()
         && index.shape.len() == x.shape.len()
@@ -269,7 +253,7 @@ fn finish(
     terms: Vec<(Val, usize, isize, u32)>,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let value = map.gather(l.at(x), moved(x.dtype), own, terms);
     map.store(l.at(result), Strides::from_slice(&result.strides), value);
     Ok(map.finish("gather", l).into_iter().collect())

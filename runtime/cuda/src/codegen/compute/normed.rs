@@ -11,11 +11,11 @@ use super::lowering::{Lowering, Operation};
 use super::map::{Map, Val};
 use super::rows::{self, Norm};
 use crate::codegen::command::Command;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// What element-wise steps and the norm behind them do on the device, as one kernel; `None` where their shapes do not allow
 /// it.
-pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
     let Some((last, maps)) = steps.split_last() else { return Ok(Some(Vec::new())) };
     let norm = Norm::of(last.op)?;
     super::lowering::arity(last.op, last.operands.len(), last.results.len())?;

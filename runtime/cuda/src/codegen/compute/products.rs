@@ -16,7 +16,7 @@ use super::space::is_run;
 use super::text::stored;
 use super::{fuse, matmul};
 use crate::codegen::command::Command;
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// Columns of a product that are read element by element.
 struct Cut {
@@ -79,7 +79,7 @@ fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize>
 }
 
 /// The kernel of products and element-wise steps; `None` where their layouts do not allow one.
-pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
     let maps: SmallVec<[Operation<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);

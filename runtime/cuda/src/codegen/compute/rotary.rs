@@ -11,9 +11,9 @@ use symmc_runtime::exec::Located;
 use super::lowering::{Lowering, Operation, misfit};
 use super::space::{Axis, Strides, axes, broadcast, by_stride, is_run};
 use super::text::{self, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel, Param};
-use crate::error::CudaError;
+use crate::error::Result;
 
 const THREADS: usize = 256;
 
@@ -54,13 +54,13 @@ pub(super) fn lower(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let part = part(width, interleaved, operands, result, 0, l)?;
     Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
 }
 
 /// What steps do on the device, as one kernel.
-pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {
@@ -81,7 +81,7 @@ fn part(
     result: &Located,
     number: usize,
     l: &Lowering<'_>,
-) -> Result<Option<Part>, CudaError> {
+) -> Result<Option<Part>> {
     check(width, operands, result)?;
     let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
     let Some((&e, lead)) = x.shape.split_last() else { return Ok(None) };
@@ -116,7 +116,7 @@ fn part(
     Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
 }
 
-fn check(width: usize, operands: &[Located], result: &Located) -> Result<(), CudaError> {
+fn check(width: usize, operands: &[Located], result: &Located) -> Result<()> {
     let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
     let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
         return Err(misfit("a rotary embedding", "rows", (&x.shape, &cos.shape)));
@@ -155,7 +155,7 @@ pub(super) fn of_product(
     product: &Located,
     number: usize,
     l: &Lowering<'_>,
-) -> Result<Option<OfProduct>, CudaError> {
+) -> Result<Option<OfProduct>> {
     let &Op::RotaryEmbedding { width, interleaved } = step.op else { return Ok(None) };
     let ([x, cos, sin], [r]) = (step.operands, step.results) else { return Ok(None) };
     check(width, step.operands, r)?;

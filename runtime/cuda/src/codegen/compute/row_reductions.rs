@@ -23,13 +23,13 @@ use super::space::{Strides, broadcast};
 use super::text::{self, computed, stored};
 use crate::codegen::command::Command;
 use crate::device::launch::{DevicePtr, Kernel, Param};
-use crate::error::CudaError;
+use crate::error::Result;
 
 /// The most bytes of operands that a thread keeps in registers, in blocks of up to 512 threads and in larger ones.
 const KEPT_BYTES: [usize; 2] = [192, 96];
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
-pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>, CudaError> {
+pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
     let reduces = |step: &&Operation<'_>| matches!(step.op, Op::Reduce { .. });
     let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])
     else {
@@ -58,7 +58,6 @@ struct Value {
     operands: Vec<usize>,
     /// How many reductions come before it, one after another.
     level: usize,
-    /// Whether it is one number for each row.
     is_per_row: bool,
 }
 
@@ -95,7 +94,7 @@ impl<'a> RowKernel<'a> {
     }
 
     /// Adds a step; gives whether it can be part of the kernel.
-    fn add(&mut self, step: &Operation<'a>, l: &mut Lowering<'_>) -> Result<bool, CudaError> {
+    fn add(&mut self, step: &Operation<'a>, l: &mut Lowering<'_>) -> Result<bool> {
         let Operation { index, op, operands, results } = *step;
         arity(op, operands.len(), results.len())?;
         l.step = index;
@@ -143,7 +142,7 @@ impl<'a> RowKernel<'a> {
     }
 
     /// The value of an operand: what an earlier step gives, or what is loaded.
-    fn operand(&mut self, x: &Located, l: &Lowering<'_>) -> Result<Val, CudaError> {
+    fn operand(&mut self, x: &Located, l: &Lowering<'_>) -> Result<Val> {
         let given = self.known.iter().rev().find(|(r, _)| same_places(r, x, self.shape));
         if let Some((_, value)) = given {
             return Ok(*value);

@@ -13,9 +13,9 @@ use super::lowering::{Lowering, misfit, no_kernel};
 use super::map::{Map, Val};
 use super::space::{Axis, axes};
 use super::text::{self, computed, offset, real, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel, Param};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 
 /// The most elements of a row that one thread keeps in registers.
 const KEPT: usize = 32;
@@ -176,7 +176,7 @@ pub(super) fn fold(op: Reduction) -> &'static str {
 }
 
 /// The shape of the result without the axes of a row: what is left numbers the rows.
-fn reduced(x: &Located, axes: &[usize], result: &Located) -> Result<Vec<usize>, CudaError> {
+fn reduced(x: &Located, axes: &[usize], result: &Located) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
     let rows: Vec<usize> = kept.iter().map(|&a| x.shape[a]).collect();
     let all: Vec<usize> =
@@ -238,7 +238,7 @@ impl Pass {
 
     /// The same as two passes, where rows are so few and long that more blocks pay: the first reduces pieces of rows into the
     /// workspace.
-    fn in_pieces(self, l: &Lowering<'_>) -> Result<Vec<Pass>, CudaError> {
+    fn in_pieces(self, l: &Lowering<'_>) -> Result<Vec<Pass>> {
         let blocks = self.blocks();
         let columns = self.are_columns();
         let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
@@ -303,7 +303,7 @@ pub(super) fn reduce(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     reduced(x, inner, result)?;
     let rows: usize = result.shape.iter().product();
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
@@ -324,7 +324,7 @@ pub(super) fn arg_reduce(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     reduced(x, &[axis], result)?;
     let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
     if rows == 0 {
@@ -341,12 +341,7 @@ pub(super) fn arg_reduce(
     Ok(launch("arg_reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
 }
 
-pub(super) fn cumsum(
-    axis: usize,
-    x: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn cumsum(axis: usize, x: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
     let threads = if Group::of(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
@@ -359,7 +354,7 @@ pub(super) fn cumsum(
 }
 
 /// The number of rows and their length; none without elements.
-fn row_extents(inner: &[usize], x: &Located, result: &Located) -> Result<Option<(usize, usize)>, CudaError> {
+fn row_extents(inner: &[usize], x: &Located, result: &Located) -> Result<Option<(usize, usize)>> {
     if x.shape != result.shape || inner.iter().any(|&a| a >= x.shape.len()) {
         return Err(misfit("the result of an op on rows", &x.shape, &result.shape));
     }
@@ -374,7 +369,7 @@ pub(super) fn softmax(
     x: &Located,
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
     let group = Group::of(rows, n, &[&xs, &rs]);
@@ -400,8 +395,7 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// The norm that an op is.
-    pub fn of(op: &Op) -> Result<Norm, CudaError> {
+    pub fn of(op: &Op) -> Result<Norm> {
         match op {
             Op::RmsNorm { axes, eps, round_first } => {
                 let rounding = if *round_first { Rounding::BeforeWeight } else { Rounding::AtTheEnd };
@@ -413,7 +407,7 @@ impl Norm {
     }
 
     /// Its axes of an operand, and the number and the length of rows; none without elements.
-    fn rows(&self, x: &Located, result: &Located) -> Result<Option<(Vec<usize>, usize, usize)>, CudaError> {
+    fn rows(&self, x: &Located, result: &Located) -> Result<Option<(Vec<usize>, usize, usize)>> {
         let first = x.shape.len().checked_sub(self.axes);
         let first = first.ok_or_else(|| misfit("a norm", self.axes, &x.shape))?;
         let inner: Vec<usize> = (first..x.shape.len()).collect();
@@ -426,7 +420,7 @@ impl Norm {
         operands: &[Located],
         result: &Located,
         l: &Lowering<'_>,
-    ) -> Result<(String, Vec<(&'static str, DevicePtr)>, String), CudaError> {
+    ) -> Result<(String, Vec<(&'static str, DevicePtr)>, String)> {
         let x = &operands[0];
         let shape = &x.shape[x.shape.len() - self.axes..];
         let mut layout =
@@ -474,12 +468,7 @@ fn of_row(group: Group, elements: &str) -> String {
     )
 }
 
-pub(super) fn norm(
-    norm: Norm,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+pub(super) fn norm(norm: Norm, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
     let x = &operands[0];
     let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (Split::new(x, &inner, l), Split::new(result, &inner, l));
@@ -502,7 +491,7 @@ pub(super) fn norm_of_map(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>, CudaError> {
+) -> Result<Option<Vec<Command>>> {
     let x = &operands[0];
     let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Some(Vec::new())) };
     let rs = Split::new(result, &inner, l);

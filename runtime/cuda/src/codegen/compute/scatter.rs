@@ -13,9 +13,9 @@ use super::lowering::{Lowering, Operation, arity, misfit, no_kernel};
 use super::movement::{common_shape, copy};
 use super::space::{Axis, axes, broadcast};
 use super::text::{self, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
-use crate::error::CudaError;
+use crate::error::Result;
 
 fn how(combine: Option<Reduction>) -> &'static str {
     match combine {
@@ -37,7 +37,7 @@ pub(super) fn elements(
     operands: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
     let fits = axis < x.shape.len()
         && x.shape == result.shape
@@ -100,7 +100,7 @@ pub(super) fn put(
     indices: &[Located],
     result: &Located,
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let mut out = copy(x, result, l)?;
     let part = part(axis, combine, [x, src], indices, result, 0, l)?;
     out.extend(part.map(|part| launch(vec![part], l)));
@@ -108,7 +108,7 @@ pub(super) fn put(
 }
 
 /// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
-pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Vec<Command>, CudaError> {
+pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands {
     let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
     for step in steps {
         let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
@@ -134,7 +134,7 @@ fn part(
     result: &Located,
     number: usize,
     l: &mut Lowering<'_>,
-) -> Result<Option<Part>, CudaError> {
+) -> Result<Option<Part>> {
     let end = axis + indices.len();
     if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
         return Err(misfit("the result of an indexed store", &x.shape, &result.shape));
@@ -206,12 +206,7 @@ plain! {
     }
 }
 
-fn indices_param(
-    axis: usize,
-    x: &Located,
-    indices: &[Located],
-    l: &mut Lowering<'_>,
-) -> Result<Param, CudaError> {
+fn indices_param(axis: usize, x: &Located, indices: &[Located], l: &mut Lowering<'_>) -> Result<Param> {
     if indices.len() > MOST_INDICES {
         return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
     }

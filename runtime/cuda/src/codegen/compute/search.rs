@@ -19,7 +19,7 @@ use super::machine::Machine;
 use crate::device::cache::{Cache, name_of};
 use crate::device::driver::{Device, Event, Stream, version};
 use crate::device::launch::{Address, DevicePtr, PortBases};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::exchange::{Exchange, of_rank_0};
 
 /// How the algorithms of matrix products are chosen, and who computes attention.
@@ -50,7 +50,6 @@ pub struct Search<'a> {
     /// How to choose; measured if all ranks say so.
     pub products: Products,
     pub device: &'a Device,
-    /// Where products are timed.
     pub stream: &'a Stream,
     /// How long ranks wait for each other.
     pub limit: Duration,
@@ -88,7 +87,7 @@ pub(crate) fn prepare(
     device: &Arc<Device>,
     machine: &Machine,
     gemms: &[Gemm],
-) -> Result<(Vec<Prepared>, Settled), CudaError> {
+) -> Result<(Vec<Prepared>, Settled)> {
     let settled = match settled.filter(|settled| settled.chosen.len() == gemms.len()) {
         Some(settled) => settled.clone(),
         None => {
@@ -119,7 +118,7 @@ impl Search<'_> {
         planner: Option<&GemmPlanner>,
         gemms: &[Gemm],
         machine: &Machine,
-    ) -> Result<Vec<Option<Algorithm>>, CudaError> {
+    ) -> Result<Vec<Option<Algorithm>>> {
         let cache = Cache::of_user();
         let [major, minor] = version()?;
         let end = Instant::now() + BUDGET.min(self.limit / 4);
@@ -155,7 +154,7 @@ impl Search<'_> {
         alignments: Alignments,
         machine: &Machine,
         until: Instant,
-    ) -> Result<Option<Algorithm>, CudaError> {
+    ) -> Result<Option<Algorithm>> {
         let alike: Vec<&Gemm> = alike.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
         let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
         let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
@@ -216,8 +215,8 @@ fn agree(
     exchange: &dyn Exchange,
     products: Products,
     gemms: &[Gemm],
-    mut choose: impl FnMut(&[&Gemm], Alignments) -> Result<Option<Algorithm>, CudaError>,
-) -> Result<Vec<Option<Algorithm>>, CudaError> {
+    mut choose: impl FnMut(&[&Gemm], Alignments) -> Result<Option<Algorithm>>,
+) -> Result<Vec<Option<Algorithm>>> {
     if !all_measure(exchange, products, gemms.len())? {
         return Ok(vec![None; gemms.len()]);
     }
@@ -245,11 +244,7 @@ fn agree(
 }
 
 /// Whether all ranks measure and have as many of what is measured, and some.
-pub(super) fn all_measure(
-    exchange: &dyn Exchange,
-    products: Products,
-    count: usize,
-) -> Result<bool, CudaError> {
+pub(super) fn all_measure(exchange: &dyn Exchange, products: Products, count: usize) -> Result<bool> {
     let mine = if products == Products::Measured { count as u64 } else { 0 };
     let counts = exchange.all_gather(&mine.to_le_bytes())?;
     Ok(mine > 0 && counts.iter().all(|c| c[..] == mine.to_le_bytes()))

@@ -87,7 +87,6 @@ pub(super) struct Epilogue {
     pub layouts: String,
     /// Parameters of the kernel, as CUDA C declares them.
     pub declared: Vec<String>,
-    /// Their values.
     pub params: Vec<Param>,
     /// Statements that use `product`, `row`, `column` and `sum`, an array of floats with one for each product that stands
     /// side by side.

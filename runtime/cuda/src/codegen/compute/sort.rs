@@ -8,9 +8,8 @@ use symmc_runtime::exec::Located;
 use super::lowering::{Lowering, misfit};
 use super::space::Axis;
 use super::text::{self, offset, stored};
-use crate::codegen::command::Command;
+use crate::codegen::command::{Command, Commands};
 use crate::device::launch::{DevicePtr, Kernel, Param};
-use crate::error::CudaError;
 
 /// The longest row that is sorted in shared memory; elements of a tile of longer ones.
 const TILE: usize = 4096;
@@ -42,7 +41,7 @@ pub(super) fn lower(
     x: &Located,
     results: &[Located],
     l: &mut Lowering<'_>,
-) -> Result<Vec<Command>, CudaError> {
+) -> Commands {
     let (values, positions) = (&results[0], &results[1]);
     let rank = x.shape.len();
     let fits = axis < rank
@@ -127,7 +126,7 @@ impl Job {
         (keys, copy): (usize, usize),
         [from, to, places]: [DevicePtr; 3],
         l: &mut Lowering<'_>,
-    ) -> Result<Vec<Command>, CudaError> {
+    ) -> Commands {
         let room = l.room("sorting", 2 * copy)?;
         let side = |i: usize| {
             let start = room + (i * copy) as u64;

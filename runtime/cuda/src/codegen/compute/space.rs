@@ -33,7 +33,6 @@ impl Rows {
     }
 }
 
-/// The strides of an operand over a space.
 pub(super) type Strides = SmallVec<[isize; 6]>;
 
 /// The strides of an operand that broadcasts to `shape`, over that shape.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use crate::device::launch::Address;
-use crate::error::{CudaError, checked, trust_loader_path};
+use crate::error::{CudaError, Result, checked, trust_loader_path};
 
 /// The context that is current on this thread; it is again when this value is dropped.
 #[derive(Debug)]
@@ -20,14 +20,14 @@ pub struct CallersContext {
 
 impl CallersContext {
     /// What is current now, also if that is none.
-    pub fn keep() -> Result<CallersContext, CudaError> {
+    pub fn keep() -> Result<CallersContext> {
         count()?;
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
         Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
     }
 
     /// What is current now, in place of which that of `device` is from now on; `None` if it is already.
-    pub fn changed_to(device: &Device) -> Result<Option<CallersContext>, CudaError> {
+    pub fn changed_to(device: &Device) -> Result<Option<CallersContext>> {
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
         if found == Some(device.context) {
             return Ok(None);
@@ -56,7 +56,7 @@ pub struct Relaxed {
 
 impl Relaxed {
     /// From now on.
-    pub fn begin() -> Result<Relaxed, CudaError> {
+    pub fn begin() -> Result<Relaxed> {
         let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the call takes the new mode and writes the old one.
         let changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut callers) };
@@ -93,7 +93,7 @@ unsafe impl Sync for Device {}
 
 impl Device {
     /// Opens GPU `ordinal` and makes its context current on this thread.
-    pub fn open(ordinal: u32) -> Result<Arc<Device>, CudaError> {
+    pub fn open(ordinal: u32) -> Result<Arc<Device>> {
         let found = count()?;
         if ordinal >= found {
             let text = format!("GPU {ordinal}: this process sees {found} GPUs, numbered from 0");
@@ -125,7 +125,7 @@ impl Device {
 
     /// What the links between this GPU and the others that the process sees promise. GPUs do atomic operations on
     /// each other's memory over NVLink alone.
-    pub fn links(&self) -> Result<Links, CudaError> {
+    pub fn links(&self) -> Result<Links> {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         let (mut others, mut all) = (0, true);
         for ordinal in (0..count()?).filter(|&o| o != self.ordinal) {
@@ -140,13 +140,13 @@ impl Device {
         Ok(if others > 0 && all { Links::Whole } else { Links::MaySplit })
     }
 
-    pub fn enter(&self) -> Result<(), CudaError> {
+    pub fn enter(&self) -> Result<()> {
         // SAFETY: the context is retained as long as this value lives.
         checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
     }
 
     /// The id of its context, which no other context of this process has, not even one that is made later.
-    pub(super) fn context_id(&self) -> Result<u64, CudaError> {
+    pub(super) fn context_id(&self) -> Result<u64> {
         let mut id = 0;
         // SAFETY: the context is retained as long as this value lives; the call writes one integer.
         let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
@@ -155,7 +155,7 @@ impl Device {
     }
 
     /// Whether the context is the one that is current on this thread.
-    pub fn is_current(&self) -> Result<bool, CudaError> {
+    pub fn is_current(&self) -> Result<bool> {
         let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
         Ok(found == Some(self.context))
     }
@@ -190,12 +190,12 @@ impl Device {
     }
 
     /// Waits until everything on the device has ended.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
+    pub fn synchronize(&self) -> Result<()> {
         checked(|| "waiting for the GPU".into(), result::ctx::synchronize())
     }
 
     /// The bytes of its memory that nobody has, of all processes. The context is current.
-    pub fn free(&self) -> Result<usize, CudaError> {
+    pub fn free(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
         let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
@@ -204,7 +204,7 @@ impl Device {
     }
 
     /// Whose memory an address is. The context is current.
-    pub fn holder(&self, address: Address) -> Result<Holder, CudaError> {
+    pub fn holder(&self, address: Address) -> Result<Holder> {
         use sys::CUpointer_attribute as Attribute;
         let ask = |attribute| {
             let mut value = 0u32;
@@ -234,7 +234,7 @@ impl Drop for Device {
     }
 }
 
-pub fn count() -> Result<u32, CudaError> {
+pub fn count() -> Result<u32> {
     trust_loader_path("libcuda.so")?;
     // SAFETY: tries to load the library; nothing else.
     if !unsafe { sys::is_culib_present() } {
@@ -248,7 +248,7 @@ pub fn count() -> Result<u32, CudaError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-pub fn version() -> Result<[u32; 2], CudaError> {
+pub fn version() -> Result<[u32; 2]> {
     count()?;
     let mut version = 0;
     // SAFETY: the library is there, and writes one integer.

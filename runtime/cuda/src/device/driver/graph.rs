@@ -14,7 +14,7 @@ use super::device::Device;
 use super::module::Function;
 use super::stream::{Params, Stream};
 use crate::device::launch::{Address, Kernel, PortBases};
-use crate::error::{CudaError, checked};
+use crate::error::{Result, checked};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Node(sys::CUgraphNode);
@@ -31,7 +31,6 @@ pub struct Frontier(SmallVec<[sys::CUgraphNode; 4]>);
 /// The most nodes that one piece of work is looked through for.
 const MOST_NODES: usize = 16;
 
-/// What was recorded.
 #[derive(Debug)]
 pub struct Template {
     graph: sys::CUgraph,
@@ -70,20 +69,17 @@ impl Stream {
     /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph
     /// instead of running it. NCCL connects ranks at the first call on a communicator; where they are threads of one process
     /// the driver allows that while a stream is recorded in the relaxed mode alone.
-    pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+    pub fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         self.executable(self.record(record)?)
     }
 
     /// The same as callers record: what this thread does besides and waits, or takes memory, ends the recording.
-    pub fn capture_strictly(
-        &self,
-        record: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Graph, CudaError> {
+    pub fn capture_strictly(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.executable(self.record_in(mode, record)?)
     }
 
-    fn executable(&self, template: Template) -> Result<Graph, CudaError> {
+    fn executable(&self, template: Template) -> Result<Graph> {
         // SAFETY: the graph was just made.
         let made = unsafe {
             result::graph::instantiate(
@@ -96,15 +92,15 @@ impl Stream {
     }
 
     /// The same without making it executable.
-    pub fn record(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Template, CudaError> {
+    pub fn record(&self, record: impl FnOnce() -> Result<()>) -> Result<Template> {
         self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
     }
 
     fn record_in(
         &self,
         mode: sys::CUstreamCaptureMode,
-        record: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Template, CudaError> {
+        record: impl FnOnce() -> Result<()>,
+    ) -> Result<Template> {
         // SAFETY: the stream exists and is not capturing.
         let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
         checked(|| "beginning to record a graph".into(), begun)?;
@@ -118,7 +114,7 @@ impl Stream {
 
     /// What the next work on this stream, which is recorded, follows. Fails if the driver does not say (it does since
     /// 12.3).
-    pub fn frontier(&self) -> Result<Frontier, CudaError> {
+    pub fn frontier(&self) -> Result<Frontier> {
         let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes a status, two pointers and a count.
@@ -142,7 +138,7 @@ impl Stream {
     }
 
     /// The nodes that were recorded on this stream since, the first first, if they are one chain behind that.
-    pub fn since(&self, before: &Frontier) -> Result<Option<Vec<Node>>, CudaError> {
+    pub fn since(&self, before: &Frontier) -> Result<Option<Vec<Node>>> {
         let mut found = Vec::new();
         let mut behind = self.frontier()?;
         // What is new follows something new, or only what was there.
@@ -159,14 +155,14 @@ impl Stream {
     ///
     /// # Safety
     /// Everything it uses still exists.
-    pub unsafe fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+    pub unsafe fn replay(&self, graph: &Graph) -> Result<()> {
         // SAFETY: the graph exists; the rest by the caller.
         checked(|| "replaying a graph".into(), unsafe { result::graph::launch(graph.exec, self.handle) })
     }
 }
 
 /// What a node follows; of more than a few nodes some.
-fn dependencies(node: sys::CUgraphNode) -> Result<Frontier, CudaError> {
+fn dependencies(node: sys::CUgraphNode) -> Result<Frontier> {
     let mut nodes = [ptr::null_mut(); MOST_NODES];
     // SAFETY: plain data for which zero is a valid value.
     let mut edges: [sys::CUgraphEdgeData; MOST_NODES] = unsafe { std::mem::zeroed() };
@@ -180,7 +176,7 @@ fn dependencies(node: sys::CUgraphNode) -> Result<Frontier, CudaError> {
 }
 
 /// What a call of the driver writes.
-fn told<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T, CudaError> {
+fn told<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut out = MaybeUninit::zeroed();
     let asked = ask(out.as_mut_ptr());
     checked(|| format!("asking for {what}"), asked.result())?;
@@ -189,22 +185,22 @@ fn told<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T, C
 }
 
 impl Node {
-    fn kind(self) -> Result<sys::CUgraphNodeType, CudaError> {
+    fn kind(self) -> Result<sys::CUgraphNodeType> {
         // SAFETY: the node exists; the call writes an enumerator.
         told("the type of a node", |out| unsafe { sys::cuGraphNodeGetType(self.0, out) })
     }
 
-    fn kernel(self) -> Result<sys::CUDA_KERNEL_NODE_PARAMS, CudaError> {
+    fn kernel(self) -> Result<sys::CUDA_KERNEL_NODE_PARAMS> {
         // SAFETY: the node exists; the call writes the struct.
         told("the parameters of a kernel", |out| unsafe { sys::cuGraphKernelNodeGetParams_v2(self.0, out) })
     }
 
-    fn copy(self) -> Result<sys::CUDA_MEMCPY3D, CudaError> {
+    fn copy(self) -> Result<sys::CUDA_MEMCPY3D> {
         // SAFETY: as above.
         told("the parameters of a copy", |out| unsafe { sys::cuGraphMemcpyNodeGetParams(self.0, out) })
     }
 
-    fn fill(self) -> Result<sys::CUDA_MEMSET_NODE_PARAMS, CudaError> {
+    fn fill(self) -> Result<sys::CUDA_MEMSET_NODE_PARAMS> {
         // SAFETY: as above.
         told("the parameters of a fill", |out| unsafe { sys::cuGraphMemsetNodeGetParams(self.0, out) })
     }
@@ -230,7 +226,7 @@ impl Graph {
         function: Function,
         kernel: &Kernel,
         bases: PortBases<'_>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let params = Params::resolve(kernel, bases)?;
         let mut pointers = params.pointers();
         let [gx, gy, gz] = kernel.grid;
@@ -258,7 +254,7 @@ impl Graph {
     ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::copy`].
-    pub unsafe fn set_copy(&self, node: Node, to: Address, from: Address) -> Result<(), CudaError> {
+    pub unsafe fn set_copy(&self, node: Node, to: Address, from: Address) -> Result<()> {
         let set = sys::CUDA_MEMCPY3D { srcDevice: from, dstDevice: to, ..node.copy()? };
         // SAFETY: by the caller.
         let done =
@@ -270,12 +266,12 @@ impl Graph {
     ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::fill`].
-    pub unsafe fn set_fill(&self, node: Node, at: Address) -> Result<(), CudaError> {
+    pub unsafe fn set_fill(&self, node: Node, at: Address) -> Result<()> {
         // SAFETY: by the caller.
         unsafe { self.set_fill_as(node, &sys::CUDA_MEMSET_NODE_PARAMS { dst: at, ..node.fill()? }) }
     }
 
-    unsafe fn set_fill_as(&self, node: Node, set: &sys::CUDA_MEMSET_NODE_PARAMS) -> Result<(), CudaError> {
+    unsafe fn set_fill_as(&self, node: Node, set: &sys::CUDA_MEMSET_NODE_PARAMS) -> Result<()> {
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemsetNodeSetParams(self.exec, node.0, set, self.device.context) };
@@ -287,7 +283,7 @@ impl Graph {
     ///
     /// # Safety
     /// The nodes are of this graph, the others exist; the rest as for what is launched.
-    pub unsafe fn set_as(&self, nodes: &[Node], like: &[Node]) -> Result<bool, CudaError> {
+    pub unsafe fn set_as(&self, nodes: &[Node], like: &[Node]) -> Result<bool> {
         use sys::CUgraphNodeType as Kind;
         if nodes.len() != like.len() {
             return Ok(false);
@@ -321,7 +317,7 @@ impl Graph {
         Ok(true)
     }
 
-    pub fn copies(&self) -> Result<Vec<Copied>, CudaError> {
+    pub fn copies(&self) -> Result<Vec<Copied>> {
         let (graph, mut count) = (self.template.graph, 0);
         // SAFETY: the graph exists; the call writes how many nodes it has.
         let asked = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };

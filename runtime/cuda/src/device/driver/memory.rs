@@ -8,7 +8,7 @@ use cudarc::driver::{result, sys};
 
 use super::device::{CallersContext, Device};
 use crate::device::launch::Address;
-use crate::error::{CudaError, checked};
+use crate::error::{Result, checked};
 
 /// Device memory that only this process reaches.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub struct Memory {
 
 impl Memory {
     /// `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
-    pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<Memory, CudaError> {
+    pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<Memory> {
         let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
         // SAFETY: the context is current; no size of 0 is asked for.
         let at = checked(call, unsafe { result::malloc_sync(len.max(1)) })?;
@@ -69,7 +69,7 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// `len` zero bytes.
-    pub fn new(device: &Arc<Device>, len: usize) -> Result<Pinned, CudaError> {
+    pub fn new(device: &Arc<Device>, len: usize) -> Result<Pinned> {
         let call = || format!("allocating {len} bytes of pinned host memory");
         // SAFETY: the context is current.
         let at = checked(call, unsafe {

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use self::cache::{CodeKey, LoadedCode, SharedModules};
 use super::device::Device;
-use crate::error::{CudaError, checked};
+use crate::error::{Result, checked};
 
 /// The most machine code that stays loaded on a GPU without a user.
 const IDLE_BYTES: usize = 64 << 20;
@@ -54,7 +54,7 @@ pub struct Module {
 
 impl Module {
     /// Loads what [`crate::codegen::compile::compile`] returned, unless it is loaded already. The context of `device` is current.
-    pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module, CudaError> {
+    pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module> {
         let digest = Sha256::digest(code).into();
         let key = CodeKey { gpu: device.ordinal(), context: device.context_id()?, digest };
         let code = MODULES.get_or_load(key, code.len(), || {
@@ -67,7 +67,7 @@ impl Module {
 
     /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory. Fails if the module has no such
     /// kernel, or the GPU has less shared memory.
-    pub fn function(&self, name: &str, shared: u32) -> Result<Function, CudaError> {
+    pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.
         let found = unsafe { result::module::get_function(self.handle.0, text) };

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::device::Device;
 use super::module::Function;
 use crate::device::launch::{Address, Kernel, Param, PortBases, Start};
-use crate::error::{CudaError, checked};
+use crate::error::{CudaError, Result, checked};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LentStream(sys::CUstream);
@@ -55,7 +55,7 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     /// A new stream that does not wait for the default stream.
-    pub fn new(device: &Arc<Device>) -> Result<Stream, CudaError> {
+    pub fn new(device: &Arc<Device>) -> Result<Stream> {
         let made = result::stream::create(result::stream::StreamKind::NonBlocking);
         let handle = checked(|| "creating a stream".into(), made)?;
         Ok(Stream { device: device.clone(), handle, lent: false })
@@ -63,7 +63,7 @@ impl Stream {
 
     /// A new stream of which kernels, also those of graphs, get to run before those of other streams that wait for
     /// room.
-    pub fn urgent(device: &Arc<Device>) -> Result<Stream, CudaError> {
+    pub fn urgent(device: &Arc<Device>) -> Result<Stream> {
         let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the calls write two integers and a handle.
@@ -85,7 +85,7 @@ impl Stream {
     }
 
     /// Whether it belongs to the context of its device, which is current. Fails if there is no such stream.
-    pub fn is_of_device(&self) -> Result<bool, CudaError> {
+    pub fn is_of_device(&self) -> Result<bool> {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
         let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
@@ -94,7 +94,7 @@ impl Stream {
     }
 
     /// Whether what is put on it is recorded, not run. Fails if there is no such stream, or recording it failed.
-    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+    pub fn is_capturing(&self) -> Result<bool> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
         let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
@@ -107,7 +107,7 @@ impl Stream {
     }
 
     /// Whether everything recorded so far has ended. Fails if something recorded earlier failed.
-    pub fn idle(&self) -> Result<bool, CudaError> {
+    pub fn idle(&self) -> Result<bool> {
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.handle) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -116,13 +116,13 @@ impl Stream {
     }
 
     /// Waits until everything recorded so far has ended. Fails if something recorded earlier failed.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
+    pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream exists.
         let ended = unsafe { result::stream::synchronize(self.handle) };
         checked(|| "running the program on the GPU".into(), ended)
     }
 
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+    pub fn wait(&self, event: &Event) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both exist.
         let waiting = unsafe { result::stream::wait_event(self.handle, event.handle, flags) };
@@ -133,7 +133,7 @@ impl Stream {
     ///
     /// # Safety
     /// `to` has as many bytes, and nothing else uses them meanwhile.
-    pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+    pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
         let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
         checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })?;
@@ -144,7 +144,7 @@ impl Stream {
     ///
     /// # Safety
     /// `to` has as many bytes; until the copy is done nobody writes `from` and nothing else uses `to`.
-    pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<(), CudaError> {
+    pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<()> {
         let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: by the caller.
         checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
@@ -154,7 +154,7 @@ impl Stream {
     ///
     /// # Safety
     /// `from` has as many bytes.
-    pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<(), CudaError> {
+    pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
         let (at, len) = (to.as_mut_ptr(), to.len());
         let call = || format!("copying {len} bytes from GPU {}", self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
@@ -168,7 +168,7 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges exist and do not overlap.
-    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), CudaError> {
+    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
         // SAFETY: by the caller.
         let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) };
         checked(|| format!("copying {bytes} bytes on GPU {}", self.device.ordinal()), copied)
@@ -178,7 +178,7 @@ impl Stream {
     ///
     /// # Safety
     /// The range exists.
-    pub unsafe fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<(), CudaError> {
+    pub unsafe fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: by the caller.
         let filled = unsafe { result::memset_d8_async(at, byte, bytes, self.handle) };
         checked(|| format!("setting {bytes} bytes on GPU {}", self.device.ordinal()), filled)
@@ -188,7 +188,7 @@ impl Stream {
     ///
     /// # Safety
     /// It exists, at a multiple of 4.
-    pub unsafe fn store(&self, at: Address, word: u32) -> Result<(), CudaError> {
+    pub unsafe fn store(&self, at: Address, word: u32) -> Result<()> {
         // SAFETY: by the caller.
         let stored = unsafe { sys::cuMemsetD32Async(at, word, 1, self.handle) };
         checked(|| format!("storing a word on GPU {}", self.device.ordinal()), stored.result())
@@ -204,7 +204,7 @@ impl Stream {
         kernel: &Kernel,
         bases: PortBases<'_>,
         start: Start,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let params = Params::resolve(kernel, bases)?;
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
@@ -265,7 +265,6 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream.
 #[derive(Debug)]
 pub struct Event {
     handle: sys::CUevent,
@@ -276,28 +275,28 @@ unsafe impl Send for Event {}
 
 impl Event {
     /// An event that orders streams.
-    pub fn new() -> Result<Event, CudaError> {
+    pub fn new() -> Result<Event> {
         Event::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// An event that also takes the time.
-    pub fn timed() -> Result<Event, CudaError> {
+    pub fn timed() -> Result<Event> {
         Event::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn with(flags: sys::CUevent_flags) -> Result<Event, CudaError> {
+    fn with(flags: sys::CUevent_flags) -> Result<Event> {
         let handle = checked(|| "creating an event".into(), result::event::create(flags))?;
         Ok(Event { handle })
     }
 
     /// Marks the present end of `stream`.
-    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both exist.
         checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
     }
 
     /// Whether it was reached, or marks nothing yet. Fails if something in front of it failed.
-    pub fn reached(&self) -> Result<bool, CudaError> {
+    pub fn reached(&self) -> Result<bool> {
         // SAFETY: the event exists.
         match unsafe { sys::cuEventQuery(self.handle) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -306,13 +305,13 @@ impl Event {
     }
 
     /// Waits until it was reached; at once if it marks nothing yet.
-    pub fn synchronize(&self) -> Result<(), CudaError> {
+    pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event exists.
         checked(|| "waiting for an event".into(), unsafe { result::event::synchronize(self.handle) })
     }
 
     /// Microseconds from this event to `later`; both must have been reached.
-    pub fn microseconds_to(&self, later: &Event) -> Result<f64, CudaError> {
+    pub fn microseconds_to(&self, later: &Event) -> Result<f64> {
         // SAFETY: both exist.
         let ms = checked(|| "reading a time".into(), unsafe {
             result::event::elapsed(self.handle, later.handle)
@@ -338,7 +337,7 @@ pub(super) struct Params<'k> {
 }
 
 impl<'k> Params<'k> {
-    pub fn resolve(kernel: &'k Kernel, bases: PortBases<'_>) -> Result<Params<'k>, CudaError> {
+    pub fn resolve(kernel: &'k Kernel, bases: PortBases<'_>) -> Result<Params<'k>> {
         let mut maps = SmallVec::new();
         let mut resolved = SmallVec::new();
         for param in &kernel.params {
