@@ -7,7 +7,9 @@ use symmc_cuda::codegen::refusal::{self, Refusal};
 use symmc_ir::machine::TargetBackend;
 use symmc_plan::ReadPlan;
 
-use crate::error::{DriverError, Result};
+#[cfg(feature = "cuda")]
+use crate::error::DriverError;
+use crate::error::Result;
 
 /// The plan as a backend runs it, with what its steps take besides the arenas.
 ///
