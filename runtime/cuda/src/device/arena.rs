@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use symmc_control::{Channel, collect_descriptors, secret};
 use symmc_runtime::RunError;
 
-use crate::device::driver::{CallersContext, Device};
+use crate::device::driver::{CallersContext, Device, Stream};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result, checked};
 use crate::exchange::Exchange;
@@ -76,10 +76,11 @@ impl SymmetricArena {
             }
         };
         let len = arena.len;
+        // On a stream of its own: waiting for all of the GPU would end what other sessions of this process record there.
+        let stream = Stream::new(device)?;
         // SAFETY: the range was just mapped; no peer touches it before the exchange below.
-        let zeroed = unsafe { cudarc::driver::result::memset_d8_sync(arena.address(), 0, len) };
-        checked(|| format!("clearing the symmetric arena of {len} bytes"), zeroed)?;
-        device.synchronize()?;
+        unsafe { stream.fill(arena.address(), 0, len)? };
+        stream.synchronize()?;
         exchange.all_gather(&[0])?;
         Ok(arena)
     }

@@ -189,11 +189,6 @@ impl Device {
         self.multiprocessors
     }
 
-    /// Waits until everything on the device has ended.
-    pub fn synchronize(&self) -> Result<()> {
-        checked(|| "waiting for the GPU".into(), result::ctx::synchronize())
-    }
-
     /// The bytes of its memory that nobody has, of all processes. The context is current.
     pub fn free(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
