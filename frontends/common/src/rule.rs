@@ -39,6 +39,7 @@ impl<E> From<BuildError> for Stop<E> {
 #[derive(Debug)]
 pub struct Row<R> {
     pub name: &'static str,
+    /// What a node becomes, in words for documentation.
     pub becomes: &'static str,
     pub rule: R,
 }

@@ -26,6 +26,7 @@ pub struct CompileOptions {
     pub slack: f64,
     /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
     pub memory_price: f64,
+    /// The most bytes of the symmetric arena.
     pub symm_limit: Option<u64>,
     /// Whether several collectives may become one where a run is estimated to be faster for it.
     pub coalesce: bool,

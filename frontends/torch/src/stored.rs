@@ -131,6 +131,7 @@ struct Region {
     offset: usize,
     /// The size of the contiguous tensor.
     bytes: u64,
+    /// How many elements of the storage the region needs.
     needed: usize,
 }
 

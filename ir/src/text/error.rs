@@ -39,6 +39,7 @@ impl fmt::Display for ParseError {
 
 #[derive(Debug)]
 pub(super) struct Failure {
+    /// The byte in the text.
     pub at: usize,
     pub message: String,
 }

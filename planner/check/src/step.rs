@@ -63,6 +63,7 @@ pub struct Step {
 /// How a step orders the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sync {
+    /// An index of [`Programs::groups`].
     pub group: usize,
     /// Whether it touches no peer before every peer has arrived.
     pub entry: bool,

@@ -173,6 +173,7 @@ pub struct Bucket {
     /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
     #[serde(deserialize_with = "once::each_once")]
     pub symbols: IndexMap<String, [i64; 2]>,
+    /// The index of the planned program.
     pub program: usize,
     /// Memory of this bucket. Two buffers may overlap when their lifetimes do not.
     pub buffers: Vec<Buffer>,

@@ -38,6 +38,7 @@ pub fn peak(tasks: &Tasks, order: &[u32]) -> Demand {
     memory::peak(&profile(tasks, order))
 }
 
+/// The order of this name; `None` if it takes a search.
 pub fn named(tasks: &Tasks, order: Order) -> Option<Vec<u32>> {
     named::named(tasks, order)
 }

@@ -56,6 +56,7 @@ impl Order {
     pub const NAMED: &'static [Order] = Order::ALL.split_at(2).1;
 }
 
+/// The order of this name; `None` if it takes a search.
 pub fn named(tasks: &Tasks, name: Order) -> Option<Vec<u32>> {
     Some(match name {
         Order::Chosen | Order::Lean => return None,

@@ -51,6 +51,7 @@ impl Bound {
 pub struct Located {
     /// The memory that its first byte is counted from.
     pub space: MemorySpace,
+    /// Bytes from the start of the memory.
     pub offset: usize,
     /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
     pub by_rank: usize,

@@ -110,6 +110,7 @@ plain! {
         /// How many rows go to each number, and where the kernel stores how many come.
         pub sent: DevicePtr,
         pub received: DevicePtr,
+        /// The bytes of a row.
         pub row: u64,
         /// The rows of the operand, and of the result.
         pub capacity: u64,

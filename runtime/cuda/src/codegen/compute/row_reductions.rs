@@ -219,6 +219,7 @@ struct Phases<'k> {
     kernel: &'k RowKernel<'k>,
     statements: Vec<Statement<'k>>,
     group: Group,
+    /// The elements of a row.
     n: usize,
     /// The accesses of a thread to a row.
     chunks: usize,
