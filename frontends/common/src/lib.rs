@@ -14,4 +14,4 @@ pub mod sizes;
 pub mod sympy;
 
 pub use emit::Emit;
-pub use rule::{Lowered, OpaqueOps, Row, Stop, Tables};
+pub use rule::{Lowered, OpaqueOps, Row, Rule, RuleCall, Stop, Tables};

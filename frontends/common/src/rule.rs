@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use indexmap::IndexMap;
+use symmc_ir::ValueId;
 use symmc_ir::builder::BuildError;
 
 /// Why a rule does not lower a node; `E` is the reader's error.
@@ -33,6 +34,39 @@ impl<E> Stop<E> {
 impl<E> From<BuildError> for Stop<E> {
     fn from(e: BuildError) -> Self {
         Stop::Broken(e.message)
+    }
+}
+
+/// A node while its rule runs, as a reader has it.
+pub trait RuleCall {
+    type Error;
+
+    /// States the value of the only result.
+    fn finish(&mut self, value: ValueId) -> Lowered<(), Self::Error>;
+}
+
+/// What lowers a node of an op: a function of a reader's own type of call.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule<V, R> {
+    /// Gives the value of the only result.
+    Value(V),
+    /// States the results.
+    Results(R),
+}
+
+impl<V, R> Rule<V, R> {
+    pub fn apply<C: RuleCall>(self, call: &mut C) -> Lowered<(), C::Error>
+    where
+        V: FnOnce(&mut C) -> Lowered<ValueId, C::Error>,
+        R: FnOnce(&mut C) -> Lowered<(), C::Error>,
+    {
+        match self {
+            Rule::Value(rule) => {
+                let value = rule(call)?;
+                call.finish(value)
+            }
+            Rule::Results(rule) => rule(call),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall};
 use symmc_ir::{Builder, DType, Def, Dim, InputKind, Scalar, Tensor, Type, ValueId};
 
 use crate::data;
@@ -25,25 +25,7 @@ pub(crate) enum Operand {
 /// Emits the nodes of one call.
 type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
 
-#[derive(Clone, Copy)]
-pub(crate) enum Rule {
-    /// Gives the value of the only result.
-    Value(Emitter<ValueId>),
-    /// States the results.
-    Results(Emitter<()>),
-}
-
-impl Rule {
-    pub fn apply(self, call: &mut Call<'_, '_>) -> Lowered {
-        match self {
-            Rule::Value(rule) => {
-                let value = rule(call)?;
-                call.done(value)
-            }
-            Rule::Results(rule) => rule(call),
-        }
-    }
-}
+pub(crate) type Rule = symmc_import::Rule<Emitter<ValueId>, Emitter<()>>;
 
 /// A rule, and the newest version of the op that it was written for. A later one that
 /// [`schemas`](crate::ops::schemas) knows is refused.
@@ -94,6 +76,14 @@ fn broken<T>(message: String) -> Lowered<T> {
 
 fn operand<T>(i: usize, found: Option<T>) -> Lowered<T> {
     found.ok_or_else(|| Stop::Broken(format!("expected an operand {i}, found none")))
+}
+
+impl RuleCall for Call<'_, '_> {
+    type Error = Reason;
+
+    fn finish(&mut self, value: ValueId) -> Lowered {
+        self.done(value)
+    }
 }
 
 impl Emit for Call<'_, '_> {

@@ -43,25 +43,7 @@ const IMMATERIAL: [&str; 6] =
 /// Emits the nodes of one call.
 type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
 
-#[derive(Clone, Copy)]
-pub(crate) enum Rule {
-    /// Gives the value of the only result.
-    Value(Emitter<ValueId>),
-    /// States the results.
-    Results(Emitter<()>),
-}
-
-impl Rule {
-    pub fn apply(self, call: &mut Call<'_, '_>) -> Lowered {
-        match self {
-            Rule::Value(rule) => {
-                let value = rule(call)?;
-                call.done(value)
-            }
-            Rule::Results(rule) => rule(call),
-        }
-    }
-}
+pub(crate) type Rule = symmc_import::Rule<Emitter<ValueId>, Emitter<()>>;
 
 /// A row of a table: the target without `torch.ops.`, what it becomes, and its rule.
 pub(crate) type Row = symmc_import::Row<Rule>;

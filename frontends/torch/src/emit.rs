@@ -1,6 +1,6 @@
 //! The dtype handling that PyTorch does implicitly, and groups by name. What rules emit is [`symmc_import::emit`]'s.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall};
 use symmc_ir::{BinaryOp, Builder, DType, Def, GroupId, Op, ValueId};
 
 use crate::call::{Call, Operand};
@@ -9,6 +9,14 @@ use crate::error::ImportError;
 use crate::lower::{Emitted, Lowered, Stop};
 use crate::ratios;
 use crate::shards::RankPiece;
+
+impl RuleCall for Call<'_, '_> {
+    type Error = ImportError;
+
+    fn finish(&mut self, value: ValueId) -> Lowered {
+        self.done(value)
+    }
+}
 
 impl Emit for Call<'_, '_> {
     type Error = ImportError;
