@@ -90,15 +90,14 @@ fn find_moves(steps: &[Laned], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
 /// Whether a compute step takes little more than its launch, at the upper ends of the ranges.
 fn is_light(prepared: &Prepared, step: &StepInfo, symbols: &Symbols) -> bool {
     let graph = &prepared.graph;
-    let is_step = |n: &NodeId| !is_view(graph, &prepared.base, *n);
-    let nodes = || step.nodes().filter(is_step).map(|n| &graph.nodes[n]);
+    let is_step = |n: NodeId| !is_view(graph, &prepared.base, n);
     let moves_bytes = |op: &Op| matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort) && !op.is_opaque();
-    let is_inner =
-        |v| step.dispatch.is_some_and(|d| graph.def_node(prepared.base[v]).is_some_and(|n| d.has(n)));
-    let read = nodes().flat_map(|n| n.inputs.iter().copied()).filter(|&v| !is_inner(v));
+    let operands = step.operands(graph, &prepared.base);
+    let read = operands.iter().filter(|operand| is_step(operand.node)).map(|operand| operand.value);
     let bytes =
         read.chain(step.writes.iter().copied()).map(|v| graph.ty(v).bytes().upper(symbols).max(0) as u64);
-    nodes().all(|n| moves_bytes(&n.op)) && bytes.fold(0, u64::saturating_add) <= MOST_LIGHT_BYTES
+    let only_moves = step.nodes().filter(|&n| is_step(n)).all(|n| moves_bytes(&graph.nodes[n].op));
+    only_moves && bytes.fold(0, u64::saturating_add) <= MOST_LIGHT_BYTES
 }
 
 #[cfg(test)]
