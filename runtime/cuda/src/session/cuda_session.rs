@@ -51,10 +51,8 @@ pub(super) struct ParkedProgram {
 }
 
 /// What is known of the next run of a program from the last one.
-#[derive(Default)]
 pub(super) enum LastRun {
     /// Nothing. All ports are resolved again.
-    #[default]
     Unknown,
     /// The next run uses this recording, too.
     Same(Arc<Recording>),
@@ -73,16 +71,12 @@ impl LastRun {
 
     /// Notes that the caller bound other memory for a port.
     pub fn rebind(&mut self, port: Port) {
-        *self = match std::mem::take(self) {
-            LastRun::Unknown => LastRun::Unknown,
-            LastRun::Same(recording) => LastRun::Rebound(recording, vec![port]),
-            LastRun::Rebound(recording, mut ports) => {
-                if !ports.contains(&port) {
-                    ports.push(port);
-                }
-                LastRun::Rebound(recording, ports)
-            }
-        };
+        match self {
+            LastRun::Unknown => {}
+            LastRun::Same(recording) => *self = LastRun::Rebound(recording.clone(), vec![port]),
+            LastRun::Rebound(_, ports) if ports.contains(&port) => {}
+            LastRun::Rebound(_, ports) => ports.push(port),
+        }
     }
 }
 
