@@ -15,6 +15,8 @@ SAMPLE = [
     # Without PyTorch.
     "test_layout",
     "test_package",
+    "test_stubs",
+    "test_log",
     "test_arguments",
     # One rank: capture, legalise, partition, import, run.
     "test_with_torch",

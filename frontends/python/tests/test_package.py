@@ -1,9 +1,7 @@
 """The package without PyTorch: programs, plans, sessions, errors, and the command."""
 
-import ast
 import copy
 import importlib.util
-import inspect
 import os
 import pathlib
 import pickle
@@ -19,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 import symmc
-from symmc import _symmc
 
 SUM = """program "sum" ranks 2
 symbol n in 1..=64
@@ -701,53 +698,6 @@ class Command(unittest.TestCase):
         self.assertIn(symmc.__version__, self.run_command("--version").stdout)
 
 
-class Stubs(unittest.TestCase):
-    """The stub file says what the module has."""
-
-    def setUp(self):
-        path = pathlib.Path(symmc.__file__).parent / "_symmc.pyi"
-        self.tree = ast.parse(path.read_text())
-
-    def test_every_name_is_there_with_its_parameters(self):
-        missing = []
-        names = {node.name for node in self.tree.body if hasattr(node, "name")}
-        constants = {node.target.id for node in self.tree.body if isinstance(node, ast.AnnAssign)}
-        names |= {name for name in constants if not name.startswith("__")}
-        for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef):
-                self.compare(node, getattr(_symmc, node.name), missing, skip=0)
-            if isinstance(node, ast.ClassDef) and node.name != "SupportsDLPack":
-                self.compare_class(node, getattr(_symmc, node.name), missing)
-        public = {name for name in dir(_symmc) if not name.startswith("__")} | {"SupportsDLPack"}
-        self.assertEqual(public, names)
-        exported = next(node for node in self.tree.body if isinstance(node, ast.Assign))
-        self.assertEqual(sorted(ast.literal_eval(exported.value)), sorted(_symmc.__all__))
-        self.assertEqual(missing, [])
-
-    def compare_class(self, node, found, missing):
-        stated = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-        if not issubclass(found, Exception):
-            has = {name for name in vars(found) if not name.startswith("__")}
-            self.assertEqual(has, {name for name in stated if not name.startswith("__")}, node.name)
-        for item in node.body:
-            if isinstance(item, ast.FunctionDef) and not item.decorator_list and item.name != "__new__":
-                self.compare(item, getattr(found, item.name), missing, skip=1)
-
-    def compare(self, node, found, missing, skip):
-        arguments = node.args
-        stated = [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs][skip:]
-        stated += [a.arg for a in (arguments.vararg, arguments.kwarg) if a]
-        try:
-            has = [name for name in inspect.signature(found).parameters if name != "self"]
-        except ValueError:
-            return
-        if sorted(stated) != sorted(has):
-            missing.append((node.name, stated, has))
-
-    def test_the_package_is_typed(self):
-        self.assertTrue((pathlib.Path(symmc.__file__).parent / "py.typed").is_file())
-
-
 class Page(unittest.TestCase):
     """The programs of docs/python.md run as they stand."""
 
@@ -775,45 +725,6 @@ class Start(unittest.TestCase):
         text = "import sys, symmc; print([m for m in ('torch', 'numpy') if m in sys.modules])"
         ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
         self.assertEqual(ran.stdout.strip(), "[]", ran.stderr)
-
-
-class Log(unittest.TestCase):
-    SESSION = '''
-import symmc
-program = symmc.from_text("program \\"p\\" ranks 1\\narg %x: f32[4]\\n%y: f32[4] = neg %x\\nreturn %y\\n")
-plan = symmc.compile(program)
-
-def open_session():
-    symmc.Session(plan, symmc.Group.threads(1)[0]).close()
-'''
-    LINE = "INFO rank{rank=0}: symmc::session: opened a session on the host"
-
-    def log_of(self, text, **variables):
-        environment = {name: value for name, value in os.environ.items() if name not in ("SYMMC_LOG", "RUST_LOG")}
-        ran = subprocess.run(
-            [sys.executable, "-c", self.SESSION + text], env=environment | variables, capture_output=True, text=True, timeout=60
-        )
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        return ran.stderr
-
-    def test_the_environment_filters_it(self):
-        self.assertEqual("", self.log_of("open_session()"))
-        for variables in ({"SYMMC_LOG": "info"}, {"RUST_LOG": "hyper=debug,symmc=info"}):
-            self.assertIn(self.LINE, self.log_of("open_session()", **variables))
-
-    def test_a_filter_that_cannot_be_read_is_a_warning(self):
-        text = self.log_of("open_session()", SYMMC_LOG="loud")
-        self.assertIn("RuntimeWarning: symmc writes no log: SYMMC_LOG: unknown level", text)
-        self.assertNotIn("symmc::session:", text)
-
-    def test_set_log_changes_it(self):
-        text = self.log_of("symmc.set_log('info'); open_session(); symmc.set_log(None); open_session()")
-        self.assertEqual(1, text.count(self.LINE), text)
-        for filter in ("loud", "symmc::runs=debug", "debug,,x=info"):
-            with self.assertRaisesRegex(symmc.InputError, "^filter: unknown (level|target)"):
-                symmc.set_log(filter)
-        with self.assertRaises(TypeError):
-            symmc.set_log(3)
 
 
 if __name__ == "__main__":
