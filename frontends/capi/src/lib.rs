@@ -5,8 +5,8 @@
 //! strings and memory a function takes are read before it returns, unless it says otherwise.
 //!
 //! # Safety
-//! The unsafe functions rely on what the head of `symmc.h` says, and name only what they rely on besides. A handle came from
-//! this library and was not freed. No other thread uses it meanwhile, unless its type allows that; none uses it after the
+//! All unsafe functions have the contract at the head of `symmc.h`; a function documents only requirements beyond it. A handle
+//! came from this library and was not freed. No other thread uses it meanwhile, unless its type allows that; none uses it after the
 //! function that frees it. A text ends with a NUL. Memory and arrays have as many bytes and elements as the call says, and
 //! `out` and other pointers for results take one. NULL in place of any of these is an error, or what the function says.
 

@@ -1,5 +1,5 @@
-//! What the driver asks of the backend of a profile: whether it can run each step of a plan, and what the steps take besides the
-//! arenas. Without the feature of a backend, its plans are made for other machines, which ask there.
+//! Queries of the driver to the backend of a profile: whether it can run each step of a plan, and how much memory the steps take in
+//! addition to the arenas. Without the feature of a backend, plans for it are not queried here; the machine that runs them does it.
 
 use symmc_check::CheckedPlan;
 #[cfg(feature = "cuda")]

@@ -50,7 +50,7 @@ impl Relation {
     }
 }
 
-/// What symbols of a file are, as expressions of others.
+/// For each symbol of a file with a known relation, an expression of other symbols.
 pub type Dims = IndexMap<String, String>;
 
 pub type Attempt<P, E> = Result<P, Refusal<E>>;
@@ -74,12 +74,12 @@ pub struct SizeAssumptions {
 }
 
 impl SizeAssumptions {
-    /// No assumptions yet. If sizes may be fixed to numbers, each of their values has a plan of its own.
+    /// Without assumptions. `may_fix_sizes` says whether sizes may be fixed to numbers; each of their values then gets its own plan.
     pub fn new(steps: Vec<SizeStep>, may_fix_sizes: bool) -> Self {
         SizeAssumptions { steps, may_fix_sizes, assumed: Vec::new(), refuted: Vec::new() }
     }
 
-    /// The relations, for the import. Symbols of which something is known are replaced in them.
+    /// The known and assumed relations, as the importer takes them. Symbols with a relation are substituted in the others.
     pub fn dims(&self) -> Dims {
         let step = |step: &SizeStep| format!("{}*{} + {}", step.step, step.quotient(), step.rest);
         let mut known: Dims = self.steps.iter().map(|one| (one.symbol.clone(), step(one))).collect();
@@ -104,7 +104,7 @@ impl SizeAssumptions {
         self.steps.iter().any(|step| step.quotient() == symbol)
     }
 
-    /// The larger of the two sizes of which a symbol is the difference, if it is one.
+    /// If a symbol stands for the difference of two sizes, the larger of them.
     fn larger_of(&self, symbol: &str) -> Option<&String> {
         let is_difference = |one: &&Relation| one.difference().is_some_and(|(name, _)| name == symbol);
         self.assumed.iter().find(is_difference).map(|one| &one.symbol)
@@ -149,8 +149,8 @@ impl SizeAssumptions {
         self.assumed.iter().any(|one| one.symbol == symbol)
     }
 
-    /// What `open` gives for the dims of some relations. Relations are added that hold for these sizes, until no operator needs
-    /// another one.
+    /// Imports a program by `open`, which takes the relations. After a refusal, relations that hold for these sizes are tried, until
+    /// no operator needs another one.
     ///
     /// # Errors
     /// An operator needs a relation that is not found, or `open` fails otherwise: its outer error ends the search.
@@ -186,7 +186,7 @@ impl SizeAssumptions {
         !is_of_sizes && !is_new && self.subject(found) != self.subject(before)
     }
 
-    /// What a refusal is about. The difference of two sizes counts as the larger one.
+    /// The kind, the node and the symbols of a refusal. The difference of two sizes counts as the larger one.
     fn subject<'a, E>(&'a self, of: &'a Refusal<E>) -> (&'a str, &'a Option<String>, BTreeSet<&'a String>) {
         let sizes = of.symbols.iter().map(|symbol| self.larger_of(symbol).unwrap_or(symbol));
         (&of.kind, &of.node, sizes.collect())
@@ -226,8 +226,8 @@ impl SizeAssumptions {
         found
     }
 
-    /// The upper ends of the buckets of each symbol of a program, of which `ranges` has the least and the largest value. The ends are
-    /// stated for sizes; a symbol may be the quotient of a size. The difference of two sizes has no buckets.
+    /// The upper ends of the buckets of each symbol of a program. `ranges` has the least and the largest value of each symbol, both
+    /// included. `ends` are sizes; if a symbol is the quotient of a size, they are divided. The difference of two sizes has no buckets.
     pub fn buckets(&self, ranges: &IndexMap<String, (i64, i64)>, ends: &[i64]) -> IndexMap<String, Vec<i64>> {
         let with_buckets =
             ranges.iter().filter(|(name, _)| !ends.is_empty() && self.larger_of(name).is_none());

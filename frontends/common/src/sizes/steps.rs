@@ -140,7 +140,7 @@ mod tests {
             ("Eq(s0*Mod(s0, 4), s0)", Some((4, 1))),
             ("Eq(Mod(s0, 6) + Mod(s0, 4), 0)", Some((12, 0))),
             ("Eq(Max(1, Mod(s0, 4)), 3)", Some((4, 3))),
-            // Those that hold for no size or for all, for unequal steps, for sizes that others decide, or for few sizes.
+            // No steps: the guard holds for no size, for all sizes, in unequal steps, depending on another symbol, or for few sizes.
             ("Eq(Mod(s0, 4), 5)", None),
             ("Eq(Mod(2*s0, 4), 1)", None),
             ("Eq(2*Mod(s0, 4), Mod(2*s0, 8))", None),
