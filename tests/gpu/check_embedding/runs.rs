@@ -1,6 +1,7 @@
 //! Runs of one program: sizes, pointers and streams that change, what callers do wrong, and what is left behind.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -252,5 +253,46 @@ pub fn budget(plan: &CheckedPlan) -> Result<()> {
     println!(
         "sessions take what was told before; bytes told at most, taken, and given by the driver: {found:?}"
     );
+    Ok(())
+}
+
+/// Opens and runs sessions while other threads of the application wait for everything on the same GPUs, which invalidates captures.
+pub fn application_waits(plan: &CheckedPlan) -> Result<()> {
+    // SAFETY: the name is a C string; the driver's library has no effects when it is loaded.
+    let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    // SAFETY: the library stays loaded.
+    let found = unsafe { libc::dlsym(driver, c"cuCtxSynchronize".as_ptr()) };
+    ensure!(!driver.is_null() && !found.is_null(), "the driver has no cuCtxSynchronize");
+    // SAFETY: this is the function's type; it waits for the context that is current on the thread.
+    let wait_for_context = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i32>(found) };
+    let invalidated = AtomicUsize::new(0);
+    on_ranks(|group, device| {
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if device.enter().is_err() {
+                    return;
+                }
+                while !ended.load(Ordering::Relaxed) {
+                    invalidated.fetch_add(usize::from(wait_for_context() != 0), Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_micros(500));
+                }
+            });
+            let sessions = || {
+                for _ in 0..40 {
+                    let mut session = opened(plan, group)?;
+                    session.run()?;
+                    session.close()?;
+                }
+                anyhow::Ok(())
+            };
+            let result = sessions();
+            ended.store(true, Ordering::Relaxed);
+            result
+        })
+    })?;
+    let invalidated = invalidated.into_inner();
+    ensure!(invalidated > 0, "no wait of the application met a capture");
+    println!("80 sessions while the application waits for its GPUs, which met {invalidated} captures");
     Ok(())
 }

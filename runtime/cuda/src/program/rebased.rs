@@ -103,6 +103,7 @@ impl DeviceProgram {
         }
         let mut recorded = Vec::with_capacity(all.len());
         let _template = scratch.record(|| {
+            recorded.clear();
             for (_, work) in all {
                 let before = scratch.frontier()?;
                 match work {

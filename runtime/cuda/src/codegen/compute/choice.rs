@@ -182,6 +182,7 @@ fn measure(
     let start = Cell::new(Start::After);
     let behind = |kernel: &Kernel| launch(kernel, start.replace(Start::Dependent));
     let by_library = || {
+        start.set(Start::After);
         some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
             x.numbers.iter().try_for_each(behind)?;
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
@@ -190,10 +191,12 @@ fn measure(
             x.amend.iter().try_for_each(behind)
         })
     };
-    let by_kernels = || some.iter().cycle().take(RUNS).try_for_each(|x| x.own.iter().try_for_each(behind));
+    let by_kernels = || {
+        start.set(Start::After);
+        some.iter().cycle().take(RUNS).try_for_each(|x| x.own.iter().try_for_each(behind))
+    };
     // A library that fails as it runs is refused as one that does not prepare.
     let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
-    start.set(Start::After);
     let graphs = [stream.capture(by_kernels)?, graph];
     let (begin, end) = (Event::timed()?, Event::timed()?);
     let mut best = [f64::INFINITY; 2];

@@ -6,6 +6,8 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use cudarc::driver::{result, sys};
 use smallvec::SmallVec;
@@ -27,6 +29,11 @@ unsafe impl Sync for Node {}
 /// What the next work on a stream that is recorded follows.
 #[derive(Clone, Debug)]
 pub struct Frontier(SmallVec<[sys::CUgraphNode; 4]>);
+
+/// How often a capture is attempted while other threads invalidate it.
+const CAPTURE_ATTEMPTS: u32 = 8;
+
+const CAPTURE_INVALIDATED: sys::CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 
 /// The most nodes that one piece of work is looked through for.
 const MOST_NODES: usize = 16;
@@ -66,15 +73,17 @@ impl Drop for Graph {
 }
 
 impl Stream {
-    /// Records what `record` does on this stream, and on streams that wait for events of it, into a graph
-    /// instead of running it. NCCL connects ranks at the first call on a communicator; where they are threads of one process
-    /// the driver allows that while a stream is recorded in the relaxed mode alone.
-    pub fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    /// Captures the work that `record` enqueues on this stream, and on streams that wait for its events, into a graph
+    /// instead of running it. The capture is relaxed: NCCL connects ranks at the first call on a communicator, and where ranks
+    /// are threads of one process the driver allows that in relaxed captures only.
+    ///
+    /// `record` is called again if another thread invalidates the capture (see [`record`](Self::record)).
+    pub fn capture(&self, record: impl FnMut() -> Result<()>) -> Result<Graph> {
         self.executable(self.record(record)?)
     }
 
-    /// The same as callers record: what this thread does besides and waits, or takes memory, ends the recording.
-    pub fn capture_strictly(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    /// The same in the mode that most callers use: a call of this thread that waits or allocates memory invalidates the capture.
+    pub fn capture_strictly(&self, record: impl FnMut() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.executable(self.record_in(mode, record)?)
     }
@@ -91,25 +100,40 @@ impl Stream {
         Ok(Graph { device: self.device.clone(), template, exec })
     }
 
-    /// The same without making it executable.
-    pub fn record(&self, record: impl FnOnce() -> Result<()>) -> Result<Template> {
+    /// Captures work without making it executable.
+    ///
+    /// A wait for the whole context in any thread of the process, such as `cudaDeviceSynchronize` in the application or in a
+    /// library that destroys a handle, invalidates all captures of that context. A capture has no effect besides its graph, so an
+    /// invalidated one is repeated, up to [`CAPTURE_ATTEMPTS`] times. `record` must start from the same state each time.
+    pub fn record(&self, record: impl FnMut() -> Result<()>) -> Result<Template> {
         self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
     }
 
     fn record_in(
         &self,
         mode: sys::CUstreamCaptureMode,
-        record: impl FnOnce() -> Result<()>,
+        mut record: impl FnMut() -> Result<()>,
     ) -> Result<Template> {
-        // SAFETY: the stream exists and is not capturing.
-        let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
-        checked(|| "beginning to record a graph".into(), begun)?;
-        let recorded = record();
-        // SAFETY: the capture was begun above; ending it also ends a failed one.
-        let ended = unsafe { result::stream::end_capture(self.handle) };
-        let template = ended.map(|graph| Template { graph });
-        recorded?;
-        checked(|| "recording a graph".into(), template)
+        let mut attempt = 1;
+        loop {
+            // SAFETY: the stream exists and is not capturing.
+            let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
+            checked(|| "beginning to record a graph".into(), begun)?;
+            let recorded = record();
+            // SAFETY: the capture was begun above; ending it also ends a failed one.
+            let ended = unsafe { result::stream::end_capture(self.handle) };
+            let invalidated = matches!(&ended, Err(error) if error.0 == CAPTURE_INVALIDATED);
+            if invalidated && attempt < CAPTURE_ATTEMPTS {
+                tracing::debug!(attempt, "another thread invalidated a capture, which is repeated");
+                // Threads that invalidate each other's captures repeat them at different times.
+                thread::sleep(Duration::from_micros(100 << attempt));
+                attempt += 1;
+                continue;
+            }
+            let template = ended.map(|graph| Template { graph });
+            recorded?;
+            return checked(|| "recording a graph".into(), template);
+        }
     }
 
     /// What the next work on this stream, which is recorded, follows. Fails if the driver does not say (it does since
