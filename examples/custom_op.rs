@@ -6,7 +6,10 @@
 use std::process::ExitCode;
 
 use symmc::custom::{CustomCall, CustomError};
-use symmc::{Backend, Config, DType, Draw, Program, Registry, RunConfig, Signature, Workload};
+use symmc::{
+    Backend, CompileConfig, CustomKernelRegistry, DType, DrawConfig, KernelSignature, Program, RunConfig,
+    Workload,
+};
 
 /// `my::neighbour` reads operand 0 of its peers; the group says who they are.
 const PROGRAM: &str = r#"program "custom" ranks 3
@@ -40,10 +43,10 @@ fn neighbour(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
     Ok(())
 }
 
-fn kernels() -> Registry {
-    let mut kernels = Registry::new();
-    kernels.register("my::gate", Signature::new(&[DType::F32; 2], &[DType::F32]), gate);
-    let signature = Signature::new(&[DType::F32], &[DType::F32]).reading_peers(&[0]);
+fn kernels() -> CustomKernelRegistry {
+    let mut kernels = CustomKernelRegistry::new();
+    kernels.register("my::gate", KernelSignature::new(&[DType::F32; 2], &[DType::F32]), gate);
+    let signature = KernelSignature::new(&[DType::F32], &[DType::F32]).reading_peers(&[0]);
     kernels.register("my::neighbour", signature, neighbour);
     kernels
 }
@@ -64,8 +67,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let program = Program::from_text(PROGRAM)?;
-    let plan = symmc::compile(&program, &Config::default())?;
-    let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default())?;
+    let plan = symmc::compile(&program, &CompileConfig::default())?;
+    let work = Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default())?;
     let config = RunConfig::default().with_kernels(kernels()).with_repeats(3);
     let expected = symmc::run(&plan, &work, &Backend::Interpreter, &config)?;
     for backend in [Backend::Threads, Backend::this_program()?] {

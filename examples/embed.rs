@@ -3,13 +3,13 @@
 //!
 //! `cargo run --release -p symmc --example embed`
 
-use symmc::{Backend, Config, OpenOptions, Program, RunConfig, TensorFile, Workload};
+use symmc::{Backend, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
 
 fn main() -> Result<(), symmc::Error> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
     let program = Program::open(&folder.join("moe_ep4.pt2"), &OpenOptions::default())?;
 
-    let plan = symmc::compile(&program, &Config::default())?;
+    let plan = symmc::compile(&program, &CompileConfig::default())?;
     for decision in &plan.buckets[0].decisions {
         println!("%{} of {} bytes runs as {}", decision.collective, decision.bytes, decision.chosen);
     }

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use symmc_control::{RankCommand, rank_main};
-use symmc_runtime::Registry;
-use symmc_runtime::job::{JobText, SessionRequest, open_on_host};
+use symmc_runtime::CustomKernelRegistry;
+use symmc_runtime::job::{JobMessage, SessionRequest, open_on_host};
 use symmc_tests::trials::{Done, least, shared_trial, trial};
 
 fn main() -> ExitCode {
@@ -17,9 +17,9 @@ fn main() -> ExitCode {
     let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok());
     if args.first().is_some_and(|a| a == "rank") {
         let fd = args.get(1).and_then(|fd| fd.parse().ok()).unwrap_or(-1);
-        let kernels = Registry::new();
+        let kernels = CustomKernelRegistry::new();
         let open = |request: &SessionRequest| open_on_host(request, &kernels);
-        let ended = rank_main(fd, |rank| rank.task::<JobText>()?.run(rank, &open));
+        let ended = rank_main(fd, |rank| rank.receive_task::<JobMessage>()?.run(rank, &open));
         return ended.map_or_else(
             |error| {
                 eprintln!("{error}");

@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use symmc::{
-    Buffer, CheckedPlan, Config, DType, Error, ErrorKind, Group, Membership, OpenOptions, Profile, Program,
-    Session, SessionConfig, TensorFile, Value,
+    CheckedPlan, CompileConfig, DType, Error, ErrorKind, Group, MachineProfile, Membership, OpenOptions,
+    Program, Session, SessionBuffer, SessionConfig, SessionValue, TensorFile,
 };
 
 /// Tokens are the bytes of ASCII text.
@@ -55,20 +55,20 @@ impl Device {
         }
     }
 
-    fn planning(self, program: &Program) -> Config {
+    fn planning(self, program: &Program) -> CompileConfig {
         let machine = match self {
             Device::Host => "host",
-            Device::Gpus => Profile::nearest(program.graph.ranks.unwrap_or(1)),
+            Device::Gpus => MachineProfile::nearest_builtin(program.graph.ranks.unwrap_or(1)),
         };
-        Profile::builtin(machine)
-            .map_or_else(Config::default, |profile| Config::default().with_profile(profile))
+        MachineProfile::builtin(machine)
+            .map_or_else(CompileConfig::default, |profile| CompileConfig::default().with_profile(profile))
     }
 
     fn session(self) -> SessionConfig {
-        let config = SessionConfig::default().with_limit(Duration::from_secs(60));
+        let config = SessionConfig::default().with_timeout(Duration::from_secs(60));
         match self {
             #[cfg(feature = "cuda")]
-            Device::Gpus => config.with_gpu(symmc::Gpu::default()),
+            Device::Gpus => config.with_gpu(symmc::GpuConfig::default()),
             _ => config,
         }
     }
@@ -145,7 +145,7 @@ fn generate(options: &Options) -> Result<(), Error> {
     let model = Model { prefill, decode, tensors: tensors.clone(), device };
     let ranks = model.prefill.plan.ranks;
     let groups = match Membership::from_env()? {
-        Some(place) => vec![Group::of(place)],
+        Some(place) => vec![Group::from_membership(place)],
         None => Group::threads(ranks),
     };
     eprintln!("{ranks} ranks, a prompt of {} tokens, {} tokens to write", prompt.len(), options.tokens);
@@ -179,12 +179,12 @@ fn prompt(options: &Options) -> Result<Vec<i64>, Error> {
 /// A cache, in memory of this program that both sessions change.
 struct Cache {
     name: String,
-    buffer: Buffer,
+    buffer: SessionBuffer,
 }
 
 impl Cache {
     /// The cache that an output of a session replaces.
-    fn of(session: &Session, output: &Value) -> Result<Cache, Error> {
+    fn of(session: &Session, output: &SessionValue) -> Result<Cache, Error> {
         let inputs = session.inputs()?;
         let input = inputs.into_iter().find(|input| output.replaces.as_ref() == Some(&input.name));
         let input = input.ok_or_else(|| refused(format!("%{} replaces no argument", output.name)))?;
@@ -211,7 +211,7 @@ impl Rank {
         expect_token(&prefill)?;
         expect_token(&decode)?;
         let replacing = prefill.outputs()?.into_iter().filter(|output| output.replaces.is_some());
-        let replacing: Vec<Value> = replacing.collect();
+        let replacing: Vec<SessionValue> = replacing.collect();
         // Batch, heads, positions, elements.
         let positions = replacing.first().and_then(|cache| cache.extents.get(2)).copied().unwrap_or(0);
         let caches = replacing.iter().map(|value| Cache::of(&prefill, value)).collect::<Result<_, _>>()?;

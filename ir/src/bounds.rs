@@ -1,8 +1,8 @@
 //! Bounds checks: conditions on the sizes of a run under which no node reads outside of an axis.
 //!
 //! Extents, starts of slices and indices may depend on symbols, so whether a program stays within its axes can depend on
-//! the sizes of a run. [`BoundsChecks::of`] derives the conditions from a program: one for each slice, `topk`, gather or
-//! scatter of elements, and for each index operand whose elements are known before the run: a series ([`crate::known`]), or
+//! the sizes of a run. [`BoundsChecks::derive`] derives the conditions from a program: one for each slice, `topk`, gather or
+//! scatter of elements, and for each index operand whose elements are known before the run: a series ([`crate::closed_form`]), or
 //! a value that is computed from constants. Conditions that hold for all values of the symbols are left out.
 //!
 //! Every backend evaluates the conditions of the *source* of a plan when it binds the sizes of a run, before any step.
@@ -16,14 +16,14 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use crate::dim::{Bindings, Dim};
-use crate::entity::Table;
-use crate::graph::{Def, Graph, InputKind, Node, Output, OutputKind};
+use crate::closed_form::{ClosedForm, is_range_within_axis};
+use crate::dim::{Dim, SymbolBindings};
+use crate::entity::EntityMap;
+use crate::graph::{Graph, GraphOutput, InputKind, Node, OutputKind, ValueDef};
 use crate::ids::{NodeId, ValueId};
 use crate::interp;
-use crate::known::{Known, is_within};
 use crate::op::Op;
-use crate::symbol::Symbols;
+use crate::symbol::SymbolTable;
 use crate::tensor::Tensor;
 use crate::text::{op_dims, op_name};
 
@@ -55,13 +55,13 @@ struct BoundsCheck {
     node: NodeId,
     operand: ValueId,
     axis: usize,
-    required: Required,
+    required: BoundsCondition,
     /// Nothing is read unless each of these is at least 1.
     counts: Vec<Dim>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Required {
+enum BoundsCondition {
     /// The least and the greatest index lie within the axis.
     Within {
         first: Dim,
@@ -72,12 +72,13 @@ enum Required {
 
 impl BoundsChecks {
     /// Derives the bounds checks of a program that satisfies the verifier.
-    pub fn of(graph: &Graph) -> Self {
-        let mut indices = Indices { graph, known: Known::of_graph(graph), constants: HashMap::new() };
+    pub fn derive(graph: &Graph) -> Self {
+        let mut indices =
+            IndexRanges { graph, known: ClosedForm::of_graph(graph), constants: HashMap::new() };
         let mut out = BoundsChecks::default();
         for (id, node) in graph.nodes.iter() {
-            out.add_extents(graph, id, node);
-            out.add_indices(&mut indices, id, node);
+            out.add_extent_checks(graph, id, node);
+            out.add_index_checks(&mut indices, id, node);
         }
         out
     }
@@ -93,38 +94,47 @@ impl BoundsChecks {
         self.checks.is_empty()
     }
 
-    pub fn evaluate(&self, graph: &Graph, bindings: &Bindings) -> Result<(), OutOfBounds> {
+    pub fn evaluate(&self, graph: &Graph, bindings: &SymbolBindings) -> Result<(), OutOfBounds> {
         self.checks.iter().try_for_each(|check| check.evaluate(graph, bindings))
     }
 
     /// Adds the conditions that depend only on extents and attributes.
-    fn add_extents(&mut self, graph: &Graph, id: NodeId, node: &Node) {
+    fn add_extent_checks(&mut self, graph: &Graph, id: NodeId, node: &Node) {
         let (Some(&x), Some(&y)) = (node.inputs.first(), node.outputs.first()) else { return };
         let result = &graph.ty(y).shape;
         match &node.op {
             // Frontends state a requirement as a slice of an iota.
-            Op::Slice { axis, start, step: 1 } if start.as_const() == Some(0) && is_count(graph, x) => {
-                let required = Required::AtLeast(result[*axis].clone());
-                self.add(graph, BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] });
+            Op::Slice { axis, start, step: 1 } if start.as_const() == Some(0) && is_unit_iota(graph, x) => {
+                let required = BoundsCondition::AtLeast(result[*axis].clone());
+                self.push_check(
+                    graph,
+                    BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] },
+                );
             }
             Op::Slice { axis, start, step } => {
                 let count = result[*axis].clone();
                 let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
-                let required = Required::Within { first: start.clone(), last };
-                self.add(
+                let required = BoundsCondition::Within { first: start.clone(), last };
+                self.push_check(
                     graph,
                     BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![count] },
                 );
             }
             Op::TopK { axis, .. } => {
-                let required = Required::AtLeast(result[*axis].clone());
-                self.add(graph, BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] });
+                let required = BoundsCondition::AtLeast(result[*axis].clone());
+                self.push_check(
+                    graph,
+                    BoundsCheck { node: id, operand: x, axis: *axis, required, counts: vec![] },
+                );
             }
             Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
                 let index = &graph.ty(node.inputs[1]).shape;
                 for (a, extent) in index.iter().enumerate().filter(|(a, _)| a != axis) {
-                    let required = Required::AtLeast(extent.clone());
-                    self.add(graph, BoundsCheck { node: id, operand: x, axis: a, required, counts: vec![] });
+                    let required = BoundsCondition::AtLeast(extent.clone());
+                    self.push_check(
+                        graph,
+                        BoundsCheck { node: id, operand: x, axis: a, required, counts: vec![] },
+                    );
                 }
             }
             _ => {}
@@ -132,30 +142,30 @@ impl BoundsChecks {
     }
 
     /// Adds the conditions of the index operands of a node, as far as their elements are known.
-    fn add_indices(&mut self, indices: &mut Indices<'_>, id: NodeId, node: &Node) {
+    fn add_index_checks(&mut self, indices: &mut IndexRanges<'_>, id: NodeId, node: &Node) {
         let graph = indices.graph;
         let operands = node.op.index_operands(node.inputs.len());
         let mut covered = !operands.is_empty();
         for (position, axis) in operands {
             let (operand, index) = (node.inputs[0], node.inputs[position]);
             let shape = &graph.ty(index).shape;
-            let Some((first, last)) = indices.ends(index) else {
+            let Some((first, last)) = indices.range_of_indices(index) else {
                 covered = false;
                 continue;
             };
             let counts: Vec<Dim> = shape.iter().filter(|d| d.bounds(&graph.symbols).0 < 1).cloned().collect();
             let may_be_empty = !counts.is_empty();
-            let required = Required::Within { first, last };
+            let required = BoundsCondition::Within { first, last };
             let check = BoundsCheck { node: id, operand, axis, required, counts };
             covered &= !may_be_empty || check.always_holds(graph);
-            self.add(graph, check);
+            self.push_check(graph, check);
         }
         if covered {
             self.covered.insert(id);
         }
     }
 
-    fn add(&mut self, graph: &Graph, check: BoundsCheck) {
+    fn push_check(&mut self, graph: &Graph, check: BoundsCheck) {
         if !check.always_holds(graph) {
             self.checks.push(check);
         }
@@ -163,8 +173,8 @@ impl BoundsChecks {
 }
 
 /// Whether a value is an iota with the elements 0, 1, 2, …
-fn is_count(graph: &Graph, value: ValueId) -> bool {
-    let Def::Node(node, _) = graph.values[value].def else { return false };
+fn is_unit_iota(graph: &Graph, value: ValueId) -> bool {
+    let ValueDef::Node(node, _) = graph.values[value].def else { return false };
     matches!(graph.nodes[node].op, Op::Iota { start: 0, step: 1 })
 }
 
@@ -176,28 +186,29 @@ impl BoundsCheck {
     fn always_holds(&self, graph: &Graph) -> bool {
         let (extent, symbols) = (self.extent(graph), &graph.symbols);
         match &self.required {
-            Required::Within { first, last } => is_within(first, last, extent, symbols),
-            Required::AtLeast(count) => count.provably_le(extent, symbols),
+            BoundsCondition::Within { first, last } => is_range_within_axis(first, last, extent, symbols),
+            BoundsCondition::AtLeast(count) => count.provably_le(extent, symbols),
         }
     }
 
-    fn evaluate(&self, graph: &Graph, bindings: &Bindings) -> Result<(), OutOfBounds> {
+    fn evaluate(&self, graph: &Graph, bindings: &SymbolBindings) -> Result<(), OutOfBounds> {
         if self.counts.iter().any(|count| count.eval(bindings).is_some_and(|n| n < 1)) {
             return Ok(());
         }
         let extent = self.extent(graph);
         let n = extent.eval(bindings);
-        let shown = |dim: &Dim| Shown { dim, value: dim.eval(bindings), symbols: &graph.symbols }.to_string();
-        let (axis, operand) = (self.axis, graph.name_of(self.operand));
+        let shown =
+            |dim: &Dim| EvaluatedDim { dim, value: dim.eval(bindings), symbols: &graph.symbols }.to_string();
+        let (axis, operand) = (self.axis, graph.value_name(self.operand));
         let message = match &self.required {
-            Required::Within { first, last } => {
+            BoundsCondition::Within { first, last } => {
                 let inside =
                     |dim: &Dim| matches!((dim.eval(bindings), n), (Some(i), Some(n)) if 0 <= i && i < n);
                 let Some(index) = [first, last].into_iter().find(|dim| !inside(dim)) else { return Ok(()) };
                 let (index, extent) = (shown(index), shown(extent));
                 format!("index {index} is outside axis {axis} of %{operand}, whose extent is {extent}")
             }
-            Required::AtLeast(count) => {
+            BoundsCondition::AtLeast(count) => {
                 if matches!((count.eval(bindings), n), (Some(count), Some(n)) if count <= n) {
                     return Ok(());
                 }
@@ -211,13 +222,13 @@ impl BoundsCheck {
 }
 
 /// A dim with its value: `5`, `n = 3`.
-struct Shown<'a> {
+struct EvaluatedDim<'a> {
     dim: &'a Dim,
     value: Option<i64>,
-    symbols: &'a Symbols,
+    symbols: &'a SymbolTable,
 }
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for EvaluatedDim<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.dim.as_const().is_none() {
             write!(f, "{} = ", self.dim.display(self.symbols))?;
@@ -229,21 +240,21 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-struct Indices<'g> {
+struct IndexRanges<'g> {
     graph: &'g Graph,
-    known: Table<ValueId, Option<Known>>,
+    known: EntityMap<ValueId, Option<ClosedForm>>,
     /// The least and the greatest element of values that constants give, if they are known.
     constants: HashMap<ValueId, Option<(i64, i64)>>,
 }
 
-impl Indices<'_> {
-    fn ends(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
+impl IndexRanges<'_> {
+    fn range_of_indices(&mut self, index: ValueId) -> Option<(Dim, Dim)> {
         if let Some(known) = &self.known[index] {
-            return known.ends(&self.graph.ty(index).shape);
+            return known.value_range(&self.graph.ty(index).shape);
         }
         let mut value = index;
         // Ops that keep all elements may have any shape.
-        while let Def::Node(node, _) = self.graph.values[value].def {
+        while let ValueDef::Node(node, _) = self.graph.values[value].def {
             let Node { op, inputs, .. } = &self.graph.nodes[node];
             if !matches!(op, Op::Reshape | Op::Permute { .. } | Op::Expand | Op::Copy) {
                 break;
@@ -267,18 +278,18 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
         let count = extents.into_iter().try_fold(1_usize, |n, d| n.checked_mul(d?))?;
         elements = elements.checked_add(count).filter(|n| *n <= MAX_ELEMENTS)?;
         match graph.values[value].def {
-            Def::Input(input) => {
+            ValueDef::Input(input) => {
                 graph.inputs[input].data.as_ref()?;
                 inputs.insert(input);
             }
-            Def::Node(node, _) if nodes.insert(node) => {
+            ValueDef::Node(node, _) if nodes.insert(node) => {
                 let Node { op, inputs, .. } = &graph.nodes[node];
                 let is_known = op_dims(op).iter().all(|d| d.as_const().is_some());
                 let is_local = !op.is_opaque() && op.as_collective().is_none();
                 (is_known && is_local && nodes.len() <= MAX_NODES).then_some(())?;
                 open.extend(inputs);
             }
-            Def::Node(..) => {}
+            ValueDef::Node(..) => {}
         }
     }
     let mut part = Graph { ranks: Some(1), ..Graph::new("constants") };
@@ -291,12 +302,12 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
     for id in nodes {
         let Node { op, inputs, outputs } = &graph.nodes[id];
         let operands = inputs.iter().map(|v| new.get(v).copied()).collect::<Option<_>>()?;
-        let results = outputs.iter().map(|&v| (graph.name_of(v).to_string(), graph.ty(v).clone()));
+        let results = outputs.iter().map(|&v| (graph.value_name(v).to_string(), graph.ty(v).clone()));
         let node = part.add_node(op.clone(), operands, results.collect());
         new.extend(outputs.iter().copied().zip(part.nodes[node].outputs.iter().copied()));
     }
-    part.outputs.push(Output { value: *new.get(&value)?, kind: OutputKind::Returned });
+    part.outputs.push(GraphOutput { value: *new.get(&value)?, kind: OutputKind::Returned });
     let data = part.inputs.values().filter_map(|input| input.data.clone()).collect();
-    let found = interp::run(&part, &Bindings::new(), &[data]).ok()?;
+    let found = interp::run(&part, &SymbolBindings::new(), &[data]).ok()?;
     found.first()?.first().filter(|t| !t.dtype().is_float()).map(Tensor::to_i64)
 }

@@ -7,14 +7,14 @@ use thiserror::Error;
 
 use crate::collective::{Collective, CollectiveKind};
 use crate::dim::Dim;
-use crate::graph::{Graph, Group, InputKind, Members, Output, OutputKind};
+use crate::graph::{Graph, GraphOutput, GroupDef, GroupMembers, InputKind, OutputKind};
 use crate::ids::{GroupId, ValueId};
 use crate::infer;
 use crate::op::Op;
 use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::text::with_symbol_names;
-use crate::types::Type;
+use crate::types::TensorType;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("%{name}: {message}")]
@@ -25,23 +25,23 @@ pub struct BuildError {
 }
 
 #[derive(Debug, Default)]
-pub struct Builder {
+pub struct GraphBuilder {
     graph: Graph,
     /// For each name that was asked for, how many values carry it or a suffixed form.
     taken: HashMap<String, usize>,
 }
 
-impl Builder {
+impl GraphBuilder {
     /// Starts an empty graph for `ranks` ranks (`None` leaves the number open).
     pub fn new(name: impl Into<String>, ranks: Option<u32>) -> Self {
         let mut graph = Graph::new(name);
         graph.ranks = ranks;
-        Builder { graph, taken: HashMap::new() }
+        GraphBuilder { graph, taken: HashMap::new() }
     }
 
     pub fn from_graph(graph: Graph) -> Self {
         let taken = graph.values.values().map(|v| (v.name.clone(), 1)).collect();
-        Builder { graph, taken }
+        GraphBuilder { graph, taken }
     }
 
     pub fn graph(&self) -> &Graph {
@@ -63,11 +63,11 @@ impl Builder {
     }
 
     /// The group of this name, added with these members if it is new.
-    pub fn group(&mut self, name: &str, members: Members) -> GroupId {
+    pub fn group(&mut self, name: &str, members: GroupMembers) -> GroupId {
         let known = self.graph.groups.iter().find(|(_, g)| g.name == name).map(|(id, _)| id);
         match known {
             Some(id) => id,
-            None => self.graph.groups.push(Group { name: name.to_string(), members }),
+            None => self.graph.groups.push(GroupDef { name: name.to_string(), members }),
         }
     }
 
@@ -76,10 +76,10 @@ impl Builder {
         kind: InputKind,
         name: &str,
         source: &str,
-        ty: Type,
+        ty: TensorType,
         data: Option<Arc<Tensor>>,
     ) -> ValueId {
-        let name = self.fresh(name);
+        let name = self.unique_name(name);
         self.graph.add_input(kind, name, source, ty, data)
     }
 
@@ -87,10 +87,10 @@ impl Builder {
     /// rule, the op leaves its result type to be declared, or an operand, a group or a custom op is none of this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
         let error = |message: String| self.error(name, &message);
-        self.known(&op, inputs).map_err(error)?;
-        let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
-        let n = self.ranks_of(&op);
-        let types = infer::infer(&op, &operands, n)
+        self.check_references(&op, inputs).map_err(error)?;
+        let operands: Vec<&TensorType> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
+        let n = self.group_size_of(&op);
+        let types = infer::infer_types(&op, &operands, n)
             .map_err(error)?
             .ok_or_else(|| error("the result type of this op must be declared".into()))?;
         Ok(self.push(name, op, inputs, types))
@@ -103,13 +103,13 @@ impl Builder {
         name: &str,
         op: Op,
         inputs: &[ValueId],
-        types: Vec<Type>,
+        types: Vec<TensorType>,
     ) -> Result<Vec<ValueId>, BuildError> {
         let error = |message: String| self.error(name, &message);
-        self.known(&op, inputs).map_err(error)?;
-        let operands: Vec<&Type> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
-        let results: Vec<&Type> = types.iter().collect();
-        infer::check(&op, &operands, &results, self.ranks_of(&op)).map_err(error)?;
+        self.check_references(&op, inputs).map_err(error)?;
+        let operands: Vec<&TensorType> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
+        let results: Vec<&TensorType> = types.iter().collect();
+        infer::check_types(&op, &operands, &results, self.group_size_of(&op)).map_err(error)?;
         Ok(self.push(name, op, inputs, types))
     }
 
@@ -124,15 +124,21 @@ impl Builder {
     }
 
     /// [`node_as`](Self::node_as) for an op with one result.
-    pub fn op_as(&mut self, name: &str, op: Op, inputs: &[ValueId], ty: Type) -> Result<ValueId, BuildError> {
+    pub fn op_as(
+        &mut self,
+        name: &str,
+        op: Op,
+        inputs: &[ValueId],
+        ty: TensorType,
+    ) -> Result<ValueId, BuildError> {
         self.node_as(name, op, inputs, vec![ty]).map(|r| r[0])
     }
 
     /// Fails if the numbers of elements differ, or the operand is none of this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
         let error = |message: String| self.error(name, &message);
-        self.known(&Op::Reshape, &[x]).map_err(error)?;
-        let ty = Type::new(self.graph.ty(x).dtype, shape);
+        self.check_references(&Op::Reshape, &[x]).map_err(error)?;
+        let ty = TensorType::new(self.graph.ty(x).dtype, shape);
         self.op_as(name, Op::Reshape, &[x], ty)
     }
 
@@ -150,18 +156,18 @@ impl Builder {
     /// Gives a value this name, or one that starts with it if it is taken.
     pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
         let error = |message: String| self.error(name, &message);
-        self.known(&Op::Copy, &[value]).map_err(error)?;
-        self.graph.values[value].name = self.fresh(name);
+        self.check_references(&Op::Copy, &[value]).map_err(error)?;
+        self.graph.values[value].name = self.unique_name(name);
         Ok(())
     }
 
     /// Declares a returned output. That it is a value of this graph is the verifier's to say.
     pub fn output(&mut self, value: ValueId) {
-        self.graph.outputs.push(Output { value, kind: OutputKind::Returned });
+        self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
     }
 
     /// Whether all that a node names is of this graph. Symbols of dims are the verifier's.
-    fn known(&self, op: &Op, inputs: &[ValueId]) -> Result<(), String> {
+    fn check_references(&self, op: &Op, inputs: &[ValueId]) -> Result<(), String> {
         let graph = &self.graph;
         let unknown = |what: &str, id: &dyn std::fmt::Display, count: usize| {
             Err(format!("the {what} {id} is none of this graph, which has {count}"))
@@ -182,15 +188,17 @@ impl Builder {
         }
     }
 
-    fn ranks_of(&self, op: &Op) -> Option<u32> {
+    fn group_size_of(&self, op: &Op) -> Option<u32> {
         op.group().and_then(|group| self.graph.group_size(group))
     }
 
-    fn push(&mut self, name: &str, op: Op, inputs: &[ValueId], types: Vec<Type>) -> Vec<ValueId> {
-        let results: Vec<(String, Type)> = types
+    fn push(&mut self, name: &str, op: Op, inputs: &[ValueId], types: Vec<TensorType>) -> Vec<ValueId> {
+        let results: Vec<(String, TensorType)> = types
             .into_iter()
             .enumerate()
-            .map(|(i, ty)| (self.fresh(&if i == 0 { name.to_string() } else { format!("{name}.{i}") }), ty))
+            .map(|(i, ty)| {
+                (self.unique_name(&if i == 0 { name.to_string() } else { format!("{name}.{i}") }), ty)
+            })
             .collect();
         let node = self.graph.add_node(op, inputs.to_vec(), results);
         self.graph.nodes[node].outputs.clone()
@@ -198,7 +206,7 @@ impl Builder {
 
     /// A name that no value has yet: `wanted` with everything but letters, digits, `_` and `.` replaced,
     /// and a number behind it if it is taken.
-    fn fresh(&mut self, wanted: &str) -> String {
+    fn unique_name(&mut self, wanted: &str) -> String {
         let mut base: String = wanted
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '_' })

@@ -1,6 +1,6 @@
 //! Collectives, the variants that run them, and the contract of each variant.
 //!
-//! A collective is a functional value: it names its group and gives a new tensor. A [`Variant`] is a way
+//! A collective is a functional value: it names its group and gives a new tensor. A [`CollectiveVariant`] is a way
 //! to run it; its [`Contract`] states what the run touches on peers and what it promises about time. The
 //! contracts are the only source of that knowledge: placement, liveness, the check and every backend
 //! read this table.
@@ -29,21 +29,21 @@ pub struct Collective {
     pub kind: CollectiveKind,
     pub group: GroupId,
     /// How, once that is chosen.
-    pub variant: Option<Variant>,
+    pub variant: Option<CollectiveVariant>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum CollectiveKind {
-    AllReduce(ReduceOp),
+    AllReduce(CollectiveReduceOp),
     AllGather,
-    ReduceScatter(ReduceOp),
-    AllToAll(Splits),
+    ReduceScatter(CollectiveReduceOp),
+    AllToAll(AllToAllSplits),
     Broadcast { root: u32 },
     Permute { pairs: Vec<(u32, u32)> },
 }
 
 impl CollectiveKind {
-    pub fn named(&self) -> CollectiveName {
+    pub fn collective_name(&self) -> CollectiveName {
         match self {
             CollectiveKind::AllReduce(_) => CollectiveName::AllReduce,
             CollectiveKind::AllGather => CollectiveName::AllGather,
@@ -55,11 +55,11 @@ impl CollectiveKind {
     }
 
     pub fn facts(&self) -> CollectiveFacts {
-        self.named().facts()
+        self.collective_name().facts()
     }
 
     /// How it combines the operands of different ranks; `None` for collectives that only move elements.
-    pub fn reduction(&self) -> Option<ReduceOp> {
+    pub fn reduce_op(&self) -> Option<CollectiveReduceOp> {
         match self {
             CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(*op),
             CollectiveKind::AllGather
@@ -70,12 +70,12 @@ impl CollectiveKind {
     }
 
     /// Whether a second operand says on the device how many rows go to each rank; a second result then says how many came.
-    pub fn has_sizes(&self) -> bool {
-        *self == CollectiveKind::AllToAll(Splits::Device)
+    pub fn has_device_splits(&self) -> bool {
+        *self == CollectiveKind::AllToAll(AllToAllSplits::Device)
     }
 
     /// The rank of a cell whose operand is the result of rank `number`, if one rank sends it all of its operand.
-    pub fn sender(&self, number: u32) -> Option<u32> {
+    pub fn sender_to(&self, number: u32) -> Option<u32> {
         match self {
             CollectiveKind::Broadcast { root } => Some(*root),
             CollectiveKind::Permute { pairs } => {
@@ -87,7 +87,7 @@ impl CollectiveKind {
 
     /// The sizes of operand and result among `n` ranks, where `whole` is that of the result of an all-gather and of the
     /// operand of others.
-    pub fn sides(&self, whole: u64, n: u64) -> (u64, u64) {
+    pub fn operand_and_result_sizes(&self, whole: u64, n: u64) -> (u64, u64) {
         let piece = whole / n.max(1);
         match self.facts() {
             CollectiveFacts { operand_pieces: false, result_pieces: true, .. } => (piece, whole),
@@ -98,18 +98,18 @@ impl CollectiveKind {
 
     /// The name in the text form, without attributes.
     pub fn name(&self) -> &'static str {
-        self.named().name()
+        self.collective_name().name()
     }
 
     /// One of each kind that contracts tell apart, among `n` ranks: reductions sum, the root is rank 0, each rank sends to
     /// the next.
-    pub fn samples(n: u32) -> [CollectiveKind; 7] {
+    pub fn sample_kinds(n: u32) -> [CollectiveKind; 7] {
         [
-            CollectiveKind::AllReduce(ReduceOp::Sum),
+            CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
             CollectiveKind::AllGather,
-            CollectiveKind::ReduceScatter(ReduceOp::Sum),
-            CollectiveKind::AllToAll(Splits::Even),
-            CollectiveKind::AllToAll(Splits::Device),
+            CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum),
+            CollectiveKind::AllToAll(AllToAllSplits::Even),
+            CollectiveKind::AllToAll(AllToAllSplits::Device),
             CollectiveKind::Broadcast { root: 0 },
             CollectiveKind::Permute { pairs: (0..n).map(|rank| (rank, (rank + 1) % n)).collect() },
         ]
@@ -118,7 +118,7 @@ impl CollectiveKind {
     /// The pairs `(from, to)` of different ranks of which `from` sends its operand to `to`, in a cell of `n`
     /// ranks: those of a permute without ranks that send to themselves, and for a broadcast the root with
     /// every other rank. `None` for collectives that take from every rank. No rank receives twice.
-    pub fn pairs(&self, n: u32) -> Option<Vec<(u32, u32)>> {
+    pub fn send_pairs(&self, n: u32) -> Option<Vec<(u32, u32)>> {
         match self {
             CollectiveKind::Permute { pairs } => {
                 Some(pairs.iter().copied().filter(|(from, to)| from != to).collect())
@@ -133,7 +133,7 @@ impl CollectiveKind {
 
 named_enum! {
     /// How an all-to-all divides the leading axis.
-    Splits {
+    AllToAllSplits {
         Even = "even",
         /// By a second operand: `[n]` i64 rows for each rank, known only on the device. The results are the
         /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
@@ -162,13 +162,13 @@ pub struct CollectiveFacts {
     pub operand_pieces: bool,
     /// Whether the leading axis of the result has a piece of each rank of a cell.
     pub result_pieces: bool,
-    pub gives: Gives,
+    pub result_distribution: ResultDistribution,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Gives {
-    Same,
-    Pieces,
+pub enum ResultDistribution {
+    Replicated,
+    Sharded,
     /// To each the operand of the rank that sends to it.
     FromSender,
 }
@@ -179,22 +179,22 @@ impl CollectiveName {
             reduces,
             operand_pieces,
             result_pieces,
-            gives,
+            result_distribution: gives,
         };
         match self {
-            CollectiveName::AllReduce => row(true, false, false, Gives::Same),
-            CollectiveName::AllGather => row(false, false, true, Gives::Same),
-            CollectiveName::ReduceScatter => row(true, true, false, Gives::Pieces),
-            CollectiveName::AllToAll => row(false, true, true, Gives::Pieces),
-            CollectiveName::Broadcast => row(false, false, false, Gives::Same),
-            CollectiveName::PermuteRanks => row(false, false, false, Gives::FromSender),
+            CollectiveName::AllReduce => row(true, false, false, ResultDistribution::Replicated),
+            CollectiveName::AllGather => row(false, false, true, ResultDistribution::Replicated),
+            CollectiveName::ReduceScatter => row(true, true, false, ResultDistribution::Sharded),
+            CollectiveName::AllToAll => row(false, true, true, ResultDistribution::Sharded),
+            CollectiveName::Broadcast => row(false, false, false, ResultDistribution::Replicated),
+            CollectiveName::PermuteRanks => row(false, false, false, ResultDistribution::FromSender),
         }
     }
 }
 
 impl CollectiveFacts {
     /// Whether each element of the result is made of those at its position in the operands.
-    pub fn keeps_positions(self) -> bool {
+    pub fn preserves_positions(self) -> bool {
         !self.operand_pieces && !self.result_pieces
     }
 
@@ -207,11 +207,11 @@ impl CollectiveFacts {
 named_enum! {
     /// How all-reduce and reduce-scatter combine elements: floats accumulate in f32 (f64 for f64) in
     /// ascending order of rank and round once.
-    ReduceOp { Sum = "sum", Avg = "avg", Max = "max", Min = "min", Prod = "prod" }
+    CollectiveReduceOp { Sum = "sum", Avg = "avg", Max = "max", Min = "min", Prod = "prod" }
 }
 
 named_enum! {
-    Variant {
+    CollectiveVariant {
         /// The library's own: staged through its buffers, ordinary operands.
         Plain = "plain",
         /// All-reduce: every rank reads all operands of its peers and reduces everything.
@@ -244,7 +244,7 @@ named_enum! {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Touch {
+pub enum PeerAccess {
     /// Nothing in the arenas, or only what the library keeps within the peer's own step: after the peer has
     /// arrived, and before it completes. There the peer's own accesses stand in for it.
     Nothing,
@@ -256,20 +256,20 @@ pub enum Touch {
     WriteLanding,
 }
 
-impl Touch {
+impl PeerAccess {
     pub fn reads_operand(self) -> bool {
-        matches!(self, Touch::ReadOperand | Touch::ReadOperandWriteResult)
+        matches!(self, PeerAccess::ReadOperand | PeerAccess::ReadOperandWriteResult)
     }
     pub fn writes_result(self) -> bool {
-        matches!(self, Touch::WriteResult | Touch::ReadOperandWriteResult)
+        matches!(self, PeerAccess::WriteResult | PeerAccess::ReadOperandWriteResult)
     }
 }
 
 /// Whose arrival the completion of a variant tells of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Meets {
+pub enum SyncScope {
     Nobody,
-    /// For each pair of the collective ([`CollectiveKind::pairs`]) a rendezvous of its two ranks: the sender
+    /// For each pair of the collective ([`CollectiveKind::send_pairs`]) a rendezvous of its two ranks: the sender
     /// touches the receiver after both have arrived, and neither completes before that touch is over. Ranks
     /// that form no pair learn nothing of each other, and a rank without a pair waits for nobody.
     Pairs,
@@ -279,7 +279,7 @@ pub enum Meets {
 
 /// Whether a variant ends with a barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Exit {
+pub enum ExitBarrierPolicy {
     /// Never: completion says nothing about peers that still touch this rank.
     Never,
     /// As the plan says: with it, no rank completes before all peers stopped touching it.
@@ -298,14 +298,14 @@ pub enum ExitBarrier {
 /// The promises of a variant (DESIGN of cross-rank liveness in ARCHITECTURE.md).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Contract {
-    /// Touches no peer before every peer has arrived; then [`meets`](Self::meets) is the group.
-    pub entry: bool,
-    pub meets: Meets,
+    /// Touches no peer before every peer has arrived; then [`meets`](Self::sync_scope) is the group.
+    pub entry_barrier: bool,
+    pub sync_scope: SyncScope,
     /// Completes on no rank before all peers have stopped touching this rank.
-    pub exit: Exit,
+    pub exit_barrier: ExitBarrierPolicy,
     /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
     pub result_after_rendezvous: bool,
-    pub touch: Touch,
+    pub peer_access: PeerAccess,
     pub symmetric_operand: bool,
     pub symmetric_result: bool,
     /// The result may lie on the operand's bytes. For all-gather that is this rank's piece of the result,
@@ -322,30 +322,33 @@ pub struct Contract {
     pub same_bits: bool,
 }
 
-impl Variant {
+impl CollectiveVariant {
     /// The variant that programs, profiles and plans of older versions call `name`.
-    pub fn renamed(name: &str) -> Option<Variant> {
-        (name == "packets").then_some(Variant::Ll)
+    pub fn from_legacy_name(name: &str) -> Option<CollectiveVariant> {
+        (name == "packets").then_some(CollectiveVariant::Ll)
     }
 
     /// The names that there are, for who says another; one of an older version is told by its new name.
-    pub fn expected(found: &str) -> String {
-        match Variant::renamed(found) {
+    pub fn describe_expected_names(found: &str) -> String {
+        match CollectiveVariant::from_legacy_name(found) {
             Some(variant) => format!("`{variant}`, as it is called now"),
-            None => format!("one of {}", Variant::names()),
+            None => format!("one of {}", CollectiveVariant::names()),
         }
     }
 
     /// Whether the library of the machine runs it, not a kernel of symmc.
     pub fn is_library(self) -> bool {
-        matches!(self, Variant::Plain | Variant::NcclWindow | Variant::CopyEngine)
+        matches!(
+            self,
+            CollectiveVariant::Plain | CollectiveVariant::NcclWindow | CollectiveVariant::CopyEngine
+        )
     }
 
     /// Whether the library finds operands and results of peers in a window, where this rank's own are: each starts at the
     /// same byte on all ranks of a cell. Only the operand of an all-gather, which its own rank alone reads, may lie at
     /// its rank's piece of what the group gathers.
-    pub fn in_window(self) -> bool {
-        matches!(self, Variant::NcclWindow | Variant::CopyEngine)
+    pub fn uses_nccl_window(self) -> bool {
+        matches!(self, CollectiveVariant::NcclWindow | CollectiveVariant::CopyEngine)
     }
 
     /// The contract under which this variant runs a collective of this kind; `None` if it cannot run it.
@@ -353,19 +356,19 @@ impl Variant {
         use CollectiveKind as K;
         // The others say in what they differ from this.
         let push = Contract {
-            entry: true,
-            meets: Meets::Group,
-            exit: Exit::Always,
+            entry_barrier: true,
+            sync_scope: SyncScope::Group,
+            exit_barrier: ExitBarrierPolicy::Always,
             result_after_rendezvous: true,
-            touch: Touch::WriteResult,
+            peer_access: PeerAccess::WriteResult,
             symmetric_operand: false,
             symmetric_result: true,
             in_place: false,
             same_bits: true,
         };
         let pull = Contract {
-            exit: Exit::Droppable,
-            touch: Touch::ReadOperand,
+            exit_barrier: ExitBarrierPolicy::Droppable,
+            peer_access: PeerAccess::ReadOperand,
             symmetric_operand: true,
             symmetric_result: false,
             ..push
@@ -374,14 +377,14 @@ impl Variant {
         // that rank, and that nobody touches them before it has arrived. No more holds of every algorithm
         // that it may choose: some write a peer's piece as soon as that peer has come, and the own one at once.
         let library = Contract {
-            entry: false,
-            meets: match kind {
-                K::Broadcast { .. } | K::Permute { .. } => Meets::Nobody,
-                _ => Meets::Group,
+            entry_barrier: false,
+            sync_scope: match kind {
+                K::Broadcast { .. } | K::Permute { .. } => SyncScope::Nobody,
+                _ => SyncScope::Group,
             },
-            exit: Exit::Never,
+            exit_barrier: ExitBarrierPolicy::Never,
             result_after_rendezvous: false,
-            touch: Touch::Nothing,
+            peer_access: PeerAccess::Nothing,
             symmetric_operand: false,
             symmetric_result: false,
             // Sends and receives are of one group of calls: which comes first is up to the library.
@@ -390,42 +393,50 @@ impl Variant {
         };
         let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
         Some(match (self, kind) {
-            (Variant::Plain, _) => library,
+            (CollectiveVariant::Plain, _) => library,
             (
-                Variant::NcclWindow,
-                K::AllReduce(ReduceOp::Sum)
-                | K::ReduceScatter(ReduceOp::Sum)
+                CollectiveVariant::NcclWindow,
+                K::AllReduce(CollectiveReduceOp::Sum)
+                | K::ReduceScatter(CollectiveReduceOp::Sum)
                 | K::AllGather
-                | K::AllToAll(Splits::Even),
+                | K::AllToAll(AllToAllSplits::Even),
             ) => window,
-            (Variant::CopyEngine, K::AllGather | K::AllToAll(Splits::Even)) => window,
-            (Variant::OneShot, K::AllReduce(_)) => pull,
-            (Variant::Pull | Variant::PullCopies, K::AllGather) => Contract { in_place: true, ..pull },
-            (Variant::Pull | Variant::PullCopies, K::AllToAll(Splits::Even)) => pull,
-            (Variant::Pull, K::ReduceScatter(_)) => pull,
+            (CollectiveVariant::CopyEngine, K::AllGather | K::AllToAll(AllToAllSplits::Even)) => window,
+            (CollectiveVariant::OneShot, K::AllReduce(_)) => pull,
+            (CollectiveVariant::Pull | CollectiveVariant::PullCopies, K::AllGather) => {
+                Contract { in_place: true, ..pull }
+            }
+            (CollectiveVariant::Pull | CollectiveVariant::PullCopies, K::AllToAll(AllToAllSplits::Even)) => {
+                pull
+            }
+            (CollectiveVariant::Pull, K::ReduceScatter(_)) => pull,
             // The exit also tells that nobody reads a rank's sizes any more.
-            (Variant::Pull, K::AllToAll(Splits::Device)) => Contract { exit: Exit::Always, ..pull },
+            (CollectiveVariant::Pull, K::AllToAll(AllToAllSplits::Device)) => {
+                Contract { exit_barrier: ExitBarrierPolicy::Always, ..pull }
+            }
             (
-                Variant::Ll,
-                K::AllReduce(_) | K::ReduceScatter(_) | K::AllGather | K::AllToAll(Splits::Even),
+                CollectiveVariant::Ll,
+                K::AllReduce(_) | K::ReduceScatter(_) | K::AllGather | K::AllToAll(AllToAllSplits::Even),
             ) => Contract {
-                entry: false,
-                exit: Exit::Never,
-                touch: Touch::WriteLanding,
+                entry_barrier: false,
+                exit_barrier: ExitBarrierPolicy::Never,
+                peer_access: PeerAccess::WriteLanding,
                 symmetric_result: false,
                 in_place: !matches!(kind, K::AllToAll(_)),
                 ..push
             },
-            (Variant::TwoShot, K::AllReduce(_)) => {
-                let touch = Touch::ReadOperandWriteResult;
-                Contract { touch, symmetric_operand: true, in_place: true, ..push }
+            (CollectiveVariant::TwoShot, K::AllReduce(_)) => {
+                let touch = PeerAccess::ReadOperandWriteResult;
+                Contract { peer_access: touch, symmetric_operand: true, in_place: true, ..push }
             }
-            (Variant::Push | Variant::Copies, K::AllGather) => Contract { in_place: true, ..push },
-            (Variant::Push | Variant::Copies, K::AllToAll(Splits::Even)) => push,
-            (Variant::Put, K::Broadcast { .. } | K::Permute { .. }) => Contract {
-                entry: false,
-                meets: Meets::Pairs,
-                exit: Exit::Never,
+            (CollectiveVariant::Push | CollectiveVariant::Copies, K::AllGather) => {
+                Contract { in_place: true, ..push }
+            }
+            (CollectiveVariant::Push | CollectiveVariant::Copies, K::AllToAll(AllToAllSplits::Even)) => push,
+            (CollectiveVariant::Put, K::Broadcast { .. } | K::Permute { .. }) => Contract {
+                entry_barrier: false,
+                sync_scope: SyncScope::Pairs,
+                exit_barrier: ExitBarrierPolicy::Never,
                 result_after_rendezvous: false,
                 // The root reads its operand alone; a rank of a permute may read while it is written to.
                 in_place: matches!(kind, K::Broadcast { .. }),
@@ -439,7 +450,7 @@ impl Variant {
     /// size that estimates are for: of the result of an all-gather, of the operand of the others.
     pub fn symmetric_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         let Some(contract) = self.contract(kind) else { return 0 };
-        let (operand, result) = kind.sides(bytes, n);
+        let (operand, result) = kind.operand_and_result_sizes(bytes, n);
         let of = |symmetric: bool, bytes: u64| if symmetric { bytes } else { 0 };
         of(contract.symmetric_operand, operand)
             .saturating_add(of(contract.symmetric_result, result))
@@ -447,13 +458,13 @@ impl Variant {
     }
 
     /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes
-    /// ([`landing_zone`]).
+    /// ([`landing_zone_bytes`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
-        if self != Variant::Ll {
+        if self != CollectiveVariant::Ll {
             return 0;
         }
         let message = if kind.facts().operand_pieces { bytes.div_ceil(n.max(1)) } else { bytes };
-        landing_zone(message, n, LL_BYTES)
+        landing_zone_bytes(message, n, LL_BYTES)
     }
 }
 
@@ -466,39 +477,41 @@ pub const LL_BYTES: u64 = 128 << 10;
 /// Sizes in bytes from which on a variant takes another form on GPUs. They follow from the call alone and are equal on all
 /// ranks. Plans are made and run by the default; others are for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Thresholds {
+pub struct ProtocolThresholds {
     /// What the messages of all ranks of a cell together may have to go by LL and not by LL128. Landing zones are laid
     /// out by it: it is [`LL_BYTES`] wherever a plan runs.
-    pub ll: u64,
+    pub ll_bytes: u64,
     /// What an all-reduce by LL128 must save on the links of a rank to go in two rounds, a reduce-scatter and an
     /// all-gather: one round sends the operand to each peer, two send a slice to and from each.
-    pub saved: u64,
+    pub min_saved_bytes: u64,
     /// The smallest operand of a two-shot all-reduce between two ranks that stores to its peer and loads nothing from
     /// it; among more ranks it is smaller by as much as there are more. Then it adds a residual along the way.
-    pub pushed: u64,
+    pub min_pushed_bytes: u64,
 }
 
-impl Default for Thresholds {
+impl Default for ProtocolThresholds {
     fn default() -> Self {
-        Thresholds { ll: LL_BYTES, saved: 512 << 10, pushed: 32 << 20 }
+        ProtocolThresholds { ll_bytes: LL_BYTES, min_saved_bytes: 512 << 10, min_pushed_bytes: 32 << 20 }
     }
 }
 
-impl Thresholds {
+impl ProtocolThresholds {
     /// Whether messages of so many bytes to each of `n` ranks go by LL, not by LL128.
-    pub fn is_ll(&self, message: u64, n: u64) -> bool {
-        message <= self.ll / n.max(1)
+    pub fn uses_ll(&self, message: u64, n: u64) -> bool {
+        message <= self.ll_bytes / n.max(1)
     }
 
     /// Whether an all-reduce by `ll` of so many bytes among `n` ranks goes in two rounds.
-    pub fn two_rounds(&self, bytes: u64, n: u64) -> bool {
+    pub fn uses_two_rounds(&self, bytes: u64, n: u64) -> bool {
         // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
-        n > 2 && !self.is_ll(bytes, n) && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.saved
+        n > 2
+            && !self.uses_ll(bytes, n)
+            && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.min_saved_bytes
     }
 
     /// Whether an all-reduce in two shots of so many bytes among `n` ranks is large enough to go by stores alone.
-    pub fn stores(&self, bytes: u64, n: u64) -> bool {
-        bytes.saturating_mul(n) >= self.pushed.max(1).saturating_mul(2)
+    pub fn uses_stores_only(&self, bytes: u64, n: u64) -> bool {
+        bytes.saturating_mul(n) >= self.min_pushed_bytes.max(1).saturating_mul(2)
     }
 }
 
@@ -507,17 +520,17 @@ pub const LL128_LINE: u64 = 128;
 
 /// The part of a landing zone that holds messages of up to `bytes` bytes by LL. Every rank of the `n`, this one
 /// included, has a slot.
-pub fn ll_zone(bytes: u64, n: u64) -> u64 {
+pub fn ll_zone_bytes(bytes: u64, n: u64) -> u64 {
     (n * (bytes.div_ceil(4) * 8).max(64)).next_multiple_of(LL128_LINE)
 }
 
 /// The size in bytes of a landing zone for messages of up to `bytes` bytes among `n` ranks, where those that have
 /// `ll` bytes together go by LL and larger ones, behind them, by LL128.
-pub fn landing_zone(bytes: u64, n: u64, ll: u64) -> u64 {
+pub fn landing_zone_bytes(bytes: u64, n: u64, ll: u64) -> u64 {
     match bytes {
         0 => 0,
-        _ if bytes <= ll / n.max(1) => ll_zone(bytes, n),
-        _ => ll_zone(ll / n.max(1), n) + n * bytes.div_ceil(120) * LL128_LINE,
+        _ if bytes <= ll / n.max(1) => ll_zone_bytes(bytes, n),
+        _ => ll_zone_bytes(ll / n.max(1), n) + n * bytes.div_ceil(120) * LL128_LINE,
     }
 }
 
@@ -528,31 +541,35 @@ mod tests {
     #[test]
     fn pairs_leave_out_who_sends_to_itself() {
         let permute = CollectiveKind::Permute { pairs: vec![(2, 0), (1, 1), (0, 2)] };
-        assert_eq!(permute.pairs(3), Some(vec![(2, 0), (0, 2)]));
-        assert_eq!(CollectiveKind::Permute { pairs: vec![] }.pairs(3), Some(vec![]));
-        assert_eq!(CollectiveKind::Broadcast { root: 1 }.pairs(3), Some(vec![(1, 0), (1, 2)]));
-        assert_eq!(CollectiveKind::Broadcast { root: 0 }.pairs(1), Some(vec![]));
-        assert_eq!(CollectiveKind::AllGather.pairs(3), None);
+        assert_eq!(permute.send_pairs(3), Some(vec![(2, 0), (0, 2)]));
+        assert_eq!(CollectiveKind::Permute { pairs: vec![] }.send_pairs(3), Some(vec![]));
+        assert_eq!(CollectiveKind::Broadcast { root: 1 }.send_pairs(3), Some(vec![(1, 0), (1, 2)]));
+        assert_eq!(CollectiveKind::Broadcast { root: 0 }.send_pairs(1), Some(vec![]));
+        assert_eq!(CollectiveKind::AllGather.send_pairs(3), None);
     }
 
     #[test]
     fn contracts_hold_together() {
-        for kind in &CollectiveKind::samples(2) {
-            for &variant in Variant::ALL {
+        for kind in &CollectiveKind::sample_kinds(2) {
+            for &variant in CollectiveVariant::ALL {
                 let Some(c) = variant.contract(kind) else { continue };
                 let what = format!("{} {variant}", kind.name());
-                assert!(!c.entry || c.meets == Meets::Group, "{what}");
-                assert!(!c.result_after_rendezvous || c.meets == Meets::Group, "{what}");
+                assert!(!c.entry_barrier || c.sync_scope == SyncScope::Group, "{what}");
+                assert!(!c.result_after_rendezvous || c.sync_scope == SyncScope::Group, "{what}");
                 // What peers touch before a rank's own step, or after it, the library does not keep apart.
                 assert!(
-                    !variant.is_library() || c.touch == Touch::Nothing && !c.result_after_rendezvous,
+                    !variant.is_library()
+                        || c.peer_access == PeerAccess::Nothing && !c.result_after_rendezvous,
                     "{what}"
                 );
-                assert_eq!(c.meets == Meets::Pairs, variant == Variant::Put, "{what}");
-                assert!(c.meets != Meets::Pairs || kind.pairs(2).is_some(), "{what}");
-                assert!(!c.touch.reads_operand() || c.symmetric_operand, "{what}");
-                assert!(!c.touch.writes_result() || c.symmetric_result, "{what}");
-                assert!(variant != Variant::OneShot || c.exit == Exit::Droppable, "{what}");
+                assert_eq!(c.sync_scope == SyncScope::Pairs, variant == CollectiveVariant::Put, "{what}");
+                assert!(c.sync_scope != SyncScope::Pairs || kind.send_pairs(2).is_some(), "{what}");
+                assert!(!c.peer_access.reads_operand() || c.symmetric_operand, "{what}");
+                assert!(!c.peer_access.writes_result() || c.symmetric_result, "{what}");
+                assert!(
+                    variant != CollectiveVariant::OneShot || c.exit_barrier == ExitBarrierPolicy::Droppable,
+                    "{what}"
+                );
                 assert!(
                     c.same_bits,
                     "{what}: `Replication` takes all collectives to give ranks the same bits"

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use crate::entity::Entity;
-use crate::symbol::{SymbolId, Symbols};
+use crate::symbol::{SymbolId, SymbolTable};
 use crate::text::{is_identifier, write_string};
 
 mod corner;
@@ -23,36 +23,36 @@ mod quotient;
 
 /// An integer expression in normal form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Dim(Repr);
+pub struct Dim(DimRepr);
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Repr {
+enum DimRepr {
     Const(i64),
     /// At least one term; sorted by product, which is not empty; no zero coefficient.
-    Sum(Arc<Sum>),
+    Sum(Arc<DimSum>),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Sum {
-    terms: Terms,
+struct DimSum {
+    terms: DimTerms,
     constant: i64,
 }
 
 /// Nearly all sums have one term, and nearly all terms one atom.
-type Terms = SmallVec<[Term; 1]>;
-type Product = SmallVec<[Atom; 1]>;
+type DimTerms = SmallVec<[DimTerm; 1]>;
+type AtomProduct = SmallVec<[DimAtom; 1]>;
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Term {
+struct DimTerm {
     /// Sorted; an atom to the k-th power stands k times.
-    product: Product,
+    product: AtomProduct,
     factor: i64,
 }
 
 /// A condition on symbols at which a dim changes its form: a `min` or `max` takes its other argument, or a quotient or a
 /// remainder steps.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Switch {
+pub enum DimBreakpoint {
     /// The form changes where this changes its sign: the difference of the arguments of a `min` or `max`.
     Sign(Dim),
     /// The value steps where the first is a multiple of the second.
@@ -61,7 +61,7 @@ pub enum Switch {
 
 /// A factor that the polynomial form does not look into.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Atom {
+enum DimAtom {
     Symbol(SymbolId),
     FloorDiv(Dim, Dim),
     Mod(Dim, Dim),
@@ -69,29 +69,29 @@ enum Atom {
     Min(Dim, Dim),
 }
 
-/// The most atoms that a dim may have, those within its atoms included; see [`check_size`].
+/// The most atoms that a dim may have, those within its atoms included; see [`check_shape_complexity`].
 pub const MAX_ATOMS: usize = 256;
-/// The deepest nesting of `div`, `mod`, `max` and `min` that a dim may have; see [`check_size`].
+/// The deepest nesting of `div`, `mod`, `max` and `min` that a dim may have; see [`check_shape_complexity`].
 pub const MAX_DEPTH: usize = 32;
 pub const MAX_RANK: usize = 64;
-/// The most terms that the product of a shape's dims may expand to; see [`check_size`].
+/// The most terms that the product of a shape's dims may expand to; see [`check_shape_complexity`].
 pub const MAX_TERMS: usize = 1024;
 
 /// Checks that a shape stays within the limits of this module, so that no later arithmetic on it explodes.
-pub fn check_size(shape: &[Dim]) -> Result<(), String> {
+pub fn check_shape_complexity(shape: &[Dim]) -> Result<(), String> {
     if shape.len() > MAX_RANK {
         return Err(format!("expected at most {MAX_RANK} axes, found {}", shape.len()));
     }
     let mut terms: usize = 1;
     for dim in shape {
-        let (atoms, depth) = (dim.atoms(), dim.depth());
+        let (atoms, depth) = (dim.atom_count(), dim.depth());
         if atoms > MAX_ATOMS {
             return Err(format!("expected an extent of at most {MAX_ATOMS} factors, found {atoms}"));
         }
         if depth > MAX_DEPTH {
             return Err(format!("expected an extent of at most {MAX_DEPTH} nested functions, found {depth}"));
         }
-        terms = terms.saturating_mul(dim.terms());
+        terms = terms.saturating_mul(dim.term_count());
     }
     if terms > MAX_TERMS {
         return Err(format!(
@@ -103,11 +103,11 @@ pub fn check_size(shape: &[Dim]) -> Result<(), String> {
 
 /// Values of symbols for one run. Unbound symbols have no value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Bindings(Vec<Option<i64>>);
+pub struct SymbolBindings(Vec<Option<i64>>);
 
-impl Bindings {
+impl SymbolBindings {
     pub fn new() -> Self {
-        Bindings::default()
+        SymbolBindings::default()
     }
     pub fn set(&mut self, symbol: SymbolId, value: i64) {
         if self.0.len() <= symbol.index() {
@@ -119,38 +119,38 @@ impl Bindings {
         self.0.get(symbol.index()).copied().flatten()
     }
     /// Every symbol at its upper bound.
-    pub fn upper(symbols: &Symbols) -> Self {
-        Bindings(symbols.values().map(|s| Some(s.max)).collect())
+    pub fn at_upper_bounds(symbols: &SymbolTable) -> Self {
+        SymbolBindings(symbols.values().map(|s| Some(s.max)).collect())
     }
     /// Every symbol at its lower bound.
-    pub fn lower(symbols: &Symbols) -> Self {
-        Bindings(symbols.values().map(|s| Some(s.min)).collect())
+    pub fn at_lower_bounds(symbols: &SymbolTable) -> Self {
+        SymbolBindings(symbols.values().map(|s| Some(s.min)).collect())
     }
 }
 
 impl From<i64> for Dim {
     fn from(value: i64) -> Self {
-        Dim(Repr::Const(value))
+        Dim(DimRepr::Const(value))
     }
 }
 
 impl From<SymbolId> for Dim {
     fn from(symbol: SymbolId) -> Self {
-        Dim::atom(Atom::Symbol(symbol))
+        Dim::from_atom(DimAtom::Symbol(symbol))
     }
 }
 
 impl Dim {
-    fn atom(atom: Atom) -> Self {
-        Dim::sum(smallvec![Term { product: smallvec![atom], factor: 1 }], 0)
+    fn from_atom(atom: DimAtom) -> Self {
+        Dim::from_normal_terms(smallvec![DimTerm { product: smallvec![atom], factor: 1 }], 0)
     }
 
     /// A sum of terms that are in normal form, at least one.
-    fn sum(terms: Terms, constant: i64) -> Self {
-        Dim(Repr::Sum(Arc::new(Sum { terms, constant })))
+    fn from_normal_terms(terms: DimTerms, constant: i64) -> Self {
+        Dim(DimRepr::Sum(Arc::new(DimSum { terms, constant })))
     }
 
-    fn from_terms(mut terms: Terms, mut constant: i64) -> Self {
+    fn from_terms(mut terms: DimTerms, mut constant: i64) -> Self {
         terms.retain(|t| {
             if t.product.is_empty() {
                 constant = constant.saturating_add(t.factor);
@@ -158,7 +158,7 @@ impl Dim {
             !t.product.is_empty()
         });
         terms.sort_by(|a, b| a.product.cmp(&b.product));
-        let mut merged = Terms::new();
+        let mut merged = DimTerms::new();
         for term in terms {
             match merged.last_mut() {
                 Some(last) if last.product == term.product => {
@@ -168,58 +168,64 @@ impl Dim {
             }
         }
         merged.retain(|t| t.factor != 0);
-        match merged.iter().enumerate().find_map(|(i, t)| Some((i, t.undivided()?))) {
+        match merged.iter().enumerate().find_map(|(i, t)| Some((i, t.cancel_exact_division()?))) {
             Some((i, whole)) => {
                 merged.remove(i);
                 Dim::from_terms(merged, constant) + whole
             }
-            None if merged.is_empty() => Dim(Repr::Const(constant)),
-            None => Dim::sum(merged, constant),
+            None if merged.is_empty() => Dim(DimRepr::Const(constant)),
+            None => Dim::from_normal_terms(merged, constant),
         }
     }
 
     /// The expression times a constant. Factors that are not 0 keep the normal form.
-    fn scaled(&self, by: i64) -> Self {
+    fn scale_by(&self, by: i64) -> Self {
         match (&self.0, by) {
             (_, 1) => self.clone(),
             (_, 0) => Dim::from(0),
-            (Repr::Const(c), _) => Dim::from(c.saturating_mul(by)),
-            (Repr::Sum(sum), _) => {
+            (DimRepr::Const(c), _) => Dim::from(c.saturating_mul(by)),
+            (DimRepr::Sum(sum), _) => {
                 let mut terms = sum.terms.clone();
                 terms.iter_mut().for_each(|t| t.factor = t.factor.saturating_mul(by));
                 let constant = sum.constant.saturating_mul(by);
-                let has_whole = terms.iter().any(|t| t.undivided().is_some());
-                if has_whole { Dim::from_terms(terms, constant) } else { Dim::sum(terms, constant) }
+                let has_whole = terms.iter().any(|t| t.cancel_exact_division().is_some());
+                if has_whole {
+                    Dim::from_terms(terms, constant)
+                } else {
+                    Dim::from_normal_terms(terms, constant)
+                }
             }
         }
     }
 
-    fn plus(&self, constant: i64) -> Self {
+    fn add_constant(&self, constant: i64) -> Self {
         match (&self.0, constant) {
             (_, 0) => self.clone(),
-            (Repr::Const(c), _) => Dim::from(c.saturating_add(constant)),
-            (Repr::Sum(sum), _) => Dim::sum(sum.terms.clone(), sum.constant.saturating_add(constant)),
+            (DimRepr::Const(c), _) => Dim::from(c.saturating_add(constant)),
+            (DimRepr::Sum(sum), _) => {
+                Dim::from_normal_terms(sum.terms.clone(), sum.constant.saturating_add(constant))
+            }
         }
     }
 
-    fn parts(&self) -> (&[Term], i64) {
+    fn terms_and_constant(&self) -> (&[DimTerm], i64) {
         match &self.0 {
-            Repr::Const(c) => (&[], *c),
-            Repr::Sum(s) => (&s.terms, s.constant),
+            DimRepr::Const(c) => (&[], *c),
+            DimRepr::Sum(s) => (&s.terms, s.constant),
         }
     }
 
     pub fn as_const(&self) -> Option<i64> {
         match self.0 {
-            Repr::Const(c) => Some(c),
-            Repr::Sum(_) => None,
+            DimRepr::Const(c) => Some(c),
+            DimRepr::Sum(_) => None,
         }
     }
 
     pub fn as_symbol(&self) -> Option<SymbolId> {
-        match self.parts() {
-            ([Term { product, factor: 1 }], 0) => match product.as_slice() {
-                [Atom::Symbol(s)] => Some(*s),
+        match self.terms_and_constant() {
+            ([DimTerm { product, factor: 1 }], 0) => match product.as_slice() {
+                [DimAtom::Symbol(s)] => Some(*s),
                 _ => None,
             },
             _ => None,
@@ -227,21 +233,21 @@ impl Dim {
     }
 
     /// The number of terms, the constant included unless it is 0; at least 1.
-    pub fn terms(&self) -> usize {
-        let (terms, constant) = self.parts();
+    pub fn term_count(&self) -> usize {
+        let (terms, constant) = self.terms_and_constant();
         (terms.len() + usize::from(constant != 0)).max(1)
     }
 
     /// The number of atoms, those within atoms included.
-    pub fn atoms(&self) -> usize {
-        let count = |atom: &Atom| atom.arguments().map_or(1, |(a, b)| 1 + a.atoms() + b.atoms());
-        self.parts().0.iter().flat_map(|t| &t.product).map(count).sum()
+    pub fn atom_count(&self) -> usize {
+        let count = |atom: &DimAtom| atom.arguments().map_or(1, |(a, b)| 1 + a.atom_count() + b.atom_count());
+        self.terms_and_constant().0.iter().flat_map(|t| &t.product).map(count).sum()
     }
 
     /// How deep `div`, `mod`, `max` and `min` are nested; 0 without any.
     pub fn depth(&self) -> usize {
-        let depth = |atom: &Atom| atom.arguments().map_or(0, |(a, b)| 1 + a.depth().max(b.depth()));
-        self.parts().0.iter().flat_map(|t| &t.product).map(depth).max().unwrap_or(0)
+        let depth = |atom: &DimAtom| atom.arguments().map_or(0, |(a, b)| 1 + a.depth().max(b.depth()));
+        self.terms_and_constant().0.iter().flat_map(|t| &t.product).map(depth).max().unwrap_or(0)
     }
 
     /// `self / divisor` when the division is exact as a polynomial.
@@ -249,12 +255,12 @@ impl Dim {
         if self == divisor && divisor.as_const() != Some(0) {
             return Some(Dim::from(1));
         }
-        let (terms, constant) = divisor.parts();
+        let (terms, constant) = divisor.terms_and_constant();
         if terms.len() + usize::from(constant != 0) > 1 {
             return self.long_div(divisor);
         }
-        let (terms, constant) = self.parts();
-        let (product, factor) = match divisor.parts() {
+        let (terms, constant) = self.terms_and_constant();
+        let (product, factor) = match divisor.terms_and_constant() {
             ([], c) => (&[][..], c),
             ([t], 0) => (t.product.as_slice(), t.factor),
             _ => return None,
@@ -262,12 +268,12 @@ impl Dim {
         if factor == 0 || constant.checked_rem(factor)? != 0 || (constant != 0 && !product.is_empty()) {
             return None;
         }
-        let mut out = Terms::new();
+        let mut out = DimTerms::new();
         for t in terms {
             if t.factor.checked_rem(factor)? != 0 {
                 return None;
             }
-            out.push(Term { product: remove_all(&t.product, product)?, factor: t.factor / factor });
+            out.push(DimTerm { product: remove_atoms(&t.product, product)?, factor: t.factor / factor });
         }
         Some(Dim::from_terms(out, constant / factor))
     }
@@ -276,10 +282,14 @@ impl Dim {
     /// and among these by the first; every step takes such a term away and leaves smaller ones.
     fn long_div(&self, divisor: &Dim) -> Option<Dim> {
         let lead = |d: &Dim| {
-            let most = |a: &&Term, b: &&Term| {
+            let most = |a: &&DimTerm, b: &&DimTerm| {
                 a.product.len().cmp(&b.product.len()).then_with(|| b.product.cmp(&a.product))
             };
-            d.parts().0.iter().max_by(most).map(|t| Dim::sum(smallvec![t.clone()], 0))
+            d.terms_and_constant()
+                .0
+                .iter()
+                .max_by(most)
+                .map(|t| Dim::from_normal_terms(smallvec![t.clone()], 0))
         };
         let by = lead(divisor)?;
         let (mut rest, mut quotient) = (self.clone(), Dim::from(0));
@@ -290,7 +300,7 @@ impl Dim {
             let part = lead(&rest)?.exact_div(&by)?;
             rest = rest - part.clone() * divisor.clone();
             quotient = quotient + part;
-            check_size(&[rest.clone(), quotient.clone()]).ok()?;
+            check_shape_complexity(&[rest.clone(), quotient.clone()]).ok()?;
         }
         None
     }
@@ -303,54 +313,58 @@ impl Dim {
         match (self.as_const(), divisor.as_const()) {
             (Some(a), Some(b)) if b != 0 => Dim::from(floor_div(a, b)),
             (None, Some(b)) if b > 0 => {
-                let (whole, rest) = self.parted(b);
+                let (whole, rest) = self.split_by_divisor(b);
                 let rest = match rest.as_const() {
                     Some(a) => Dim::from(floor_div(a, b)),
-                    None => rest.quotient(b),
+                    None => rest.normalized_quotient(b),
                 };
                 whole + rest
             }
             _ => self
-                .exact_multiple(divisor)
-                .unwrap_or_else(|| Dim::atom(Atom::FloorDiv(self.clone(), divisor.clone()))),
+                .exact_div_by_quotient(divisor)
+                .unwrap_or_else(|| Dim::from_atom(DimAtom::FloorDiv(self.clone(), divisor.clone()))),
         }
     }
 
     /// `self mod divisor` with the sign of the divisor.
     pub fn modulo(&self, divisor: &Dim) -> Dim {
-        if self.exact_div(divisor).is_some() || self.exact_multiple(divisor).is_some() {
+        if self.exact_div(divisor).is_some() || self.exact_div_by_quotient(divisor).is_some() {
             return Dim::from(0);
         }
         match (self.as_const(), divisor.as_const()) {
             (Some(a), Some(b)) if b != 0 => Dim::from(floor_mod(a, b)),
             (None, Some(b)) if b > 0 => {
-                let rest = self.parted(b).1;
-                if rest.as_const().is_some() { rest } else { Dim::atom(Atom::Mod(rest, divisor.clone())) }
+                let rest = self.split_by_divisor(b).1;
+                if rest.as_const().is_some() {
+                    rest
+                } else {
+                    Dim::from_atom(DimAtom::Mod(rest, divisor.clone()))
+                }
             }
-            _ => Dim::atom(Atom::Mod(self.clone(), divisor.clone())),
+            _ => Dim::from_atom(DimAtom::Mod(self.clone(), divisor.clone())),
         }
     }
 
     pub fn max_with(&self, other: &Dim) -> Dim {
-        let ([low, high], known) = self.ordered(other);
-        if known { high.clone() } else { Dim::atom(Atom::Max(low.clone(), high.clone())) }
+        let ([low, high], known) = self.order_by_bounds(other);
+        if known { high.clone() } else { Dim::from_atom(DimAtom::Max(low.clone(), high.clone())) }
     }
 
     pub fn min_with(&self, other: &Dim) -> Dim {
-        let ([low, high], known) = self.ordered(other);
-        if known { low.clone() } else { Dim::atom(Atom::Min(low.clone(), high.clone())) }
+        let ([low, high], known) = self.order_by_bounds(other);
+        if known { low.clone() } else { Dim::from_atom(DimAtom::Min(low.clone(), high.clone())) }
     }
 
     /// Both, and whether the first is known to be at most the second; else as they stand in a normal form.
-    fn ordered<'a>(&'a self, other: &'a Dim) -> ([&'a Dim; 2], bool) {
+    fn order_by_bounds<'a>(&'a self, other: &'a Dim) -> ([&'a Dim; 2], bool) {
         let difference = (self.clone() - other.clone()).as_const();
         let first = difference.map_or(self <= other, |d| d < 0);
         (if first { [self, other] } else { [other, self] }, difference.is_some())
     }
 
     /// The value under a binding; `None` if a symbol is unbound, a divisor is zero or `i64` overflows.
-    pub fn eval(&self, bindings: &Bindings) -> Option<i64> {
-        let (terms, constant) = self.parts();
+    pub fn eval(&self, bindings: &SymbolBindings) -> Option<i64> {
+        let (terms, constant) = self.terms_and_constant();
         let mut sum = constant;
         for t in terms {
             let mut value = t.factor;
@@ -365,45 +379,45 @@ impl Dim {
     /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic:
     /// never too narrow, possibly too wide. Products of differences are taken whole. That `k*div(a, k)` lies within
     /// `k - 1` below `a` is known for sums `a` of symbols.
-    pub fn bounds(&self, symbols: &Symbols) -> (i64, i64) {
-        let (terms, constant) = self.parts();
-        let is_flat = |a: &Atom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
-        let nests = |t: &Term| !t.product.iter().all(is_flat);
+    pub fn bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
+        let (terms, constant) = self.terms_and_constant();
+        let is_flat = |a: &DimAtom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
+        let nests = |t: &DimTerm| !t.product.iter().all(is_flat);
         if !terms.iter().any(nests) {
             return self.flat_bounds(symbols);
         }
         // What nests is the same however the rest is written. Bounded once for each way to write that, it would take
         // work exponential in its depth.
-        let (nested, flat): (Terms, Terms) = terms.iter().cloned().partition(nests);
-        let nested = Dim::sum(nested, 0).interval(symbols);
+        let (nested, flat): (DimTerms, DimTerms) = terms.iter().cloned().partition(nests);
+        let nested = Dim::from_normal_terms(nested, 0).interval_bounds(symbols);
         let flat = Dim::from_terms(flat, constant).flat_bounds(symbols);
         (nested.0.saturating_add(flat.0), nested.1.saturating_add(flat.1))
     }
 
     /// The bounds where nothing nests.
-    fn flat_bounds(&self, symbols: &Symbols) -> (i64, i64) {
-        let mut plain = self.interval(symbols);
+    fn flat_bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
+        let mut plain = self.interval_bounds(symbols);
         if let Some((low, high)) = self.corner_bounds(symbols) {
             plain = (plain.0.max(low), plain.1.min(high));
         }
-        if let Some(k) = self.lacking(symbols) {
-            let (low, high) = self.scaled(k).flat_bounds(symbols);
+        if let Some(k) = self.missing_divisor_within(symbols) {
+            let (low, high) = self.scale_by(k).flat_bounds(symbols);
             let ends = (floor_div(low, k) + i64::from(floor_mod(low, k) > 0), floor_div(high, k));
             return (plain.0.max(ends.0), plain.1.min(ends.1));
         }
-        match self.div_as_mod(symbols).map(|other| other.flat_bounds(symbols)) {
+        match self.rewrite_div_as_mod(symbols).map(|other| other.flat_bounds(symbols)) {
             Some(other) => (plain.0.max(other.0), plain.1.min(other.1)),
             None => plain,
         }
     }
 
-    fn interval(&self, symbols: &Symbols) -> (i64, i64) {
-        let (terms, constant) = self.parts();
+    fn interval_bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
+        let (terms, constant) = self.terms_and_constant();
         let mut sum = (constant, constant);
         for t in terms {
             let mut range = (t.factor, t.factor);
             for atom in &t.product {
-                range = mul_range(range, atom.bounds(symbols));
+                range = multiply_ranges(range, atom.bounds(symbols));
             }
             sum = (sum.0.saturating_add(range.0), sum.1.saturating_add(range.1));
         }
@@ -412,46 +426,46 @@ impl Dim {
 
     /// The same value with the first term `c*k*div(a, k)` written as `c*a - c*mod(a, k)`. Only where `a` is a
     /// short sum of symbols, small enough that nothing saturates.
-    fn div_as_mod(&self, symbols: &Symbols) -> Option<Dim> {
+    fn rewrite_div_as_mod(&self, symbols: &SymbolTable) -> Option<Dim> {
         const SMALL: i64 = 1 << 20;
-        let (terms, constant) = self.parts();
+        let (terms, constant) = self.terms_and_constant();
         let within = |x: i64, limit: i64| (-limit..=limit).contains(&x);
         if !terms.iter().map(|t| t.factor).chain([constant]).all(|x| within(x, SMALL * SMALL)) {
             return None;
         }
         let small = |x: i64| within(x, SMALL);
         let is_simple = |a: &Dim| {
-            let (terms, constant) = a.parts();
-            let simple = |t: &Term| match t.product.as_slice() {
-                [Atom::Symbol(s)] => symbols.get(*s).is_some_and(|s| s.min >= 0 && s.max <= SMALL * SMALL),
+            let (terms, constant) = a.terms_and_constant();
+            let simple = |t: &DimTerm| match t.product.as_slice() {
+                [DimAtom::Symbol(s)] => symbols.get(*s).is_some_and(|s| s.min >= 0 && s.max <= SMALL * SMALL),
                 _ => false,
             };
             terms.len() <= 4 && small(constant) && terms.iter().all(|t| small(t.factor) && simple(t))
         };
         terms.iter().enumerate().find_map(|(i, term)| {
-            let [Atom::FloorDiv(a, k)] = term.product.as_slice() else { return None };
+            let [DimAtom::FloorDiv(a, k)] = term.product.as_slice() else { return None };
             let k_value = k.as_const().filter(|&k| k > 0)?;
             let times =
                 term.factor.checked_rem(k_value).filter(|&r| r == 0).map(|_| term.factor / k_value)?;
             (small(times) && is_simple(a)).then_some(())?;
-            let mut rest = Terms::from(terms);
+            let mut rest = DimTerms::from(terms);
             rest.remove(i);
             Some(Dim::from_terms(rest, constant) + (a.clone() - a.modulo(k)) * Dim::from(times))
         })
     }
 
     /// The largest value over all values of the symbols (see [`bounds`](Self::bounds)).
-    pub fn upper(&self, symbols: &Symbols) -> i64 {
+    pub fn upper_bound(&self, symbols: &SymbolTable) -> i64 {
         self.bounds(symbols).1
     }
 
     /// Whether `self <= other` holds for all values of the symbols, as far as interval arithmetic shows.
-    pub fn provably_le(&self, other: &Dim, symbols: &Symbols) -> bool {
+    pub fn provably_le(&self, other: &Dim, symbols: &SymbolTable) -> bool {
         (other.clone() - self.clone()).bounds(symbols).0 >= 0
     }
 
     /// Whether every value of the expression is a multiple of `divisor`, as far as the coefficients show.
-    pub fn divisible_by(&self, divisor: i64) -> bool {
+    pub fn is_divisible_by(&self, divisor: i64) -> bool {
         self.exact_div(&Dim::from(divisor)).is_some()
     }
 
@@ -465,10 +479,10 @@ impl Dim {
     }
 
     fn visit_symbols(&self, out: &mut Vec<SymbolId>) {
-        for atom in self.parts().0.iter().flat_map(|t| &t.product) {
+        for atom in self.terms_and_constant().0.iter().flat_map(|t| &t.product) {
             match atom {
-                Atom::Symbol(s) => out.push(*s),
-                Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => {
+                DimAtom::Symbol(s) => out.push(*s),
+                DimAtom::FloorDiv(a, b) | DimAtom::Mod(a, b) | DimAtom::Max(a, b) | DimAtom::Min(a, b) => {
                     a.visit_symbols(out);
                     b.visit_symbols(out);
                 }
@@ -478,16 +492,16 @@ impl Dim {
 
     pub fn substitute(&self, map: &impl Fn(SymbolId) -> Dim) -> Dim {
         self.map_atoms(|atom| match atom {
-            Atom::Symbol(s) => map(*s),
-            Atom::FloorDiv(a, b) => a.substitute(map).floor_div(&b.substitute(map)),
-            Atom::Mod(a, b) => a.substitute(map).modulo(&b.substitute(map)),
-            Atom::Max(a, b) => a.substitute(map).max_with(&b.substitute(map)),
-            Atom::Min(a, b) => a.substitute(map).min_with(&b.substitute(map)),
+            DimAtom::Symbol(s) => map(*s),
+            DimAtom::FloorDiv(a, b) => a.substitute(map).floor_div(&b.substitute(map)),
+            DimAtom::Mod(a, b) => a.substitute(map).modulo(&b.substitute(map)),
+            DimAtom::Max(a, b) => a.substitute(map).max_with(&b.substitute(map)),
+            DimAtom::Min(a, b) => a.substitute(map).min_with(&b.substitute(map)),
         })
     }
 
-    fn map_atoms(&self, map: impl Fn(&Atom) -> Dim) -> Dim {
-        let (terms, constant) = self.parts();
+    fn map_atoms(&self, map: impl Fn(&DimAtom) -> Dim) -> Dim {
+        let (terms, constant) = self.terms_and_constant();
         terms.iter().fold(Dim::from(constant), |sum, t| {
             sum + t.product.iter().fold(Dim::from(t.factor), |product, atom| product * map(atom))
         })
@@ -495,41 +509,43 @@ impl Dim {
 
     /// The same value for all values of the symbols within their bounds, without what these decide: the larger of two
     /// extents of which one is never less, the remainder of what is less than the divisor.
-    pub fn within(&self, symbols: &Symbols) -> Dim {
+    pub fn simplify_within(&self, symbols: &SymbolTable) -> Dim {
         if self.depth() == 0 {
             return self.clone();
         }
-        self.map_atoms(|atom| atom.within(symbols))
+        self.map_atoms(|atom| atom.simplify_within(symbols))
     }
 
     /// Displays the expression with the names of its symbols: `4*tokens + 1`, `div(tokens, 2)`.
-    pub fn display<'a>(&'a self, symbols: &'a Symbols) -> DisplayDim<'a> {
+    pub fn display<'a>(&'a self, symbols: &'a SymbolTable) -> DisplayDim<'a> {
         DisplayDim { dim: self, symbols }
     }
 }
 
-impl Atom {
+impl DimAtom {
     /// The two arguments, unless it is a symbol.
     fn arguments(&self) -> Option<(&Dim, &Dim)> {
         match self {
-            Atom::Symbol(_) => None,
-            Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b) => Some((a, b)),
+            DimAtom::Symbol(_) => None,
+            DimAtom::FloorDiv(a, b) | DimAtom::Mod(a, b) | DimAtom::Max(a, b) | DimAtom::Min(a, b) => {
+                Some((a, b))
+            }
         }
     }
 
-    fn within(&self, symbols: &Symbols) -> Dim {
-        let Some((a, b)) = self.arguments() else { return Dim::atom(self.clone()) };
-        let (a, b) = (a.within(symbols), b.within(symbols));
+    fn simplify_within(&self, symbols: &SymbolTable) -> Dim {
+        let Some((a, b)) = self.arguments() else { return Dim::from_atom(self.clone()) };
+        let (a, b) = (a.simplify_within(symbols), b.simplify_within(symbols));
         let (low, high) = (a.clone() - b.clone()).bounds(symbols);
         match self {
-            Atom::Max(..) if low >= 0 => a,
-            Atom::Max(..) if high <= 0 => b,
-            Atom::Max(..) => a.max_with(&b),
-            Atom::Min(..) if low >= 0 => b,
-            Atom::Min(..) if high <= 0 => a,
-            Atom::Min(..) => a.min_with(&b),
-            Atom::Mod(..) if high < 0 && a.bounds(symbols).0 >= 0 => a,
-            Atom::Mod(..) => a.modulo(&b),
+            DimAtom::Max(..) if low >= 0 => a,
+            DimAtom::Max(..) if high <= 0 => b,
+            DimAtom::Max(..) => a.max_with(&b),
+            DimAtom::Min(..) if low >= 0 => b,
+            DimAtom::Min(..) if high <= 0 => a,
+            DimAtom::Min(..) => a.min_with(&b),
+            DimAtom::Mod(..) if high < 0 && a.bounds(symbols).0 >= 0 => a,
+            DimAtom::Mod(..) => a.modulo(&b),
             _ => {
                 let quotient = a.floor_div(&b);
                 match quotient.bounds(symbols) {
@@ -540,28 +556,28 @@ impl Atom {
         }
     }
 
-    fn eval(&self, bindings: &Bindings) -> Option<i64> {
+    fn eval(&self, bindings: &SymbolBindings) -> Option<i64> {
         Some(match self {
-            Atom::Symbol(s) => bindings.get(*s)?,
-            Atom::FloorDiv(a, b) => checked_floor_div(a.eval(bindings)?, b.eval(bindings)?)?,
-            Atom::Mod(a, b) => checked_floor_mod(a.eval(bindings)?, b.eval(bindings)?)?,
-            Atom::Max(a, b) => a.eval(bindings)?.max(b.eval(bindings)?),
-            Atom::Min(a, b) => a.eval(bindings)?.min(b.eval(bindings)?),
+            DimAtom::Symbol(s) => bindings.get(*s)?,
+            DimAtom::FloorDiv(a, b) => checked_floor_div(a.eval(bindings)?, b.eval(bindings)?)?,
+            DimAtom::Mod(a, b) => checked_floor_mod(a.eval(bindings)?, b.eval(bindings)?)?,
+            DimAtom::Max(a, b) => a.eval(bindings)?.max(b.eval(bindings)?),
+            DimAtom::Min(a, b) => a.eval(bindings)?.min(b.eval(bindings)?),
         })
     }
 
-    fn bounds(&self, symbols: &Symbols) -> (i64, i64) {
+    fn bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
         match self {
-            Atom::Symbol(s) => symbols.get(*s).map_or((i64::MIN, i64::MAX), |s| (s.min, s.max)),
-            Atom::Max(a, b) => {
+            DimAtom::Symbol(s) => symbols.get(*s).map_or((i64::MIN, i64::MAX), |s| (s.min, s.max)),
+            DimAtom::Max(a, b) => {
                 let (a, b) = (a.bounds(symbols), b.bounds(symbols));
                 (a.0.max(b.0), a.1.max(b.1))
             }
-            Atom::Min(a, b) => {
+            DimAtom::Min(a, b) => {
                 let (a, b) = (a.bounds(symbols), b.bounds(symbols));
                 (a.0.min(b.0), a.1.min(b.1))
             }
-            Atom::FloorDiv(a, b) => {
+            DimAtom::FloorDiv(a, b) => {
                 let (a, b) = (a.bounds(symbols), b.bounds(symbols));
                 if b.0 <= 0 {
                     return (i64::MIN, i64::MAX);
@@ -569,7 +585,7 @@ impl Atom {
                 let ends = [a.0, a.1].map(|x| [floor_div(x, b.0), floor_div(x, b.1)]);
                 (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]))
             }
-            Atom::Mod(a, b) => {
+            DimAtom::Mod(a, b) => {
                 let (a, b) = (a.bounds(symbols), b.bounds(symbols));
                 match (a.0 >= 0, b.0 > 0) {
                     (_, false) => (i64::MIN, i64::MAX),
@@ -600,15 +616,15 @@ fn checked_floor_mod(a: i64, b: i64) -> Option<i64> {
     Some(if r != 0 && (r < 0) != (b < 0) { r + b } else { r })
 }
 
-fn mul_range(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
+fn multiply_ranges(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
     let ends =
         [a.0.saturating_mul(b.0), a.0.saturating_mul(b.1), a.1.saturating_mul(b.0), a.1.saturating_mul(b.1)];
     (ends.into_iter().min().unwrap_or(0), ends.into_iter().max().unwrap_or(0))
 }
 
 /// `from` without one occurrence of each atom in `what`; `None` if one is missing. Both are sorted.
-fn remove_all(from: &[Atom], what: &[Atom]) -> Option<Product> {
-    let mut rest = Product::from(from);
+fn remove_atoms(from: &[DimAtom], what: &[DimAtom]) -> Option<AtomProduct> {
+    let mut rest = AtomProduct::from(from);
     for atom in what {
         let at = rest.binary_search(atom).ok()?;
         rest.remove(at);
@@ -620,9 +636,9 @@ impl Add for Dim {
     type Output = Dim;
     fn add(self, other: Dim) -> Dim {
         match (&self.0, &other.0) {
-            (Repr::Const(c), _) => other.plus(*c),
-            (_, Repr::Const(c)) => self.plus(*c),
-            (Repr::Sum(a), Repr::Sum(b)) => Dim::from_terms(
+            (DimRepr::Const(c), _) => other.add_constant(*c),
+            (_, DimRepr::Const(c)) => self.add_constant(*c),
+            (DimRepr::Sum(a), DimRepr::Sum(b)) => Dim::from_terms(
                 a.terms.iter().chain(&b.terms).cloned().collect(),
                 a.constant.saturating_add(b.constant),
             ),
@@ -633,7 +649,7 @@ impl Add for Dim {
 impl Sub for Dim {
     type Output = Dim;
     fn sub(self, other: Dim) -> Dim {
-        self + other.scaled(-1)
+        self + other.scale_by(-1)
     }
 }
 
@@ -641,23 +657,23 @@ impl Mul for Dim {
     type Output = Dim;
     fn mul(self, other: Dim) -> Dim {
         let (a, b) = match (&self.0, &other.0) {
-            (Repr::Const(c), _) => return other.scaled(*c),
-            (_, Repr::Const(c)) => return self.scaled(*c),
-            (Repr::Sum(a), Repr::Sum(b)) => (a, b),
+            (DimRepr::Const(c), _) => return other.scale_by(*c),
+            (_, DimRepr::Const(c)) => return self.scale_by(*c),
+            (DimRepr::Sum(a), DimRepr::Sum(b)) => (a, b),
         };
-        let scaled = |terms: &Terms, by: i64| -> Terms {
+        let scaled = |terms: &DimTerms, by: i64| -> DimTerms {
             terms
                 .iter()
-                .map(|t| Term { product: t.product.clone(), factor: t.factor.saturating_mul(by) })
+                .map(|t| DimTerm { product: t.product.clone(), factor: t.factor.saturating_mul(by) })
                 .collect()
         };
         let mut terms = scaled(&a.terms, b.constant);
         terms.extend(scaled(&b.terms, a.constant));
         for x in &a.terms {
             for y in &b.terms {
-                let mut product: Product = x.product.iter().chain(&y.product).cloned().collect();
+                let mut product: AtomProduct = x.product.iter().chain(&y.product).cloned().collect();
                 product.sort();
-                terms.push(Term { product, factor: x.factor.saturating_mul(y.factor) });
+                terms.push(DimTerm { product, factor: x.factor.saturating_mul(y.factor) });
             }
         }
         Dim::from_terms(terms, a.constant.saturating_mul(b.constant))
@@ -666,7 +682,7 @@ impl Mul for Dim {
 
 pub struct DisplayDim<'a> {
     dim: &'a Dim,
-    symbols: &'a Symbols,
+    symbols: &'a SymbolTable,
 }
 
 impl fmt::Display for DisplayDim<'_> {
@@ -688,7 +704,7 @@ impl fmt::Debug for Dim {
 type WriteSymbol<'a> = dyn Fn(SymbolId, &mut fmt::Formatter<'_>) -> fmt::Result + 'a;
 
 fn write_dim(f: &mut fmt::Formatter<'_>, dim: &Dim, symbol: &WriteSymbol<'_>) -> fmt::Result {
-    let (terms, constant) = dim.parts();
+    let (terms, constant) = dim.terms_and_constant();
     if terms.is_empty() {
         return write!(f, "{constant}");
     }
@@ -707,14 +723,14 @@ fn write_dim(f: &mut fmt::Formatter<'_>, dim: &Dim, symbol: &WriteSymbol<'_>) ->
                 f.write_str("*")?;
             }
             let (name, a, b) = match atom {
-                Atom::Symbol(s) => {
+                DimAtom::Symbol(s) => {
                     symbol(*s, f)?;
                     continue;
                 }
-                Atom::FloorDiv(a, b) => ("div", a, b),
-                Atom::Mod(a, b) => ("mod", a, b),
-                Atom::Max(a, b) => ("max", a, b),
-                Atom::Min(a, b) => ("min", a, b),
+                DimAtom::FloorDiv(a, b) => ("div", a, b),
+                DimAtom::Mod(a, b) => ("mod", a, b),
+                DimAtom::Max(a, b) => ("max", a, b),
+                DimAtom::Min(a, b) => ("min", a, b),
             };
             write!(f, "{name}(")?;
             write_dim(f, a, symbol)?;
@@ -732,23 +748,25 @@ fn write_dim(f: &mut fmt::Formatter<'_>, dim: &Dim, symbol: &WriteSymbol<'_>) ->
 
 impl Dim {
     /// All conditions of the dim, those within arguments included.
-    pub fn switches(&self) -> Vec<Switch> {
+    pub fn breakpoints(&self) -> Vec<DimBreakpoint> {
         let mut out = Vec::new();
-        self.collect_switches(&mut out);
+        self.collect_breakpoints(&mut out);
         out
     }
 
-    fn collect_switches(&self, out: &mut Vec<Switch>) {
-        for atom in self.parts().0.iter().flat_map(|t| &t.product) {
-            let (Atom::FloorDiv(a, b) | Atom::Mod(a, b) | Atom::Max(a, b) | Atom::Min(a, b)) = atom else {
+    fn collect_breakpoints(&self, out: &mut Vec<DimBreakpoint>) {
+        for atom in self.terms_and_constant().0.iter().flat_map(|t| &t.product) {
+            let (DimAtom::FloorDiv(a, b) | DimAtom::Mod(a, b) | DimAtom::Max(a, b) | DimAtom::Min(a, b)) =
+                atom
+            else {
                 continue;
             };
             out.push(match atom {
-                Atom::Max(..) | Atom::Min(..) => Switch::Sign(a.clone() - b.clone()),
-                _ => Switch::Multiple(a.clone(), b.clone()),
+                DimAtom::Max(..) | DimAtom::Min(..) => DimBreakpoint::Sign(a.clone() - b.clone()),
+                _ => DimBreakpoint::Multiple(a.clone(), b.clone()),
             });
-            a.collect_switches(out);
-            b.collect_switches(out);
+            a.collect_breakpoints(out);
+            b.collect_breakpoints(out);
         }
     }
 }

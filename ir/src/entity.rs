@@ -1,10 +1,10 @@
-//! Entities: `u32` newtypes that index a [`Table`]. There are no bare indices in the public API.
+//! Entities: `u32` newtypes that index a [`EntityMap`]. There are no bare indices in the public API.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-/// A key of a [`Table`].
+/// A key of a [`EntityMap`].
 pub trait Entity: Copy + Eq {
     fn new(index: usize) -> Self;
     fn index(self) -> usize;
@@ -43,20 +43,20 @@ macro_rules! entity {
 
 /// A dense table from an entity to its data, in order of insertion.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Table<K, V> {
+pub struct EntityMap<K, V> {
     entries: Vec<V>,
     key: PhantomData<K>,
 }
 
-impl<K: Entity, V> Table<K, V> {
+impl<K: Entity, V> EntityMap<K, V> {
     pub fn new() -> Self {
-        Table { entries: Vec::new(), key: PhantomData }
+        EntityMap { entries: Vec::new(), key: PhantomData }
     }
     pub fn filled(value: V, len: usize) -> Self
     where
         V: Clone,
     {
-        Table { entries: vec![value; len], key: PhantomData }
+        EntityMap { entries: vec![value; len], key: PhantomData }
     }
     pub fn push(&mut self, value: V) -> K {
         let key = K::new(self.entries.len());
@@ -86,32 +86,32 @@ impl<K: Entity, V> Table<K, V> {
     }
 }
 
-impl<K: Entity, V> Default for Table<K, V> {
+impl<K: Entity, V> Default for EntityMap<K, V> {
     fn default() -> Self {
-        Table::new()
+        EntityMap::new()
     }
 }
 
-impl<K: Entity, V> Index<K> for Table<K, V> {
+impl<K: Entity, V> Index<K> for EntityMap<K, V> {
     type Output = V;
     fn index(&self, key: K) -> &V {
         &self.entries[key.index()]
     }
 }
 
-impl<K: Entity, V> IndexMut<K> for Table<K, V> {
+impl<K: Entity, V> IndexMut<K> for EntityMap<K, V> {
     fn index_mut(&mut self, key: K) -> &mut V {
         &mut self.entries[key.index()]
     }
 }
 
-impl<K: Entity, V> FromIterator<V> for Table<K, V> {
+impl<K: Entity, V> FromIterator<V> for EntityMap<K, V> {
     fn from_iter<I: IntoIterator<Item = V>>(iter: I) -> Self {
-        Table { entries: iter.into_iter().collect(), key: PhantomData }
+        EntityMap { entries: iter.into_iter().collect(), key: PhantomData }
     }
 }
 
-impl<K: Entity + fmt::Display, V: fmt::Debug> fmt::Debug for Table<K, V> {
+impl<K: Entity + fmt::Display, V: fmt::Debug> fmt::Debug for EntityMap<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter().map(|(k, v)| (k.to_string(), v))).finish()
     }

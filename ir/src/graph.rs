@@ -8,26 +8,26 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use crate::dispatch::Dispatch;
-use crate::entity::Table;
+use crate::entity::EntityMap;
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::op::Op;
-use crate::symbol::Symbols;
+use crate::symbol::SymbolTable;
 use crate::tensor::Tensor;
-use crate::types::Type;
+use crate::types::TensorType;
 
 /// Who belongs together in a group. Every rank belongs to exactly one cell, all cells have one size.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Members {
+pub enum GroupMembers {
     World,
     /// A partition of the ranks; the position within a cell is the rank within the group.
     Cells(Vec<Vec<u32>>),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Group {
+pub struct GroupDef {
     /// A unique name.
     pub name: String,
-    pub members: Members,
+    pub members: GroupMembers,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,10 +41,10 @@ pub enum InputKind {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Input {
+pub struct GraphInput {
     pub value: ValueId,
     pub kind: InputKind,
-    /// The name that it has where the program came from (`l.0.qkv.weight`); empty without one. See [`Graph::stored_name`].
+    /// The name that it has where the program came from (`l.0.qkv.weight`); empty without one. See [`Graph::checkpoint_name`].
     pub source: String,
     /// The data of a constant.
     pub data: Option<Arc<Tensor>>,
@@ -58,13 +58,13 @@ pub enum OutputKind {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Output {
+pub struct GraphOutput {
     pub value: ValueId,
     pub kind: OutputKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Def {
+pub enum ValueDef {
     Input(InputId),
     /// The `usize`-th result of a node.
     Node(NodeId, usize),
@@ -74,8 +74,8 @@ pub enum Def {
 pub struct Value {
     /// A unique name, an identifier that may contain dots.
     pub name: String,
-    pub ty: Type,
-    pub def: Def,
+    pub ty: TensorType,
+    pub def: ValueDef,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -103,17 +103,17 @@ pub struct Graph {
     pub name: String,
     /// The number of ranks; `None` while the program leaves it open.
     pub ranks: Option<u32>,
-    pub symbols: Symbols,
-    pub groups: Table<GroupId, Group>,
-    pub customs: Table<CustomId, CustomOp>,
-    pub inputs: Table<InputId, Input>,
-    pub values: Table<ValueId, Value>,
+    pub symbols: SymbolTable,
+    pub groups: EntityMap<GroupId, GroupDef>,
+    pub customs: EntityMap<CustomId, CustomOp>,
+    pub inputs: EntityMap<InputId, GraphInput>,
+    pub values: EntityMap<ValueId, Value>,
     /// All nodes, in program order.
-    pub nodes: Table<NodeId, Node>,
+    pub nodes: EntityMap<NodeId, Node>,
     /// The nodes that run together, in program order; all others run by themselves. What a program computes does not depend
     /// on it, and passes drop it.
     pub dispatches: Vec<Dispatch>,
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<GraphOutput>,
 }
 
 impl Graph {
@@ -137,61 +137,61 @@ impl Graph {
         kind: InputKind,
         name: impl Into<String>,
         source: impl Into<String>,
-        ty: Type,
+        ty: TensorType,
         data: Option<Arc<Tensor>>,
     ) -> ValueId {
         let id = <InputId as crate::entity::Entity>::new(self.inputs.len());
-        let value = self.values.push(Value { name: name.into(), ty, def: Def::Input(id) });
-        self.inputs.push(Input { value, kind, source: source.into(), data });
+        let value = self.values.push(Value { name: name.into(), ty, def: ValueDef::Input(id) });
+        self.inputs.push(GraphInput { value, kind, source: source.into(), data });
         value
     }
 
     /// Adds a node with results of these names and types; returns the node. The number of an op becomes a value of the
     /// dtype that it stands beside.
-    pub fn add_node(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
+    pub fn add_node(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, TensorType)>) -> NodeId {
         let id = <NodeId as crate::entity::Entity>::new(self.nodes.len());
         let operand = inputs.first().map(|&v| self.ty(v).dtype);
         let op = match operand.or_else(|| Some(results.first()?.1.dtype)) {
-            Some(dtype) => op.with_scalar_of(dtype),
+            Some(dtype) => op.with_scalar_dtype(dtype),
             None => op,
         };
         let outputs = results
             .into_iter()
             .enumerate()
-            .map(|(i, (name, ty))| self.values.push(Value { name, ty, def: Def::Node(id, i) }))
+            .map(|(i, (name, ty))| self.values.push(Value { name, ty, def: ValueDef::Node(id, i) }))
             .collect();
         self.nodes.push(Node { op, inputs, outputs })
     }
 
-    pub fn ty(&self, value: ValueId) -> &Type {
+    pub fn ty(&self, value: ValueId) -> &TensorType {
         &self.values[value].ty
     }
 
     /// The name of a value, without the leading `%`.
-    pub fn name_of(&self, value: ValueId) -> &str {
+    pub fn value_name(&self, value: ValueId) -> &str {
         &self.values[value].name
     }
 
     /// The name under which files of tensors hold an input: its source, or the name of its value if it has none.
-    pub fn stored_name<'g>(&'g self, input: &'g Input) -> &'g str {
-        if input.source.is_empty() { self.name_of(input.value) } else { &input.source }
+    pub fn checkpoint_name<'g>(&'g self, input: &'g GraphInput) -> &'g str {
+        if input.source.is_empty() { self.value_name(input.value) } else { &input.source }
     }
 
     /// The name of a node: that of its first result.
     pub fn node_name(&self, node: NodeId) -> &str {
-        self.nodes[node].outputs.first().map_or("", |&v| self.name_of(v))
+        self.nodes[node].outputs.first().map_or("", |&v| self.value_name(v))
     }
 
-    pub fn def_node(&self, value: ValueId) -> Option<NodeId> {
+    pub fn defining_node(&self, value: ValueId) -> Option<NodeId> {
         match self.values[value].def {
-            Def::Node(n, _) => Some(n),
-            Def::Input(_) => None,
+            ValueDef::Node(n, _) => Some(n),
+            ValueDef::Input(_) => None,
         }
     }
 
     /// The nodes that use each value, in program order, each once.
-    pub fn users(&self) -> Table<ValueId, Vec<NodeId>> {
-        let mut users: Table<ValueId, Vec<NodeId>> = Table::filled(Vec::new(), self.values.len());
+    pub fn users(&self) -> EntityMap<ValueId, Vec<NodeId>> {
+        let mut users: EntityMap<ValueId, Vec<NodeId>> = EntityMap::filled(Vec::new(), self.values.len());
         for (id, node) in self.nodes.iter() {
             for &v in &node.inputs {
                 if users[v].last() != Some(&id) {
@@ -203,10 +203,10 @@ impl Graph {
     }
 
     /// For each node the last collective that it is or needs.
-    pub fn last_collectives(&self) -> Table<NodeId, Option<NodeId>> {
-        let mut out: Table<NodeId, Option<NodeId>> = Table::filled(None, self.nodes.len());
+    pub fn last_collectives(&self) -> EntityMap<NodeId, Option<NodeId>> {
+        let mut out: EntityMap<NodeId, Option<NodeId>> = EntityMap::filled(None, self.nodes.len());
         for (n, node) in self.nodes.iter() {
-            let before = node.inputs.iter().filter_map(|&v| out[self.def_node(v)?]).max();
+            let before = node.inputs.iter().filter_map(|&v| out[self.defining_node(v)?]).max();
             out[n] = if node.op.as_collective().is_some() { Some(n) } else { before };
         }
         out
@@ -216,13 +216,13 @@ impl Graph {
     /// open.
     pub fn cells(&self, group: GroupId) -> Option<Vec<Vec<u32>>> {
         match &self.groups[group].members {
-            Members::World => Some(vec![(0..self.ranks?).collect()]),
-            Members::Cells(cells) => Some(cells.clone()),
+            GroupMembers::World => Some(vec![(0..self.ranks?).collect()]),
+            GroupMembers::Cells(cells) => Some(cells.clone()),
         }
     }
 
     /// The number of each rank within its cell of a group, by rank. `None` while the number of ranks is open.
-    pub fn numbers(&self, group: GroupId) -> Option<Vec<usize>> {
+    pub fn ranks_within_cells(&self, group: GroupId) -> Option<Vec<usize>> {
         let mut numbers = vec![0; self.ranks? as usize];
         for cell in self.cells(group)? {
             for (number, rank) in cell.into_iter().enumerate() {
@@ -233,8 +233,10 @@ impl Graph {
     }
 
     /// Whether the ranks of each cell of `within` have one number in `group`. False while the number of ranks is open.
-    pub fn level(&self, group: GroupId, within: GroupId) -> bool {
-        let (Some(numbers), Some(cells)) = (self.numbers(group), self.cells(within)) else { return false };
+    pub fn has_equal_rank_within(&self, group: GroupId, within: GroupId) -> bool {
+        let (Some(numbers), Some(cells)) = (self.ranks_within_cells(group), self.cells(within)) else {
+            return false;
+        };
         let number = |rank: &u32| numbers.get(*rank as usize);
         cells.iter().all(|cell| cell.iter().all(|rank| number(rank) == cell.first().and_then(number)))
     }
@@ -260,8 +262,8 @@ impl Graph {
     /// The number of ranks in each cell of a group. `None` while the number of ranks is open.
     pub fn group_size(&self, group: GroupId) -> Option<u32> {
         match &self.groups[group].members {
-            Members::World => self.ranks,
-            Members::Cells(cells) => cells.first().map(|c| c.len() as u32),
+            GroupMembers::World => self.ranks,
+            GroupMembers::Cells(cells) => cells.first().map(|c| c.len() as u32),
         }
     }
 

@@ -1,25 +1,29 @@
 //! Result types from an op and its operand types.
 //!
-//! [`check`] is the one place that knows the typing rule of each op: the verifier calls it with the
-//! declared result types, the [`Builder`](crate::Builder) with the ones it is about to declare, and
-//! [`infer`] derives result types where the op fixes them.
+//! [`check_types`] is the one place that knows the typing rule of each op: the verifier calls it with the
+//! declared result types, the [`Builder`](crate::GraphBuilder) with the ones it is about to declare, and
+//! [`infer_types`] derives result types where the op fixes them.
 
 use std::collections::HashSet;
 
-use crate::attention::{Bound, Operands};
-use crate::collective::{CollectiveKind, Splits};
+use crate::attention::{AttentionBound, AttentionOperands};
+use crate::collective::{AllToAllSplits, CollectiveKind};
 use crate::dim::{Dim, MAX_ATOMS};
-use crate::op::{BinaryOp, Op, Reduction};
+use crate::op::{BinaryOp, Op, ReductionKind};
 use crate::text::forms;
-use crate::types::{DType, Float, Type};
+use crate::types::{DType, FloatAttribute, TensorType};
 
 const MAX_CHUNK: u64 = 1 << 40;
 
 /// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
 /// the op leaves them to be declared.
-pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<Type>>, String> {
-    let one = |ty: Type| Ok(Some(vec![ty]));
-    arity(op, operands.len())?;
+pub fn infer_types(
+    op: &Op,
+    operands: &[&TensorType],
+    n: Option<u32>,
+) -> Result<Option<Vec<TensorType>>, String> {
+    let one = |ty: TensorType| Ok(Some(vec![ty]));
+    check_operand_count(op, operands.len())?;
     let x = operands.first().copied();
     let first = || x.cloned().ok_or_else(|| "it needs an operand".to_string());
     match op {
@@ -35,33 +39,33 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
         | Op::Custom(_) => Ok(None),
         Op::Unary(u) => {
             let mut ty = first()?;
-            want(u.takes(ty.dtype), || format!("{u} is not defined on {}", ty.dtype))?;
+            ensure(u.supports_dtype(ty.dtype), || format!("{u} is not defined on {}", ty.dtype))?;
             if u.is_predicate() {
                 ty.dtype = DType::Bool;
             }
             one(ty)
         }
         Op::Binary(b) => {
-            same_dtype(&operands[..2])?;
-            let dtype = binary_result(*b, operands[0].dtype)?;
-            one(Type::new(dtype, broadcast(&[&operands[0].shape, &operands[1].shape])?))
+            check_same_dtype(&operands[..2])?;
+            let dtype = binary_result_dtype(*b, operands[0].dtype)?;
+            one(TensorType::new(dtype, broadcast_shapes(&[&operands[0].shape, &operands[1].shape])?))
         }
         Op::BinaryScalar { op, .. } => {
             let ty = first()?;
-            one(Type::new(binary_result(*op, ty.dtype)?, ty.shape))
+            one(TensorType::new(binary_result_dtype(*op, ty.dtype)?, ty.shape))
         }
-        Op::Select => one(select(operands)?),
-        Op::MatMul => one(matmul(operands[0], operands[1])?),
-        Op::GroupedMatMul => one(grouped_matmul(operands[0], operands[1], operands[2])?),
-        Op::Reduce { op, axes, keep } => one(reduce(*op, axes, *keep, operands[0])?),
+        Op::Select => one(infer_select(operands)?),
+        Op::MatMul => one(infer_matmul(operands[0], operands[1])?),
+        Op::GroupedMatMul => one(infer_grouped_matmul(operands[0], operands[1], operands[2])?),
+        Op::Reduce { op, axes, keep } => one(infer_reduce(*op, axes, *keep, operands[0])?),
         Op::ArgReduce { axis, keep, .. } => {
             let x = first()?;
-            axis_in(*axis, &x)?;
-            one(Type::new(DType::I64, reduced(&x.shape, &[*axis], *keep)))
+            check_axis(*axis, &x)?;
+            one(TensorType::new(DType::I64, reduced_shape(&x.shape, &[*axis], *keep)))
         }
         Op::CumSum { axis } => {
             let mut x = first()?;
-            axis_in(*axis, &x)?;
+            check_axis(*axis, &x)?;
             if !x.dtype.is_float() {
                 x.dtype = DType::I64;
             }
@@ -69,134 +73,141 @@ pub fn infer(op: &Op, operands: &[&Type], n: Option<u32>) -> Result<Option<Vec<T
         }
         Op::Softmax { axis, .. } => {
             let x = first()?;
-            axis_in(*axis, &x)?;
-            float(&x)?;
+            check_axis(*axis, &x)?;
+            check_float(&x)?;
             one(x)
         }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
-            normalised(operands, *axes)?;
+            check_norm(operands, *axes)?;
             one(first()?)
         }
         Op::Attention { cap, bounds, sink, log_sum_exp, .. } => {
-            attributes_of_attention(*cap, bounds)?;
-            let parts = Operands::of(bounds, *sink, operands).ok_or("it needs queries, keys and values")?;
-            let result = attention(&parts)?;
-            let sums = log_sum_exp.then(|| log_sum_exp_of(parts.q));
+            check_attention_attributes(*cap, bounds)?;
+            let parts = AttentionOperands::from_operands(bounds, *sink, operands)
+                .ok_or("it needs queries, keys and values")?;
+            let result = infer_attention(&parts)?;
+            let sums = log_sum_exp.then(|| log_sum_exp_type(parts.q));
             Ok(Some([result].into_iter().chain(sums).collect()))
         }
-        Op::AttentionGradient { bounds, .. } => attention_gradient(bounds, operands).map(Some),
+        Op::AttentionGradient { bounds, .. } => infer_attention_gradient(bounds, operands).map(Some),
         Op::Permuted { op, perm } => {
-            want(op.is_permutable(), || "only attention and its gradient permute their results".into())?;
-            let mut types = infer(op, operands, n)?.ok_or("an op of known result types is permuted")?;
+            ensure(op.is_permutable(), || "only attention and its gradient permute their results".into())?;
+            let mut types = infer_types(op, operands, n)?.ok_or("an op of known result types is permuted")?;
             for ty in types.iter_mut().take(op.permuted_results()) {
-                *ty = permute(ty, perm)?;
+                *ty = infer_permute(ty, perm)?;
             }
             Ok(Some(types))
         }
         Op::RotaryEmbedding { width, .. } => {
-            rotary(operands, *width)?;
+            check_rotary(operands, *width)?;
             one(first()?)
         }
-        Op::Take { axis } => one(take(operands, *axis)?),
+        Op::Take { axis } => one(infer_take(operands, *axis)?),
         Op::Index { axis } => {
             let x = first()?;
-            one(Type::new(x.dtype, indexed(&x, &operands[1..], *axis)?))
+            one(TensorType::new(x.dtype, indexed_shape(&x, &operands[1..], *axis)?))
         }
         Op::GatherElements { axis } => {
             let x = first()?;
-            axis_in(*axis, &x)?;
-            integer(operands[1])?;
-            same_rank(&x, operands[1])?;
-            one(Type::new(x.dtype, operands[1].shape.clone()))
+            check_axis(*axis, &x)?;
+            check_index_dtype(operands[1])?;
+            check_same_rank(&x, operands[1])?;
+            one(TensorType::new(x.dtype, operands[1].shape.clone()))
         }
         Op::ScatterElements { axis, .. } => {
-            scattered(operands, *axis)?;
+            check_scatter(operands, *axis)?;
             one(first()?)
         }
         Op::IndexAdd { axis } => {
-            added(operands, *axis)?;
+            check_index_add(operands, *axis)?;
             one(first()?)
         }
         Op::IndexPut { axis, .. } => {
-            put(operands, *axis)?;
+            check_index_put(operands, *axis)?;
             one(first()?)
         }
         Op::Sort { axis, .. } => {
             let x = first()?;
-            axis_in(*axis, &x)?;
-            let positions = Type::new(DType::I64, x.shape.clone());
+            check_axis(*axis, &x)?;
+            let positions = TensorType::new(DType::I64, x.shape.clone());
             Ok(Some(vec![x, positions]))
         }
-        Op::Concat { axis } => one(concat(operands, *axis)?),
-        Op::Permute { perm } => one(permute(operands[0], perm)?),
+        Op::Concat { axis } => one(infer_concat(operands, *axis)?),
+        Op::Permute { perm } => one(infer_permute(operands[0], perm)?),
         Op::Copy => one(first()?),
         Op::Shard { axis, .. } => {
             let x = first()?;
-            axis_in(*axis, &x)?;
-            one(piece(&x, *axis, n)?)
+            check_axis(*axis, &x)?;
+            one(shard_type(&x, *axis, n)?)
         }
-        Op::Collective(c) => collective(&c.kind, operands, n).map(Some),
+        Op::Collective(c) => infer_collective(&c.kind, operands, n).map(Some),
     }
 }
 
-pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> Result<(), String> {
-    if let Some(expected) = infer(op, operands, n)? {
-        want(expected.len() == results.len(), || {
+pub fn check_types(
+    op: &Op,
+    operands: &[&TensorType],
+    results: &[&TensorType],
+    n: Option<u32>,
+) -> Result<(), String> {
+    if let Some(expected) = infer_types(op, operands, n)? {
+        ensure(expected.len() == results.len(), || {
             format!("it gives {} results, found {}", expected.len(), results.len())
         })?;
         for (e, r) in expected.iter().zip(results) {
-            want(e == *r, || {
+            ensure(e == *r, || {
                 format!("the result must be {}{:?}, found {}{:?}", e.dtype, e.shape, r.dtype, r.shape)
             })?;
         }
         return Ok(());
     }
     if op.is_opaque() {
-        return want(!results.is_empty(), || "it needs a result".into());
+        return ensure(!results.is_empty(), || "it needs a result".into());
     }
     let count = op.facts().results;
-    want(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
+    ensure(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
     let r = results[0];
-    let same =
-        |x: &Type| want(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype));
+    let same = |x: &TensorType| {
+        ensure(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype))
+    };
     match op {
         Op::Full(_) => Ok(()),
-        Op::Iota { .. } => want(r.rank() == 1 && r.dtype != DType::Bool, || {
+        Op::Iota { .. } => ensure(r.rank() == 1 && r.dtype != DType::Bool, || {
             "the result must have one axis and a number type".into()
         }),
-        Op::Cast => want(operands[0].shape == r.shape, || {
+        Op::Cast => ensure(operands[0].shape == r.shape, || {
             format!("the shape must stay {:?}, found {:?}", operands[0].shape, r.shape)
         }),
         Op::Reshape => {
             same(operands[0])?;
-            want(operands[0].numel() == r.numel(), || {
+            ensure(operands[0].numel() == r.numel(), || {
                 format!("{:?} elements do not fit {:?}", operands[0].numel(), r.shape)
             })
         }
         Op::Expand => {
             same(operands[0])?;
-            want(broadcast(&[&operands[0].shape, &r.shape]).as_deref() == Ok(&r.shape), || {
+            ensure(broadcast_shapes(&[&operands[0].shape, &r.shape]).as_deref() == Ok(&r.shape), || {
                 format!("{:?} does not expand to {:?}", operands[0].shape, r.shape)
             })
         }
         Op::Slice { axis, step, .. } => {
             same(operands[0])?;
-            axis_in(*axis, operands[0])?;
-            same_rank(operands[0], r)?;
-            want(*step >= 1, || format!("the step must be at least 1, found {step}"))?;
-            same_but(operands[0], r, *axis)
+            check_axis(*axis, operands[0])?;
+            check_same_rank(operands[0], r)?;
+            ensure(*step >= 1, || format!("the step must be at least 1, found {step}"))?;
+            check_same_except_axis(operands[0], r, *axis)
         }
         Op::Pad { low, .. } => {
             same(operands[0])?;
-            same_rank(operands[0], r)?;
-            want(low.len() == r.rank(), || format!("it pads {} axes of {}", low.len(), r.rank()))
+            check_same_rank(operands[0], r)?;
+            ensure(low.len() == r.rank(), || format!("it pads {} axes of {}", low.len(), r.rank()))
         }
         Op::TopK { axis, .. } => {
             same(operands[0])?;
-            axis_in(*axis, operands[0])?;
-            same_rank(operands[0], r)?;
-            same_but(operands[0], r, *axis)?;
-            want(results[1].dtype == DType::I64 && results[1].shape == r.shape, || {
+            check_axis(*axis, operands[0])?;
+            check_same_rank(operands[0], r)?;
+            check_same_except_axis(operands[0], r, *axis)?;
+            ensure(results[1].dtype == DType::I64 && results[1].shape == r.shape, || {
                 format!(
                     "the positions must be i64{:?}, found {}{:?}",
                     r.shape, results[1].dtype, results[1].shape
@@ -207,7 +218,7 @@ pub fn check(op: &Op, operands: &[&Type], results: &[&Type], n: Option<u32>) -> 
     }
 }
 
-pub fn broadcast(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
+pub fn broadcast_shapes(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
     let mut out = vec![Dim::from(1); rank];
     for shape in shapes {
@@ -222,7 +233,7 @@ pub fn broadcast(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
     Ok(out)
 }
 
-fn want(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }
 
@@ -231,64 +242,64 @@ pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
-pub fn fits(op: &Op, operands: usize, results: usize) -> Result<(), String> {
+pub fn check_operand_and_result_counts(op: &Op, operands: usize, results: usize) -> Result<(), String> {
     let ((min, max), least) = (operand_counts(op), op.facts().results);
-    want((min..=max).contains(&operands) && results >= least, || {
+    ensure((min..=max).contains(&operands) && results >= least, || {
         format!("{min} to {max} operands and {least} results")
     })
 }
 
-fn arity(op: &Op, found: usize) -> Result<(), String> {
+fn check_operand_count(op: &Op, found: usize) -> Result<(), String> {
     let (min, max) = operand_counts(op);
-    want((min..=max).contains(&found), || match (min == max, max) {
+    ensure((min..=max).contains(&found), || match (min == max, max) {
         (true, _) => format!("it takes {min} operands, found {found}"),
         (false, usize::MAX) => format!("it takes at least {min} operands, found {found}"),
         _ => format!("it takes {min} to {max} operands, found {found}"),
     })
 }
 
-fn axis_in(axis: usize, x: &Type) -> Result<(), String> {
-    want(axis < x.rank(), || format!("axis {axis} of an operand with {} axes", x.rank()))
+fn check_axis(axis: usize, x: &TensorType) -> Result<(), String> {
+    ensure(axis < x.rank(), || format!("axis {axis} of an operand with {} axes", x.rank()))
 }
 
-fn same_rank(x: &Type, y: &Type) -> Result<(), String> {
-    want(x.rank() == y.rank(), || format!("expected {} axes, found {}", x.rank(), y.rank()))
+fn check_same_rank(x: &TensorType, y: &TensorType) -> Result<(), String> {
+    ensure(x.rank() == y.rank(), || format!("expected {} axes, found {}", x.rank(), y.rank()))
 }
 
-fn same_but(x: &Type, r: &Type, axis: usize) -> Result<(), String> {
+fn check_same_except_axis(x: &TensorType, r: &TensorType, axis: usize) -> Result<(), String> {
     for a in (0..x.rank()).filter(|&a| a != axis) {
-        want(x.shape[a] == r.shape[a], || {
+        ensure(x.shape[a] == r.shape[a], || {
             format!("the extent of axis {a} must stay {:?}, found {:?}", x.shape[a], r.shape[a])
         })?;
     }
     Ok(())
 }
 
-fn same_dtype(operands: &[&Type]) -> Result<(), String> {
+fn check_same_dtype(operands: &[&TensorType]) -> Result<(), String> {
     for y in operands.iter().skip(1) {
-        want(y.dtype == operands[0].dtype, || {
+        ensure(y.dtype == operands[0].dtype, || {
             format!("the dtypes differ: {} and {}", operands[0].dtype, y.dtype)
         })?;
     }
     Ok(())
 }
 
-fn float(x: &Type) -> Result<(), String> {
-    want(x.dtype.is_float(), || format!("it needs a floating-point operand, found {}", x.dtype))
+fn check_float(x: &TensorType) -> Result<(), String> {
+    ensure(x.dtype.is_float(), || format!("it needs a floating-point operand, found {}", x.dtype))
 }
 
-fn integer(x: &Type) -> Result<(), String> {
-    want(matches!(x.dtype, DType::I32 | DType::I64 | DType::U8), || {
+fn check_index_dtype(x: &TensorType) -> Result<(), String> {
+    ensure(matches!(x.dtype, DType::I32 | DType::I64 | DType::U8), || {
         format!("an index must be an integer tensor, found {}", x.dtype)
     })
 }
 
-fn binary_result(op: BinaryOp, dtype: DType) -> Result<DType, String> {
-    want(op.takes(dtype), || format!("{op} is not defined on {dtype}"))?;
+fn binary_result_dtype(op: BinaryOp, dtype: DType) -> Result<DType, String> {
+    ensure(op.supports_dtype(dtype), || format!("{op} is not defined on {dtype}"))?;
     Ok(if op.is_comparison() { DType::Bool } else { dtype })
 }
 
-fn reduced(shape: &[Dim], axes: &[usize], keep: bool) -> Vec<Dim> {
+fn reduced_shape(shape: &[Dim], axes: &[usize], keep: bool) -> Vec<Dim> {
     shape
         .iter()
         .enumerate()
@@ -300,22 +311,22 @@ fn reduced(shape: &[Dim], axes: &[usize], keep: bool) -> Vec<Dim> {
         .collect()
 }
 
-fn matmul(x: &Type, y: &Type) -> Result<Type, String> {
-    same_dtype(&[x, y])?;
-    want(x.rank() >= 2 && y.rank() >= 2, || {
+fn infer_matmul(x: &TensorType, y: &TensorType) -> Result<TensorType, String> {
+    check_same_dtype(&[x, y])?;
+    ensure(x.rank() >= 2 && y.rank() >= 2, || {
         format!("both operands need two axes or more, found {} and {}", x.rank(), y.rank())
     })?;
     let (bx, mx) = x.shape.split_at(x.rank() - 2);
     let (by, my) = y.shape.split_at(y.rank() - 2);
-    want(mx[1] == my[0], || format!("the inner extents differ: {:?} and {:?}", mx[1], my[0]))?;
-    let mut shape = broadcast(&[bx, by])?;
+    ensure(mx[1] == my[0], || format!("the inner extents differ: {:?} and {:?}", mx[1], my[0]))?;
+    let mut shape = broadcast_shapes(&[bx, by])?;
     shape.extend([mx[0].clone(), my[1].clone()]);
-    Ok(Type::new(x.dtype, shape))
+    Ok(TensorType::new(x.dtype, shape))
 }
 
-fn grouped_matmul(x: &Type, y: &Type, ends: &Type) -> Result<Type, String> {
-    same_dtype(&[x, y])?;
-    float(x)?;
+fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Result<TensorType, String> {
+    check_same_dtype(&[x, y])?;
+    check_float(x)?;
     let found = || format!("found {}{:?}", ends.dtype, ends.shape);
     let given = match &ends.shape[..] {
         [groups] if matches!(ends.dtype, DType::I32 | DType::I64) => Some(groups),
@@ -323,7 +334,7 @@ fn grouped_matmul(x: &Type, y: &Type, ends: &Type) -> Result<Type, String> {
     };
     let (k, inner, shape) = match (&x.shape[..], &y.shape[..]) {
         ([rows, k], [groups, inner, n]) => {
-            want(given.is_none_or(|g| g == groups) && given.is_some(), || {
+            ensure(given.is_none_or(|g| g == groups) && given.is_some(), || {
                 format!("the ends of the groups must be i32 or i64 [{groups:?}], {}", found())
             })?;
             (k, inner, vec![rows.clone(), n.clone()])
@@ -338,14 +349,16 @@ fn grouped_matmul(x: &Type, y: &Type, ends: &Type) -> Result<Type, String> {
             return Err(format!("expected {expected}, found {:?} and {:?}", x.shape, y.shape));
         }
     };
-    want(k == inner, || format!("the inner extents differ: {k:?} and {inner:?}"))?;
-    Ok(Type::new(x.dtype, shape))
+    ensure(k == inner, || format!("the inner extents differ: {k:?} and {inner:?}"))?;
+    Ok(TensorType::new(x.dtype, shape))
 }
 
 /// Checks what attention says beside its operands.
-fn attributes_of_attention(cap: Option<Float>, bounds: &[Bound]) -> Result<(), String> {
+fn check_attention_attributes(cap: Option<FloatAttribute>, bounds: &[AttentionBound]) -> Result<(), String> {
     if let Some(cap) = cap {
-        want(cap.0.is_finite() && cap.0 > 0.0, || format!("the cap must be a positive number, found {cap}"))?;
+        ensure(cap.0.is_finite() && cap.0 > 0.0, || {
+            format!("the cap must be a positive number, found {cap}")
+        })?;
     }
     match bounds.iter().filter_map(|b| b.chunk).find(|n| !(1..=MAX_CHUNK).contains(n)) {
         Some(n) => Err(format!("a chunk must have 1 to {MAX_CHUNK} positions, found {n}")),
@@ -353,249 +366,255 @@ fn attributes_of_attention(cap: Option<Float>, bounds: &[Bound]) -> Result<(), S
     }
 }
 
-fn attention(parts: &Operands<'_, &Type>) -> Result<Type, String> {
+fn infer_attention(parts: &AttentionOperands<'_, &TensorType>) -> Result<TensorType, String> {
     let (q, k, v) = (*parts.q, *parts.k, *parts.v);
-    same_dtype(&[q, k, v])?;
-    float(q)?;
-    same_rank(q, k)?;
-    same_rank(q, v)?;
+    check_same_dtype(&[q, k, v])?;
+    check_float(q)?;
+    check_same_rank(q, k)?;
+    check_same_rank(q, v)?;
     let r = q.rank();
-    want(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
-    let same = |a: &Dim, b: &Dim, what: &str| want(a == b, || format!("{what} differ: {a:?} and {b:?}"));
+    ensure(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
+    let same = |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
     for a in 0..r - 3 {
         same(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
         same(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
     }
     same(&k.shape[r - 3], &v.shape[r - 3], "the heads of k and v")?;
-    want(q.shape[r - 3].exact_div(&k.shape[r - 3]).is_some(), || {
+    ensure(q.shape[r - 3].exact_div(&k.shape[r - 3]).is_some(), || {
         format!("the heads of k, {:?}, do not divide those of q, {:?}", k.shape[r - 3], q.shape[r - 3])
     })?;
     same(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
     same(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
     if let Some(mask) = parts.mask {
-        want(mask.dtype == DType::Bool || mask.dtype.is_float(), || {
+        ensure(mask.dtype == DType::Bool || mask.dtype.is_float(), || {
             format!("the mask must be bool or floating-point, found {}", mask.dtype)
         })?;
         let mut scores = q.shape[..r - 1].to_vec();
         scores.push(k.shape[r - 2].clone());
-        want(broadcast(&[&mask.shape, &scores])? == scores, || {
+        ensure(broadcast_shapes(&[&mask.shape, &scores])? == scores, || {
             format!("the mask {:?} does not broadcast to {scores:?}", mask.shape)
         })?;
     }
     let mut rows = q.shape[..r - 1].to_vec();
     rows.push(Dim::from(1));
     if let Some(sink) = parts.sink {
-        want(sink.dtype.is_float(), || format!("the sink must be floating-point, found {}", sink.dtype))?;
-        want(broadcast(&[&sink.shape, &rows])? == rows, || {
+        ensure(sink.dtype.is_float(), || format!("the sink must be floating-point, found {}", sink.dtype))?;
+        ensure(broadcast_shapes(&[&sink.shape, &rows])? == rows, || {
             format!("the sink {:?} does not broadcast to {rows:?}", sink.shape)
         })?;
     }
     for positions in parts.positions {
-        want(matches!(positions.dtype, DType::I32 | DType::I64), || {
+        ensure(matches!(positions.dtype, DType::I32 | DType::I64), || {
             format!("the positions of a bound must be i32 or i64, found {}", positions.dtype)
         })?;
-        want(broadcast(&[&positions.shape, &rows])? == rows, || {
+        ensure(broadcast_shapes(&[&positions.shape, &rows])? == rows, || {
             format!("the positions {:?} do not broadcast to {rows:?}", positions.shape)
         })?;
     }
     let mut shape = q.shape.clone();
     shape[r - 1] = v.shape[r - 1].clone();
-    Ok(Type::new(q.dtype, shape))
+    Ok(TensorType::new(q.dtype, shape))
 }
 
-fn log_sum_exp_of(q: &Type) -> Type {
-    Type::new(q.dtype.wide(), q.shape[..q.rank() - 1].to_vec())
+fn log_sum_exp_type(q: &TensorType) -> TensorType {
+    TensorType::new(q.dtype.compute_dtype(), q.shape[..q.rank() - 1].to_vec())
 }
 
-fn attention_gradient(bounds: &[Bound], operands: &[&Type]) -> Result<Vec<Type>, String> {
-    attributes_of_attention(None, bounds)?;
+fn infer_attention_gradient(
+    bounds: &[AttentionBound],
+    operands: &[&TensorType],
+) -> Result<Vec<TensorType>, String> {
+    check_attention_attributes(None, bounds)?;
     let (&[gradient, result, sums], forward) = operands
         .split_first_chunk::<3>()
         .ok_or("it needs the gradient of the result, the result and the log-sum-exp of an attention")?;
-    let parts = Operands::of(bounds, false, forward).ok_or("it needs queries, keys and values")?;
-    let expected = attention(&parts)?;
-    let is = |what: &str, found: &Type, expected: &Type| {
-        want(found == expected, || {
+    let parts = AttentionOperands::from_operands(bounds, false, forward)
+        .ok_or("it needs queries, keys and values")?;
+    let expected = infer_attention(&parts)?;
+    let is = |what: &str, found: &TensorType, expected: &TensorType| {
+        ensure(found == expected, || {
             let (e, f) = (expected, found);
             format!("the {what} must be {}{:?}, found {}{:?}", e.dtype, e.shape, f.dtype, f.shape)
         })
     };
     is("gradient of the result", gradient, &expected)?;
     is("result", result, &expected)?;
-    is("log-sum-exp", sums, &log_sum_exp_of(parts.q))?;
+    is("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
     Ok([parts.q, parts.k, parts.v].map(|ty| (*ty).clone()).to_vec())
 }
 
 /// Checks the operands of a rotary embedding of the first `width` elements.
-fn rotary(operands: &[&Type], width: usize) -> Result<(), String> {
+fn check_rotary(operands: &[&TensorType], width: usize) -> Result<(), String> {
     let (x, cos, sin) = (operands[0], operands[1], operands[2]);
-    float(x)?;
-    float(cos)?;
-    want(cos == sin, || {
+    check_float(x)?;
+    check_float(cos)?;
+    ensure(cos == sin, || {
         format!("the cosines and sines differ: {}{:?} and {}{:?}", cos.dtype, cos.shape, sin.dtype, sin.shape)
     })?;
-    want(cos.dtype == x.dtype || cos.dtype.size() > x.dtype.size(), || {
+    ensure(cos.dtype == x.dtype || cos.dtype.size() > x.dtype.size(), || {
         format!("the cosines must be {} or wider, found {}", x.dtype, cos.dtype)
     })?;
-    want(x.rank() >= 1 && (1..=x.rank()).contains(&cos.rank()), || {
+    ensure(x.rank() >= 1 && (1..=x.rank()).contains(&cos.rank()), || {
         format!("the cosines have {} axes, x has {}", cos.rank(), x.rank())
     })?;
     let ((x_last, x_rows), (last, rows)) = (split_last(x), split_last(cos));
     let extent = |d: Option<&Dim>| d.and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
-    want(width >= 2 && width.is_multiple_of(2), || format!("it turns pairs, found a width of {width}"))?;
-    want(extent(x_last).is_some_and(|n| n >= width), || {
+    ensure(width >= 2 && width.is_multiple_of(2), || format!("it turns pairs, found a width of {width}"))?;
+    ensure(extent(x_last).is_some_and(|n| n >= width), || {
         format!("it turns {width} elements of rows of {:?}", x.shape)
     })?;
-    want(extent(last).is_some_and(|n| n == width || n == width / 2), || {
+    ensure(extent(last).is_some_and(|n| n == width || n == width / 2), || {
         format!("expected {width} or {} cosines in a row, found {:?}", width / 2, cos.shape)
     })?;
-    want(broadcast(&[x_rows, rows])? == x_rows, || {
+    ensure(broadcast_shapes(&[x_rows, rows])? == x_rows, || {
         format!("the cosines {:?} do not broadcast to {:?}", cos.shape, x.shape)
     })
 }
 
-fn split_last(ty: &Type) -> (Option<&Dim>, &[Dim]) {
+fn split_last(ty: &TensorType) -> (Option<&Dim>, &[Dim]) {
     match ty.shape.split_last() {
         Some((last, rest)) => (Some(last), rest),
         None => (None, &[]),
     }
 }
 
-fn select(operands: &[&Type]) -> Result<Type, String> {
-    want(operands[0].dtype == DType::Bool, || {
+fn infer_select(operands: &[&TensorType]) -> Result<TensorType, String> {
+    ensure(operands[0].dtype == DType::Bool, || {
         format!("the condition must be bool, found {}", operands[0].dtype)
     })?;
-    same_dtype(&operands[1..])?;
+    check_same_dtype(&operands[1..])?;
     let shapes: Vec<&[Dim]> = operands.iter().map(|t| t.shape.as_slice()).collect();
-    Ok(Type::new(operands[1].dtype, broadcast(&shapes)?))
+    Ok(TensorType::new(operands[1].dtype, broadcast_shapes(&shapes)?))
 }
 
-fn reduce(op: Reduction, axes: &[usize], keep: bool, x: &Type) -> Result<Type, String> {
+fn infer_reduce(op: ReductionKind, axes: &[usize], keep: bool, x: &TensorType) -> Result<TensorType, String> {
     for (i, &a) in axes.iter().enumerate() {
-        axis_in(a, x)?;
-        want(i == 0 || axes[i - 1] < a, || "the axes must ascend".into())?;
+        check_axis(a, x)?;
+        ensure(i == 0 || axes[i - 1] < a, || "the axes must ascend".into())?;
     }
     let dtype = match op {
-        Reduction::Any | Reduction::All => DType::Bool,
-        Reduction::Sum | Reduction::Prod if !x.dtype.is_float() => DType::I64,
-        Reduction::Mean if !x.dtype.is_float() => {
+        ReductionKind::Any | ReductionKind::All => DType::Bool,
+        ReductionKind::Sum | ReductionKind::Prod if !x.dtype.is_float() => DType::I64,
+        ReductionKind::Mean if !x.dtype.is_float() => {
             return Err(format!("mean needs a floating-point operand, found {}", x.dtype));
         }
         _ => x.dtype,
     };
-    Ok(Type::new(dtype, reduced(&x.shape, axes, keep)))
+    Ok(TensorType::new(dtype, reduced_shape(&x.shape, axes, keep)))
 }
 
 /// Checks the operands of a norm over the last `axes` axes.
-fn normalised(operands: &[&Type], axes: usize) -> Result<(), String> {
+fn check_norm(operands: &[&TensorType], axes: usize) -> Result<(), String> {
     let x = operands[0];
-    float(x)?;
-    want(axes >= 1 && axes <= x.rank(), || {
+    check_float(x)?;
+    ensure(axes >= 1 && axes <= x.rank(), || {
         format!("it normalises {axes} axes of an operand with {}", x.rank())
     })?;
     let tail = &x.shape[x.rank() - axes..];
     for w in &operands[1..] {
-        want(w.shape == tail && w.dtype == x.dtype, || {
+        ensure(w.shape == tail && w.dtype == x.dtype, || {
             format!("weight and bias must be {}{tail:?}, found {}{:?}", x.dtype, w.dtype, w.shape)
         })?;
     }
     Ok(())
 }
 
-fn take(operands: &[&Type], axis: usize) -> Result<Type, String> {
+fn infer_take(operands: &[&TensorType], axis: usize) -> Result<TensorType, String> {
     let (x, index) = (operands[0], operands[1]);
-    axis_in(axis, x)?;
-    integer(index)?;
+    check_axis(axis, x)?;
+    check_index_dtype(index)?;
     let mut shape = x.shape[..axis].to_vec();
     shape.extend(index.shape.iter().cloned());
     shape.extend(x.shape[axis + 1..].iter().cloned());
-    Ok(Type::new(x.dtype, shape))
+    Ok(TensorType::new(x.dtype, shape))
 }
 
-fn scattered(operands: &[&Type], axis: usize) -> Result<(), String> {
+fn check_scatter(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     let (x, index) = (operands[0], operands[1]);
-    axis_in(axis, x)?;
-    integer(index)?;
-    same_rank(x, index)?;
-    source(x.dtype, &index.shape, operands[2])
+    check_axis(axis, x)?;
+    check_index_dtype(index)?;
+    check_same_rank(x, index)?;
+    check_scatter_source(x.dtype, &index.shape, operands[2])
 }
 
 /// Checks the operands of an addition at indices.
-fn added(operands: &[&Type], axis: usize) -> Result<(), String> {
+fn check_index_add(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     let (x, index) = (operands[0], operands[1]);
-    axis_in(axis, x)?;
-    integer(index)?;
-    want(index.rank() == 1, || "the index must have one axis".into())?;
+    check_axis(axis, x)?;
+    check_index_dtype(index)?;
+    ensure(index.rank() == 1, || "the index must have one axis".into())?;
     let mut shape = x.shape.clone();
     shape[axis] = index.shape[0].clone();
-    source(x.dtype, &shape, operands[2])
+    check_scatter_source(x.dtype, &shape, operands[2])
 }
 
 /// Checks that `src` has this dtype and shape.
-fn source(dtype: DType, shape: &[Dim], src: &Type) -> Result<(), String> {
-    want(src.shape == shape && src.dtype == dtype, || {
+fn check_scatter_source(dtype: DType, shape: &[Dim], src: &TensorType) -> Result<(), String> {
+    ensure(src.shape == shape && src.dtype == dtype, || {
         format!("src must be {dtype}{shape:?}, found {}{:?}", src.dtype, src.shape)
     })
 }
 
 /// Checks the operands of a store at indices.
-fn put(operands: &[&Type], axis: usize) -> Result<(), String> {
+fn check_index_put(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     let (x, src) = (operands[0], operands[1]);
-    let at = indexed(x, &operands[2..], axis)?;
-    want(src.dtype == x.dtype && broadcast(&[&src.shape, &at])? == at, || {
+    let at = indexed_shape(x, &operands[2..], axis)?;
+    ensure(src.dtype == x.dtype && broadcast_shapes(&[&src.shape, &at])? == at, || {
         format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, src.dtype, src.shape)
     })
 }
 
-fn concat(operands: &[&Type], axis: usize) -> Result<Type, String> {
+fn infer_concat(operands: &[&TensorType], axis: usize) -> Result<TensorType, String> {
     let x = operands[0];
-    axis_in(axis, x)?;
-    same_dtype(operands)?;
+    check_axis(axis, x)?;
+    check_same_dtype(operands)?;
     let mut shape = x.shape.clone();
     for y in &operands[1..] {
-        same_rank(x, y)?;
+        check_same_rank(x, y)?;
         for (a, d) in shape.iter_mut().enumerate() {
             if a == axis {
                 *d = d.clone() + y.shape[a].clone();
-                want(d.atoms() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
+                ensure(d.atom_count() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
             } else {
-                want(*d == y.shape[a], || format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a]))?;
+                ensure(*d == y.shape[a], || {
+                    format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a])
+                })?;
             }
         }
     }
-    Ok(Type::new(x.dtype, shape))
+    Ok(TensorType::new(x.dtype, shape))
 }
 
-fn permute(x: &Type, perm: &[usize]) -> Result<Type, String> {
+fn infer_permute(x: &TensorType, perm: &[usize]) -> Result<TensorType, String> {
     let mut seen = perm.to_vec();
     seen.sort_unstable();
-    want(seen.iter().copied().eq(0..x.rank()), || {
+    ensure(seen.iter().copied().eq(0..x.rank()), || {
         format!("{perm:?} is no permutation of {} axes", x.rank())
     })?;
-    Ok(Type::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
+    Ok(TensorType::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
 }
 
-fn indexed(x: &Type, indices: &[&Type], axis: usize) -> Result<Vec<Dim>, String> {
-    want(axis.saturating_add(indices.len()) <= x.rank(), || {
+fn indexed_shape(x: &TensorType, indices: &[&TensorType], axis: usize) -> Result<Vec<Dim>, String> {
+    ensure(axis.saturating_add(indices.len()) <= x.rank(), || {
         format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())
     })?;
     for i in indices {
-        integer(i)?;
+        check_index_dtype(i)?;
     }
     let shapes: Vec<&[Dim]> = indices.iter().map(|t| t.shape.as_slice()).collect();
     let mut shape = x.shape[..axis].to_vec();
-    shape.extend(broadcast(&shapes)?);
+    shape.extend(broadcast_shapes(&shapes)?);
     shape.extend(x.shape[axis + indices.len()..].iter().cloned());
     Ok(shape)
 }
 
-fn ranks_of(n: Option<u32>) -> Result<Dim, String> {
+fn require_rank_count(n: Option<u32>) -> Result<Dim, String> {
     n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string())
 }
 
 /// The type of one of as many equal pieces along an axis as there are ranks.
-fn piece(x: &Type, axis: usize, n: Option<u32>) -> Result<Type, String> {
-    let n = ranks_of(n)?;
+fn shard_type(x: &TensorType, axis: usize, n: Option<u32>) -> Result<TensorType, String> {
+    let n = require_rank_count(n)?;
     let d = &x.shape[axis];
     let extent =
         || if axis == 0 { "the leading extent".into() } else { format!("the extent of axis {axis},") };
@@ -606,35 +625,39 @@ fn piece(x: &Type, axis: usize, n: Option<u32>) -> Result<Type, String> {
     Ok(ty)
 }
 
-fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Result<Vec<Type>, String> {
+fn infer_collective(
+    kind: &CollectiveKind,
+    operands: &[&TensorType],
+    n: Option<u32>,
+) -> Result<Vec<TensorType>, String> {
     let x = operands[0];
     let leading =
         |what: &str| x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"));
-    let ranks = || ranks_of(n);
+    let ranks = || require_rank_count(n);
     let with_leading = |d: Dim| {
         let mut ty = x.clone();
         ty.shape[0] = d;
         ty
     };
-    let piece_of = |what: &str| leading(what).and_then(|_| piece(x, 0, n));
+    let piece_of = |what: &str| leading(what).and_then(|_| shard_type(x, 0, n));
     Ok(match kind {
         CollectiveKind::AllReduce(_) => {
-            want(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
+            ensure(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
             vec![x.clone()]
         }
         CollectiveKind::AllGather => vec![with_leading(leading("all_gather")? * ranks()?)],
         CollectiveKind::ReduceScatter(_) => {
-            want(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
+            ensure(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
             vec![piece_of("reduce_scatter")?]
         }
-        CollectiveKind::AllToAll(Splits::Even) => {
+        CollectiveKind::AllToAll(AllToAllSplits::Even) => {
             piece_of("all_to_all")?;
             vec![x.clone()]
         }
-        CollectiveKind::AllToAll(Splits::Device) => {
+        CollectiveKind::AllToAll(AllToAllSplits::Device) => {
             leading("all_to_all")?;
-            let splits = Type::new(DType::I64, vec![ranks()?]);
-            want(*operands[1] == splits, || {
+            let splits = TensorType::new(DType::I64, vec![ranks()?]);
+            ensure(*operands[1] == splits, || {
                 format!(
                     "the split sizes must be i64{:?}, found {}{:?}",
                     splits.shape, operands[1].dtype, operands[1].shape
@@ -643,16 +666,16 @@ fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Resu
             vec![x.clone(), splits]
         }
         CollectiveKind::Broadcast { root } => {
-            in_group("the root", *root, n)?;
+            check_rank_in_group("the root", *root, n)?;
             vec![x.clone()]
         }
         CollectiveKind::Permute { pairs } => {
             let (mut senders, mut receivers) = (HashSet::new(), HashSet::new());
             for &(from, to) in pairs {
-                in_group("the sender", from, n)?;
-                in_group("the receiver", to, n)?;
-                want(senders.insert(from), || format!("rank {from} sends twice"))?;
-                want(receivers.insert(to), || format!("rank {to} receives twice"))?;
+                check_rank_in_group("the sender", from, n)?;
+                check_rank_in_group("the receiver", to, n)?;
+                ensure(senders.insert(from), || format!("rank {from} sends twice"))?;
+                ensure(receivers.insert(to), || format!("rank {to} receives twice"))?;
             }
             vec![x.clone()]
         }
@@ -660,7 +683,7 @@ fn collective(kind: &CollectiveKind, operands: &[&Type], n: Option<u32>) -> Resu
 }
 
 /// Checks that a rank is in a group of `n`, unless `n` is open.
-fn in_group(what: &str, rank: u32, n: Option<u32>) -> Result<(), String> {
+fn check_rank_in_group(what: &str, rank: u32, n: Option<u32>) -> Result<(), String> {
     match n {
         Some(n) if rank >= n => Err(format!("{what} {rank} is not in a group of {n} ranks")),
         _ => Ok(()),

@@ -5,11 +5,11 @@
 //! view only where the strides of its operand allow it for every binding; elsewhere it gives a base.
 
 use crate::dim::Dim;
-use crate::entity::Table;
-use crate::graph::{Def, Graph};
+use crate::entity::EntityMap;
+use crate::graph::{Graph, ValueDef};
 use crate::ids::ValueId;
 use crate::op::Op;
-use crate::types::Type;
+use crate::types::TensorType;
 
 /// Where a value lies in its base, in elements of the value's dtype.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -25,19 +25,19 @@ pub struct Layout {
 impl Layout {
     /// Whether the elements of a value of this type are the contiguous run of its base that starts at the
     /// offset, in row-major order. Strides of axes with extent 1 do not matter.
-    pub fn is_contiguous(&self, ty: &Type) -> bool {
+    pub fn is_contiguous(&self, ty: &TensorType) -> bool {
         let dense = ty.contiguous_strides();
         self.strides.iter().zip(&dense).zip(&ty.shape).all(|((s, d), n)| s == d || n.as_const() == Some(1))
     }
 }
 
-pub fn layouts(graph: &Graph) -> Table<ValueId, Layout> {
-    let mut out: Table<ValueId, Layout> = Table::new();
+pub fn compute_layouts(graph: &Graph) -> EntityMap<ValueId, Layout> {
+    let mut out: EntityMap<ValueId, Layout> = EntityMap::new();
     for (id, value) in graph.values.iter() {
         let view = match value.def {
-            Def::Node(n, 0) => {
+            ValueDef::Node(n, 0) => {
                 let node = &graph.nodes[n];
-                node.inputs.first().and_then(|&x| view_of(&node.op, out.get(x)?, graph.ty(x), &value.ty))
+                node.inputs.first().and_then(|&x| view_layout(&node.op, out.get(x)?, graph.ty(x), &value.ty))
             }
             _ => None,
         };
@@ -51,7 +51,7 @@ pub fn layouts(graph: &Graph) -> Table<ValueId, Layout> {
 }
 
 /// The layout of a view of `x`; `None` if the op is no view of this operand.
-pub fn view_of(op: &Op, layout: &Layout, x: &Type, result: &Type) -> Option<Layout> {
+pub fn view_layout(op: &Op, layout: &Layout, x: &TensorType, result: &TensorType) -> Option<Layout> {
     let base = layout.base;
     match op {
         Op::Permute { perm } => Some(Layout {

@@ -1,9 +1,9 @@
 //! The intermediate representation of symmc.
 //!
 //! A [`Graph`] is one tensor program in single-assignment form that every rank runs: values with a
-//! [`Type`] (a dtype and symbolic dims), nodes with one [`Op`] of a closed set, and collectives that
+//! [`TensorType`] (a dtype and symbolic dims), nodes with one [`Op`] of a closed set, and collectives that
 //! are ordinary functional nodes naming their group. This crate also holds what all later stages
-//! share: the [`Variant`]s of the collectives with their [`Contract`]s, the [`machine`] profiles, the
+//! share: the [`CollectiveVariant`]s of the collectives with their [`Contract`]s, the [`machine`] profiles, the
 //! [`layout`] of views, the `.symm` [`text`] form, the [`verify`] pass and the reference [`interp`].
 //!
 //! Of the workspace it uses `symmc-support` alone.
@@ -11,6 +11,7 @@
 pub mod attention;
 pub mod bounds;
 pub mod builder;
+pub mod closed_form;
 pub mod collective;
 pub mod dim;
 pub mod dispatch;
@@ -19,7 +20,6 @@ pub mod graph;
 pub mod ids;
 pub mod infer;
 pub mod interp;
-pub mod known;
 pub mod layout;
 pub mod machine;
 pub mod message;
@@ -33,21 +33,24 @@ pub mod text;
 pub mod types;
 pub mod verify;
 
-pub use attention::{Bound, Side};
+pub use attention::{AttentionBound, BoundSide};
 pub use bounds::{BoundsChecks, OutOfBounds};
-pub use builder::Builder;
+pub use builder::GraphBuilder;
 pub use collective::{
-    Collective, CollectiveFacts, CollectiveKind, CollectiveName, Contract, Exit, Gives, Meets, ReduceOp,
-    Splits, Variant,
+    AllToAllSplits, Collective, CollectiveFacts, CollectiveKind, CollectiveName, CollectiveReduceOp,
+    CollectiveVariant, Contract, ExitBarrierPolicy, ResultDistribution, SyncScope,
 };
-pub use dim::{Bindings, Dim};
-pub use dispatch::{Dispatch, Form, Overwriting};
-pub use entity::Table;
-pub use graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, Output, OutputKind, Value};
+pub use dim::{Dim, SymbolBindings};
+pub use dispatch::{Dispatch, DispatchForm, OverwriteRule};
+pub use entity::EntityMap;
+pub use graph::{
+    CustomOp, Graph, GraphInput, GraphOutput, GroupDef, GroupMembers, InputKind, Node, OutputKind, Value,
+    ValueDef,
+};
 pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
-pub use numerics::{Numerics, NumericsClass, Rounding};
-pub use op::{ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, Reduction, RefusedData, UnaryOp};
+pub use numerics::{Numerics, NumericsClass, RoundingEffect};
+pub use op::{ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, ReductionKind, RejectedData, UnaryOp};
 pub use replication::Replication;
-pub use symbol::{Symbol, SymbolId, Symbols};
+pub use symbol::{Symbol, SymbolId, SymbolTable};
 pub use tensor::Tensor;
-pub use types::{DType, DTypeFacts, Float, Precision, Scalar, Type};
+pub use types::{DType, DTypeFacts, FloatAttribute, FloatPrecision, Scalar, TensorType};

@@ -1,5 +1,5 @@
 //! Messages for people. They quote names, expressions and lines of untrusted files, and go to terminals.
-//! [`printable`] escapes control characters and bounds the length. Every message passes it: errors of the API when they are
+//! [`escape_message`] escapes control characters and bounds the length. Every message passes it: errors of the API when they are
 //! displayed, and messages of the command. No other code escapes or truncates.
 
 use std::fmt::Write;
@@ -20,16 +20,16 @@ const ALL: usize = 32 << 10;
 /// A message with escaped control characters and marks that reorder text (`\u{1b}`), and with a bounded length and a count of
 /// the rest. Lines after the first are indented, so that a name cannot look like a separate message. A short message
 /// without such characters stays as it is, and so does a message that was made printable before.
-pub fn printable(message: &str) -> String {
+pub fn escape_message(message: &str) -> String {
     let mut out = String::with_capacity(message.len().min(ALL));
     let lines = message.split('\n').count();
     let mut characters = 0;
     for (index, line) in message.split('\n').enumerate() {
-        let line = bounded_line(&escaped_line(line));
+        let line = shorten_line(&escaped_line(line));
         characters += line.chars().count() + 2;
         let is_last = index + 1 == lines;
         if index > 0 && (characters > ALL || index + 1 >= LINES && !is_last) {
-            let _ = write!(out, "\n  … ({} more lines)", grouped(lines - index));
+            let _ = write!(out, "\n  … ({} more lines)", group_digits(lines - index));
             return out;
         }
         if index > 0 {
@@ -53,7 +53,7 @@ pub fn push_escaped(out: &mut String, c: char) {
         '\t' => out.push(c),
         '\n' => out.push_str("\\n"),
         '\r' => out.push_str("\\r"),
-        c if c.is_control() || reorders(c) => {
+        c if c.is_control() || reorders_text(c) => {
             let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
         }
         c => out.push(c),
@@ -61,12 +61,12 @@ pub fn push_escaped(out: &mut String, c: char) {
 }
 
 /// Whether an invisible character changes the display of others: marks of direction, and separators of lines and paragraphs.
-fn reorders(c: char) -> bool {
+fn reorders_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// A line with its long words cut, and then cut in the middle if it is still long.
-fn bounded_line(line: &str) -> String {
+fn shorten_line(line: &str) -> String {
     if line.len() <= WORD {
         return line.to_string();
     }
@@ -86,7 +86,7 @@ fn bounded_line(line: &str) -> String {
     }
     let head: String = out.chars().take(LINE_HEAD).collect();
     let tail: String = out.chars().skip(count - LINE_TAIL).collect();
-    format!("{head}… ({} more characters) …{tail}", grouped(count - LINE_HEAD - LINE_TAIL))
+    format!("{head}… ({} more characters) …{tail}", group_digits(count - LINE_HEAD - LINE_TAIL))
 }
 
 fn push_word(out: &mut String, word: &str) {
@@ -96,20 +96,20 @@ fn push_word(out: &mut String, word: &str) {
         return;
     }
     out.extend(word.chars().take(WORD_HEAD));
-    let _ = write!(out, "… ({} more characters)", grouped(count - WORD_HEAD));
+    let _ = write!(out, "… ({} more characters)", group_digits(count - WORD_HEAD));
 }
 
 /// Names for a message, in their order: at most `most` of them, and how many more there are.
-pub fn listed<T: AsRef<str>>(names: &[T], most: usize) -> String {
+pub fn list_names<T: AsRef<str>>(names: &[T], most: usize) -> String {
     let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(most) {
         0 => shown.join(", "),
-        more => format!("{}, … ({} more)", shown.join(", "), grouped(more)),
+        more => format!("{}, … ({} more)", shown.join(", "), group_digits(more)),
     }
 }
 
 /// A number with a comma after every three digits.
-fn grouped(n: usize) -> String {
+fn group_digits(n: usize) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -128,14 +128,14 @@ mod tests {
 
     /// What holds for every printable message.
     fn check(message: &str) -> String {
-        let shown = printable(message);
-        let acts = |c: char| c != '\n' && c != '\t' && (c.is_control() || reorders(c));
+        let shown = escape_message(message);
+        let acts = |c: char| c != '\n' && c != '\t' && (c.is_control() || reorders_text(c));
         assert!(!shown.contains(acts), "{message:?} became {shown:?}");
         assert!(shown.chars().count() <= ALL + 64, "{} characters", shown.chars().count());
         assert!(shown.lines().count() <= LINES);
         assert!(shown.lines().all(|l| l.chars().count() <= LINE + 2));
         assert!(shown.lines().skip(1).all(|l| l.is_empty() || l.starts_with(' ')), "{shown:?}");
-        assert_eq!(printable(&shown), shown, "a second time");
+        assert_eq!(escape_message(&shown), shown, "a second time");
         shown
     }
 
@@ -166,8 +166,8 @@ mod tests {
         assert!(list.contains("more characters) …"));
         assert!(check(&"line\n".repeat(5000)).ends_with("  … (4,802 more lines)"));
         assert!(check(&format!("{}\n", "ab cd ".repeat(500)).repeat(150)).contains("more lines)"));
-        assert_eq!(listed(&["a", "b"], 2), "a, b");
-        assert_eq!(listed(&vec!["a"; 5002], 2), "a, a, … (5,000 more)");
+        assert_eq!(list_names(&["a", "b"], 2), "a, b");
+        assert_eq!(list_names(&vec!["a"; 5002], 2), "a, a, … (5,000 more)");
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Numerics {
     }
 
     #[must_use]
-    pub fn with(self, class: NumericsClass) -> Numerics {
+    pub fn with_class(self, class: NumericsClass) -> Numerics {
         Numerics { classes: self.classes | class.bit() }
     }
 
@@ -80,13 +80,13 @@ impl Numerics {
 
 impl FromIterator<NumericsClass> for Numerics {
     fn from_iter<I: IntoIterator<Item = NumericsClass>>(classes: I) -> Numerics {
-        classes.into_iter().fold(Numerics::EXACT, Numerics::with)
+        classes.into_iter().fold(Numerics::EXACT, Numerics::with_class)
     }
 }
 
 impl From<NumericsClass> for Numerics {
     fn from(class: NumericsClass) -> Numerics {
-        Numerics::EXACT.with(class)
+        Numerics::EXACT.with_class(class)
     }
 }
 
@@ -171,7 +171,7 @@ impl<'de> Deserialize<'de> for Numerics {
             if out.allows(class) {
                 return Err(de::Error::custom(format!("{name:?} is repeated in `numerics`")));
             }
-            out = out.with(class);
+            out = out.with_class(class);
         }
         Ok(out)
     }
@@ -179,7 +179,7 @@ impl<'de> Deserialize<'de> for Numerics {
 
 /// What an op does to the rounding of its operands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rounding {
+pub enum RoundingEffect {
     /// It moves or selects elements, or computes without rounding.
     Keeps,
     /// It rounds its result to the type of that, once; integers stay exact.

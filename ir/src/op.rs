@@ -9,13 +9,13 @@
 //! value in every column, so a new op does not compile without them. Facts are part of the contract of an op: kernels of
 //! every backend keep them. The check of plans has its own rules for results that lie on operands, and does not read them.
 
-use crate::attention::Bound;
-use crate::collective::{Collective, CollectiveKind, ReduceOp};
+use crate::attention::AttentionBound;
+use crate::collective::{Collective, CollectiveKind, CollectiveReduceOp};
 use crate::dim::Dim;
 use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
-use crate::numerics::Rounding;
-use crate::types::{DType, Float, Scalar};
+use crate::numerics::RoundingEffect;
+use crate::types::{DType, FloatAttribute, Scalar};
 
 /// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -55,7 +55,7 @@ pub enum Op {
     GroupedMatMul,
     /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
     Reduce {
-        op: Reduction,
+        op: ReductionKind,
         axes: Vec<usize>,
         keep: bool,
     },
@@ -79,14 +79,14 @@ pub enum Op {
     /// the dtype of the result before the weight multiplies it (Hugging Face), else after (PyTorch).
     RmsNorm {
         axes: usize,
-        eps: Float,
+        eps: FloatAttribute,
         round_first: bool,
     },
     /// `(x - mean) / sqrt(var + eps)` over the last `axes` axes, then `* weight`, then `+ bias`: one to
     /// three operands.
     LayerNorm {
         axes: usize,
-        eps: Float,
+        eps: FloatAttribute,
     },
     /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, `g` divides
     /// `h`. Scores are `q @ kᵀ * scale`, and with a `cap` then `cap * tanh(scores / cap)`. An optional
@@ -99,9 +99,9 @@ pub enum Op {
     /// `log_sum_exp` there is a second result `[.., h, l]`, f32 (f64 for f64): the natural logarithm of the sum of the
     /// exponentials of the scores that a row sees, its sink among them. It is minus infinity for a row that sees nothing.
     Attention {
-        scale: Float,
-        cap: Option<Float>,
-        bounds: Vec<Bound>,
+        scale: FloatAttribute,
+        cap: Option<FloatAttribute>,
+        bounds: Vec<AttentionBound>,
         sink: bool,
         log_sum_exp: bool,
     },
@@ -112,8 +112,8 @@ pub enum Op {
     /// `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`, the latter two summed over the query heads that share a head
     /// of keys. Operands that are not finite may make all gradients of their heads NaN, also where they are not seen.
     AttentionGradient {
-        scale: Float,
-        bounds: Vec<Bound>,
+        scale: FloatAttribute,
+        bounds: Vec<AttentionBound>,
     },
     /// What `op` gives, stored with its axes in another order: axis `i` of the result is axis `perm[i]` of that. `op` is
     /// [`Op::Attention`], whose first result is permuted, or [`Op::AttentionGradient`], all of whose results are. Their
@@ -152,7 +152,7 @@ pub enum Op {
     /// Operands: `x`, `index`, `src`. On equal indices the last in row-major order wins a store.
     ScatterElements {
         axis: usize,
-        combine: Option<Reduction>,
+        combine: Option<ReductionKind>,
     },
     /// `x` with `src` added at the rows `index` (one axis) along `axis`. Operands: `x`, `index`, `src`.
     IndexAdd {
@@ -250,22 +250,22 @@ impl Op {
     }
     /// Whether it divides integers, where its result is of this dtype: a divisor of zero is an error of the run.
     pub fn divides_integers(&self, dtype: DType) -> bool {
-        matches!(self.facts().refuses, RefusedData::ZeroDivisor { .. }) && !dtype.is_float()
+        matches!(self.facts().rejected_data, RejectedData::ZeroDivisor { .. }) && !dtype.is_float()
     }
-    /// Whether it can be a node of a [map](crate::Form::Map): it is element-wise, or gives the same at each position.
+    /// Whether it can be a node of a [map](crate::DispatchForm::Map): it is element-wise, or gives the same at each position.
     pub fn fits_map(&self) -> bool {
         self.is_element_wise() || matches!(self, Op::Full(_))
     }
 
     /// The op with its number, if it has one, as a value of this dtype: integers wrap, so that every backend computes
     /// with the same one.
-    pub(crate) fn with_scalar_of(self, dtype: DType) -> Op {
+    pub(crate) fn with_scalar_dtype(self, dtype: DType) -> Op {
         match self {
-            Op::Full(s) => Op::Full(s.wrapped(dtype)),
+            Op::Full(s) => Op::Full(s.wrap_to(dtype)),
             Op::BinaryScalar { op, scalar, scalar_left } => {
-                Op::BinaryScalar { op, scalar: scalar.wrapped(dtype), scalar_left }
+                Op::BinaryScalar { op, scalar: scalar.wrap_to(dtype), scalar_left }
             }
-            Op::Pad { low, value } => Op::Pad { low, value: value.wrapped(dtype) },
+            Op::Pad { low, value } => Op::Pad { low, value: value.wrap_to(dtype) },
             op => op,
         }
     }
@@ -286,23 +286,23 @@ impl Op {
 
     pub fn facts(&self) -> OpFacts<'_> {
         use OperandUse::*;
-        use RefusedData::*;
-        use Rounding::*;
+        use RejectedData::*;
+        use RoundingEffect::*;
         let row = |operands, rounding, results, cost, refuses| OpFacts {
             operands,
             rounding,
             results,
             cost,
-            refuses,
+            rejected_data: refuses,
         };
         let index = |axis: &usize, first| Index { axis: *axis, first };
         match self {
             Op::Full(_) | Op::Iota { .. } => row([Absent; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
             Op::Unary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, Nothing),
-            Op::Binary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.refuses(None)),
+            Op::Binary(op) => row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(None)),
             Op::BinaryScalar { op, scalar, scalar_left } => {
                 let divisor = (!scalar_left).then_some(*scalar);
-                row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.refuses(divisor))
+                row([Element; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(divisor))
             }
             Op::Select => row([Element; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
             Op::Cast => row([Element; 3], [Converts; 2], 1, OpCost::Bytes, Nothing),
@@ -312,7 +312,7 @@ impl Op {
                 row([Combined, Matrices, Counts], [Accumulates; 2], 1, OpCost::GroupedProduct, Positions)
             }
             Op::Reduce { op, axes, .. } => {
-                row([Combined; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.refuses(axes))
+                row([Combined; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(axes))
             }
             Op::ArgReduce { axis, .. } => row(
                 [Combined; 3],
@@ -342,7 +342,7 @@ impl Op {
             }
             Op::ScatterElements { axis, combine } => {
                 let (updated, rounding) =
-                    (Updated { is_read: combine.is_some() }, combine.map_or(Keeps, Reduction::rounding));
+                    (Updated { is_read: combine.is_some() }, combine.map_or(Keeps, ReductionKind::rounding));
                 row([updated, index(axis, 1), Stored], [rounding; 2], 1, OpCost::Bytes, Positions)
             }
             Op::IndexAdd { axis } => {
@@ -367,11 +367,11 @@ impl Op {
 
             Op::Collective(c) => {
                 let first = if c.kind.facts().reduces { Combined } else { Moved };
-                let results = if c.kind.has_sizes() { 2 } else { 1 };
+                let results = if c.kind.has_device_splits() { 2 } else { 1 };
                 row([first, Counts, Counts], [c.kind.rounding(); 2], results, OpCost::Bytes, Nothing)
             }
             Op::Opaque { .. } | Op::Custom(_) => {
-                row([OperandUse::Unknown; 3], [Rounding::Unknown; 2], 1, OpCost::Bytes, Nothing)
+                row([OperandUse::Unknown; 3], [RoundingEffect::Unknown; 2], 1, OpCost::Bytes, Nothing)
             }
         }
     }
@@ -407,11 +407,11 @@ pub struct OpFacts<'a> {
     /// How the elements of the first operand, of the second, and of each further one are used.
     pub operands: [OperandUse; 3],
     /// How the first result is rounded, and each further one.
-    pub rounding: [Rounding; 2],
+    pub rounding: [RoundingEffect; 2],
     /// How many results it has. Programs may declare more for ops of which nothing is known.
     pub results: usize,
     pub cost: OpCost<'a>,
-    pub refuses: RefusedData<'a>,
+    pub rejected_data: RejectedData<'a>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -470,18 +470,18 @@ pub enum OpCost<'a> {
     /// Products of groups of rows.
     GroupedProduct,
     Attention {
-        bounds: &'a [Bound],
+        bounds: &'a [AttentionBound],
     },
     /// The gradients of attention within these bounds, whose operands follow three others.
     AttentionGradient {
-        bounds: &'a [Bound],
+        bounds: &'a [AttentionBound],
     },
     Sort,
 }
 
 /// The data of operands that are an error of the run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum RefusedData<'a> {
+pub enum RejectedData<'a> {
     Nothing,
     /// Positions or counts that are out of range.
     Positions,
@@ -527,7 +527,7 @@ named_enum! {
 }
 
 impl BinaryOp {
-    pub fn takes(self, dtype: DType) -> bool {
+    pub fn supports_dtype(self, dtype: DType) -> bool {
         use BinaryOp::*;
         match self {
             And | Or | Xor => !dtype.is_float(),
@@ -536,20 +536,20 @@ impl BinaryOp {
             Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
         }
     }
-    pub fn rounding(self) -> Rounding {
+    pub fn rounding(self) -> RoundingEffect {
         use BinaryOp::*;
         match self {
-            Max | Min | And | Or | Xor => Rounding::Keeps,
-            Add | Sub | Mul | Div | Pow => Rounding::Rounds,
-            Rem | Atan2 => Rounding::Jumps,
-            FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => Rounding::Steps,
+            Max | Min | And | Or | Xor => RoundingEffect::Keeps,
+            Add | Sub | Mul | Div | Pow => RoundingEffect::Rounds,
+            Rem | Atan2 => RoundingEffect::Jumps,
+            FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => RoundingEffect::Steps,
         }
     }
     /// What it refuses with this scalar as its divisor, or with an operand.
-    fn refuses(self, scalar: Option<Scalar>) -> RefusedData<'static> {
+    fn rejected_data(self, scalar: Option<Scalar>) -> RejectedData<'static> {
         match self {
-            BinaryOp::FloorDiv | BinaryOp::Rem => RefusedData::ZeroDivisor { scalar },
-            _ => RefusedData::Nothing,
+            BinaryOp::FloorDiv | BinaryOp::Rem => RejectedData::ZeroDivisor { scalar },
+            _ => RejectedData::Nothing,
         }
     }
     /// Whether the result is bool whatever the operands are.
@@ -560,7 +560,7 @@ impl BinaryOp {
 }
 
 impl UnaryOp {
-    pub fn takes(self, dtype: DType) -> bool {
+    pub fn supports_dtype(self, dtype: DType) -> bool {
         use UnaryOp::*;
         match self {
             Not => !dtype.is_float(),
@@ -568,16 +568,16 @@ impl UnaryOp {
             _ => dtype.is_float(),
         }
     }
-    pub fn rounding(self) -> Rounding {
+    pub fn rounding(self) -> RoundingEffect {
         use UnaryOp::*;
         match self {
-            Neg | Abs | Not | Relu => Rounding::Keeps,
-            Sign | Floor | Ceil | Round | Trunc | IsNan | IsFinite => Rounding::Steps,
+            Neg | Abs | Not | Relu => RoundingEffect::Keeps,
+            Sign | Floor | Ceil | Round | Trunc | IsNan | IsFinite => RoundingEffect::Steps,
             Exp | Log | Sqrt | Rsqrt | Reciprocal | Sin | Cos | Tanh | Erf | Sigmoid | Gelu | GeluTanh => {
-                Rounding::Rounds
+                RoundingEffect::Rounds
             }
             // A product with a function that is rounded.
-            Silu => Rounding::Accumulates,
+            Silu => RoundingEffect::Accumulates,
         }
     }
     /// Whether the result is bool whatever the operand is.
@@ -589,33 +589,37 @@ impl UnaryOp {
 named_enum! {
     /// How a reduction combines elements. `sum`, `mean` and `prod` of floats accumulate in f32 or wider;
     /// `sum` and `prod` of bool and small integers give i64; `any` and `all` give bool.
-    Reduction { Sum = "sum", Mean = "mean", Prod = "prod", Max = "max", Min = "min", Any = "any", All = "all" }
+    ReductionKind { Sum = "sum", Mean = "mean", Prod = "prod", Max = "max", Min = "min", Any = "any", All = "all" }
 }
 
 impl CollectiveKind {
-    pub fn rounding(&self) -> Rounding {
-        match self.reduction() {
-            Some(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod) => Rounding::Accumulates,
-            Some(ReduceOp::Max | ReduceOp::Min) | None => Rounding::Keeps,
+    pub fn rounding(&self) -> RoundingEffect {
+        match self.reduce_op() {
+            Some(CollectiveReduceOp::Sum | CollectiveReduceOp::Avg | CollectiveReduceOp::Prod) => {
+                RoundingEffect::Accumulates
+            }
+            Some(CollectiveReduceOp::Max | CollectiveReduceOp::Min) | None => RoundingEffect::Keeps,
         }
     }
 }
 
-impl Reduction {
-    pub fn rounding(self) -> Rounding {
+impl ReductionKind {
+    pub fn rounding(self) -> RoundingEffect {
         match self {
-            Reduction::Sum | Reduction::Mean | Reduction::Prod => Rounding::Accumulates,
-            Reduction::Max | Reduction::Min => Rounding::Keeps,
-            Reduction::Any | Reduction::All => Rounding::Steps,
+            ReductionKind::Sum | ReductionKind::Mean | ReductionKind::Prod => RoundingEffect::Accumulates,
+            ReductionKind::Max | ReductionKind::Min => RoundingEffect::Keeps,
+            ReductionKind::Any | ReductionKind::All => RoundingEffect::Steps,
         }
     }
     /// What it refuses along these axes: the largest of no elements.
-    fn refuses(self, axes: &[usize]) -> RefusedData<'_> {
+    fn rejected_data(self, axes: &[usize]) -> RejectedData<'_> {
         match self {
-            Reduction::Max | Reduction::Min => RefusedData::NoElements { axes },
-            Reduction::Sum | Reduction::Mean | Reduction::Prod | Reduction::Any | Reduction::All => {
-                RefusedData::Nothing
-            }
+            ReductionKind::Max | ReductionKind::Min => RejectedData::NoElements { axes },
+            ReductionKind::Sum
+            | ReductionKind::Mean
+            | ReductionKind::Prod
+            | ReductionKind::Any
+            | ReductionKind::All => RejectedData::Nothing,
         }
     }
 }

@@ -13,11 +13,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::collective::{CollectiveKind, Gives};
-use crate::entity::Table;
-use crate::graph::{Def, Graph};
+use crate::collective::{CollectiveKind, ResultDistribution};
+use crate::entity::EntityMap;
+use crate::graph::{Graph, ValueDef};
 use crate::ids::{GroupId, ValueId};
-use crate::numerics::Rounding;
+use crate::numerics::RoundingEffect;
 use crate::op::Op;
 use crate::types::DType;
 
@@ -38,12 +38,12 @@ impl Replication {
     }
 
     /// All ranks hold the same bits.
-    pub fn everywhere(ranks: u32) -> Self {
+    pub fn full(ranks: u32) -> Self {
         Replication { first: vec![0; ranks as usize].into() }
     }
 
     /// Ranks with equal keys hold the same bits.
-    fn by_key<K: std::hash::Hash + Eq>(keys: impl Iterator<Item = K>) -> Self {
+    fn from_keys<K: std::hash::Hash + Eq>(keys: impl Iterator<Item = K>) -> Self {
         let mut first = HashMap::new();
         Replication {
             first: keys.enumerate().map(|(rank, key)| *first.entry(key).or_insert(rank as u32)).collect(),
@@ -51,37 +51,37 @@ impl Replication {
     }
 
     /// The lowest rank that is known to hold what this rank holds.
-    pub fn first(&self, rank: u32) -> u32 {
+    pub fn representative_rank(&self, rank: u32) -> u32 {
         self.first.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    pub fn are_equal(&self, a: u32, b: u32) -> bool {
+    pub fn are_replicas(&self, a: u32, b: u32) -> bool {
         let part = |rank: u32| self.first.get(rank as usize);
         part(a).is_some() && part(a) == part(b)
     }
 
-    pub fn holds_within(&self, cells: &[Vec<u32>]) -> bool {
-        cells.iter().all(|cell| cell.iter().all(|&rank| self.are_equal(rank, cell[0])))
+    pub fn is_uniform_within_cells(&self, cells: &[Vec<u32>]) -> bool {
+        cells.iter().all(|cell| cell.iter().all(|&rank| self.are_replicas(rank, cell[0])))
     }
 
     /// What holds for a function of a value with this replication and of one with that.
     #[must_use]
-    pub fn and(&self, other: &Replication) -> Self {
+    pub fn intersect(&self, other: &Replication) -> Self {
         if Arc::ptr_eq(&self.first, &other.first) || self == other || other.first.iter().all(|&f| f == 0) {
             return self.clone();
         }
         if self.first.iter().all(|&f| f == 0) {
             return other.clone();
         }
-        Replication::by_key(self.first.iter().zip(other.first.iter()))
+        Replication::from_keys(self.first.iter().zip(other.first.iter()))
     }
 
-    pub fn of_graph(graph: &Graph) -> Table<ValueId, Replication> {
-        let mut out: Table<ValueId, Replication> = Table::new();
+    pub fn of_graph(graph: &Graph) -> EntityMap<ValueId, Replication> {
+        let mut out: EntityMap<ValueId, Replication> = EntityMap::new();
         for value in graph.values.values() {
             let found = match value.def {
-                Def::Input(input) => Replication::of_input(graph, graph.inputs[input].data.is_some()),
-                Def::Node(node, _) => {
+                ValueDef::Input(input) => Replication::of_input(graph, graph.inputs[input].data.is_some()),
+                ValueDef::Node(node, _) => {
                     let node = &graph.nodes[node];
                     Replication::of_node(graph, &out, &node.op, &node.inputs)
                 }
@@ -94,19 +94,25 @@ impl Replication {
     /// For an input, which has data where it is a constant of the program.
     pub fn of_input(graph: &Graph, has_data: bool) -> Self {
         let ranks = graph.ranks.unwrap_or(0);
-        if has_data { Replication::everywhere(ranks) } else { Replication::none(ranks) }
+        if has_data { Replication::full(ranks) } else { Replication::none(ranks) }
     }
 
-    pub fn of_node(graph: &Graph, known: &Table<ValueId, Replication>, op: &Op, inputs: &[ValueId]) -> Self {
+    pub fn of_node(
+        graph: &Graph,
+        known: &EntityMap<ValueId, Replication>,
+        op: &Op,
+        inputs: &[ValueId],
+    ) -> Self {
         let ranks = graph.ranks.unwrap_or(0);
         if op.is_opaque() {
             return Replication::none(ranks);
         }
         let operands = inputs.iter().map(|&v| &known[v]);
-        let all = operands
-            .fold(None, |all: Option<Replication>, x| Some(all.map_or_else(|| x.clone(), |all| all.and(x))));
-        let all = all.unwrap_or_else(|| Replication::everywhere(ranks));
-        let of_group = |group: GroupId| Cells::new(graph, group);
+        let all = operands.fold(None, |all: Option<Replication>, x| {
+            Some(all.map_or_else(|| x.clone(), |all| all.intersect(x)))
+        });
+        let all = all.unwrap_or_else(|| Replication::full(ranks));
+        let of_group = |group: GroupId| CellMembership::new(graph, group);
         match op {
             Op::Shard { group, .. } => of_group(*group).map(|cells| cells.shard(&all)),
             Op::Collective(c) => {
@@ -120,13 +126,13 @@ impl Replication {
 }
 
 /// The cells of a group, and for each rank its cell and its number within that.
-struct Cells {
+struct CellMembership {
     cells: Vec<Vec<u32>>,
     place: Vec<(usize, usize)>,
 }
 
-impl Cells {
-    fn new(graph: &Graph, group: GroupId) -> Option<Cells> {
+impl CellMembership {
+    fn new(graph: &Graph, group: GroupId) -> Option<CellMembership> {
         let cells = graph.cells(group)?;
         let mut place = vec![(0, 0); graph.ranks? as usize];
         for (c, cell) in cells.iter().enumerate() {
@@ -134,11 +140,13 @@ impl Cells {
                 *place.get_mut(rank as usize)? = (c, number);
             }
         }
-        Some(Cells { cells, place })
+        Some(CellMembership { cells, place })
     }
 
     fn shard(&self, x: &Replication) -> Replication {
-        Replication::by_key(self.place.iter().zip(x.first.iter()).map(|((_, number), part)| (*number, *part)))
+        Replication::from_keys(
+            self.place.iter().zip(x.first.iter()).map(|((_, number), part)| (*number, *part)),
+        )
     }
 
     fn collective(&self, kind: &CollectiveKind, dtype: DType, x: &Replication) -> Replication {
@@ -156,19 +164,19 @@ impl Cells {
             .collect();
         let places = || self.place.iter().copied();
         let sent = |cell: usize, number: usize| {
-            let from = kind.sender(number as u32)?;
+            let from = kind.sender_to(number as u32)?;
             self.cells[cell].get(from as usize).map(|&rank| x.first[rank as usize])
         };
         // Sums of floats may be taken in another order in each cell.
-        let rounds = dtype.is_float() && kind.rounding() == Rounding::Accumulates;
+        let rounds = dtype.is_float() && kind.rounding() == RoundingEffect::Accumulates;
         let operands = |cell: usize| if rounds { cell } else { of_cell[cell] };
         let facts = kind.facts();
-        if facts.keeps_positions() && !facts.reduces {
-            Replication::by_key(places().map(|(cell, number)| sent(cell, number)))
-        } else if facts.gives == Gives::Pieces {
-            Replication::by_key(places().map(|(cell, number)| (operands(cell), number)))
+        if facts.preserves_positions() && !facts.reduces {
+            Replication::from_keys(places().map(|(cell, number)| sent(cell, number)))
+        } else if facts.result_distribution == ResultDistribution::Sharded {
+            Replication::from_keys(places().map(|(cell, number)| (operands(cell), number)))
         } else {
-            Replication::by_key(places().map(|(cell, _)| operands(cell)))
+            Replication::from_keys(places().map(|(cell, _)| operands(cell)))
         }
     }
 }

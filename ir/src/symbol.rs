@@ -1,11 +1,11 @@
 //! Symbols: sizes that are known only when a program runs.
 
-use crate::entity::Table;
+use crate::entity::EntityMap;
 
 crate::entity!(SymbolId, "sym");
 
 /// The symbols of a program; for a bucket with the ranges of that.
-pub type Symbols = Table<SymbolId, Symbol>;
+pub type SymbolTable = EntityMap<SymbolId, Symbol>;
 
 /// A symbol: an integer between `min` and `max`, both included, fixed for one run.
 #[derive(Clone, PartialEq, Eq, Debug)]

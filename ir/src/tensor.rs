@@ -5,27 +5,27 @@ use std::io;
 use std::sync::Arc;
 
 use crate::types::DType;
-use symmc_support::Part;
+use symmc_support::BackingSlice;
 
 /// A dense row-major tensor; elements are stored little-endian, bool as one byte 0 or 1.
 #[derive(Clone)]
 pub struct Tensor {
     dtype: DType,
     shape: Vec<usize>,
-    data: Data,
+    data: TensorData,
 }
 
 #[derive(Clone)]
-enum Data {
-    Own(Vec<u8>),
-    Shared(Part),
+enum TensorData {
+    Owned(Vec<u8>),
+    Shared(BackingSlice),
 }
 
-impl Data {
+impl TensorData {
     fn bytes(&self) -> &[u8] {
         match self {
-            Data::Own(bytes) => bytes,
-            Data::Shared(part) => part.bytes(),
+            TensorData::Owned(bytes) => bytes,
+            TensorData::Shared(part) => part.bytes(),
         }
     }
 }
@@ -43,21 +43,25 @@ impl Tensor {
     /// A tensor of this data; `None` if `data` is not exactly as long as dtype and shape say.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, data: Vec<u8>) -> Option<Self> {
         let shape = shape.into();
-        (byte_len(dtype, &shape)? == data.len()).then_some(Tensor { dtype, shape, data: Data::Own(data) })
+        (byte_len(dtype, &shape)? == data.len()).then_some(Tensor {
+            dtype,
+            shape,
+            data: TensorData::Owned(data),
+        })
     }
 
     /// A tensor whose data lie in a backing; `None` if they are not exactly as many as dtype and shape say. Writing
     /// to it copies them first.
-    pub fn shared(dtype: DType, shape: impl Into<Vec<usize>>, data: Part) -> Option<Self> {
+    pub fn from_backing(dtype: DType, shape: impl Into<Vec<usize>>, data: BackingSlice) -> Option<Self> {
         let shape = shape.into();
         let fits = byte_len(dtype, &shape)? == data.range().len();
-        fits.then_some(Tensor { dtype, shape, data: Data::Shared(data) })
+        fits.then_some(Tensor { dtype, shape, data: TensorData::Shared(data) })
     }
 
     /// A tensor of zeros; `None` if its size overflows.
     pub fn zeros(dtype: DType, shape: impl Into<Vec<usize>>) -> Option<Self> {
         let shape = shape.into();
-        let data = Data::Own(vec![0; byte_len(dtype, &shape)?]);
+        let data = TensorData::Owned(vec![0; byte_len(dtype, &shape)?]);
         Some(Tensor { dtype, shape, data })
     }
 
@@ -71,18 +75,18 @@ impl Tensor {
         self.data.bytes()
     }
     /// Where the bytes lie, if not in memory of the tensor alone.
-    pub fn part(&self) -> Option<&Part> {
+    pub fn backing_slice(&self) -> Option<&BackingSlice> {
         match &self.data {
-            Data::Own(_) => None,
-            Data::Shared(part) => Some(part),
+            TensorData::Owned(_) => None,
+            TensorData::Shared(part) => Some(part),
         }
     }
     /// Copies the bytes from `at` on, as many as `into` takes. In contrast to [`data`](Self::data), a file that another process
-    /// shortened is an error. Fails if there are fewer, or as [`Part::read`].
+    /// shortened is an error. Fails if there are fewer, or as [`BackingSlice::read`].
     pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {
-            Data::Shared(part) => part.read_from(at, into),
-            Data::Own(bytes) => {
+            TensorData::Shared(part) => part.read_from(at, into),
+            TensorData::Owned(bytes) => {
                 let end = at.checked_add(into.len());
                 let found = end.and_then(|end| bytes.get(at..end));
                 into.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -92,19 +96,19 @@ impl Tensor {
     }
     /// This tensor in memory that nobody else changes: a copy, where it lies in a file. Fails if the file cannot be
     /// read, or changed since it was opened.
-    pub fn loaded(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
-        let Some(part) = self.part().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
+    pub fn load_to_memory(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
+        let Some(part) = self.backing_slice().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
         let mut data = vec![0; part.range().len()];
         part.read(&mut data)?;
-        Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: Data::Own(data) }))
+        Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: TensorData::Owned(data) }))
     }
     pub fn data_mut(&mut self) -> &mut [u8] {
-        if let Data::Shared(part) = &self.data {
-            self.data = Data::Own(part.bytes().to_vec());
+        if let TensorData::Shared(part) = &self.data {
+            self.data = TensorData::Owned(part.bytes().to_vec());
         }
         match &mut self.data {
-            Data::Own(bytes) => bytes,
-            Data::Shared(_) => &mut [],
+            TensorData::Owned(bytes) => bytes,
+            TensorData::Shared(_) => &mut [],
         }
     }
     pub fn numel(&self) -> usize {
@@ -181,7 +185,7 @@ impl fmt::Debug for Tensor {
 
 impl Tensor {
     /// How many axes begin with element `i`, which is also how many end before it.
-    fn boundary(&self, i: usize) -> usize {
+    fn axes_starting_at(&self, i: usize) -> usize {
         let mut span = 1;
         let begins = |extent: &&usize| {
             span *= **extent;
@@ -199,7 +203,7 @@ impl fmt::Display for Tensor {
             return f.write_str("[]");
         }
         for i in 0..self.numel() {
-            let (opens, closes) = (self.boundary(i), self.boundary(i + 1));
+            let (opens, closes) = (self.axes_starting_at(i), self.axes_starting_at(i + 1));
             if i > 0 {
                 match (f.alternate(), opens) {
                     (_, 0) => f.write_str(", ")?,
@@ -217,7 +221,7 @@ fn byte_len(dtype: DType, shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(dtype.size(), |n, &d| n.checked_mul(d)).filter(|&n| n <= isize::MAX as usize)
 }
 
-fn bytes<const N: usize>(data: &[u8], i: usize) -> [u8; N] {
+fn element_bytes<const N: usize>(data: &[u8], i: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&data[i * N..(i + 1) * N]);
     out
@@ -226,19 +230,19 @@ fn bytes<const N: usize>(data: &[u8], i: usize) -> [u8; N] {
 pub fn read_f64(dtype: DType, data: &[u8], i: usize) -> f64 {
     match dtype {
         DType::Bool | DType::U8 => f64::from(data[i]),
-        DType::I32 => f64::from(i32::from_le_bytes(bytes(data, i))),
-        DType::I64 => i64::from_le_bytes(bytes(data, i)) as f64,
-        DType::F16 => half::f16::from_le_bytes(bytes(data, i)).to_f64(),
-        DType::BF16 => half::bf16::from_le_bytes(bytes(data, i)).to_f64(),
-        DType::F32 => f64::from(f32::from_le_bytes(bytes(data, i))),
-        DType::F64 => f64::from_le_bytes(bytes(data, i)),
+        DType::I32 => f64::from(i32::from_le_bytes(element_bytes(data, i))),
+        DType::I64 => i64::from_le_bytes(element_bytes(data, i)) as f64,
+        DType::F16 => half::f16::from_le_bytes(element_bytes(data, i)).to_f64(),
+        DType::BF16 => half::bf16::from_le_bytes(element_bytes(data, i)).to_f64(),
+        DType::F32 => f64::from(f32::from_le_bytes(element_bytes(data, i))),
+        DType::F64 => f64::from_le_bytes(element_bytes(data, i)),
     }
 }
 
 /// Element `i` of `data` as `i64`; floats truncate.
 pub fn read_i64(dtype: DType, data: &[u8], i: usize) -> i64 {
     match dtype {
-        DType::I64 => i64::from_le_bytes(bytes(data, i)),
+        DType::I64 => i64::from_le_bytes(element_bytes(data, i)),
         _ => read_f64(dtype, data, i) as i64,
     }
 }
@@ -302,14 +306,14 @@ mod tests {
 
     #[test]
     fn data_in_a_backing_are_copied_when_written() {
-        let part = |range| Part::new(Arc::new(Four), range);
+        let part = |range| BackingSlice::new(Arc::new(Four), range);
         assert!(part(2..5).is_none());
-        let shared = Tensor::shared(DType::U8, [2], part(1..3).expect("in range")).expect("two bytes");
-        assert!(Tensor::shared(DType::I32, [2], part(0..4).expect("in range")).is_none());
+        let shared = Tensor::from_backing(DType::U8, [2], part(1..3).expect("in range")).expect("two bytes");
+        assert!(Tensor::from_backing(DType::I32, [2], part(0..4).expect("in range")).is_none());
         let mut written = shared.clone();
-        assert_eq!(written.part().map(Part::range), Some(1..3));
+        assert_eq!(written.backing_slice().map(BackingSlice::range), Some(1..3));
         written.data_mut()[0] = 9;
-        assert_eq!((written.data(), written.part().is_none()), (&[9, 3][..], true));
+        assert_eq!((written.data(), written.backing_slice().is_none()), (&[9, 3][..], true));
         assert_eq!(shared, Tensor::new(DType::U8, [2], vec![2, 3]).expect("two bytes"));
     }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use crate::dim::{Bindings, Dim};
+use crate::dim::{Dim, SymbolBindings};
 use crate::named_enum;
-use crate::symbol::Symbols;
+use crate::symbol::SymbolTable;
 
 named_enum! {
     DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
@@ -17,7 +17,7 @@ pub struct DTypeFacts {
     /// The size of one element in bytes.
     pub bytes: usize,
     /// How exact floats of this type are; `None` for integers and bool.
-    pub precision: Option<Precision>,
+    pub precision: Option<FloatPrecision>,
     /// The code and the bits in DLPack.
     pub dlpack: (u8, u8),
     /// The number of the `ScalarType` in exported programs of PyTorch, and the name in Python's `torch`.
@@ -29,7 +29,7 @@ pub struct DTypeFacts {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Precision {
+pub struct FloatPrecision {
     /// The fraction by which elements of two correct programs may differ.
     pub tolerance: f64,
     /// About the fraction by which two correct results of one op differ: a unit in the last place of narrow types, and a few of
@@ -43,7 +43,7 @@ impl DType {
     pub fn facts(self) -> &'static DTypeFacts {
         const fn row(
             bytes: usize,
-            precision: Option<Precision>,
+            precision: Option<FloatPrecision>,
             dlpack: (u8, u8),
             torch: (u32, &'static str),
             onnx: i32,
@@ -51,8 +51,8 @@ impl DType {
         ) -> DTypeFacts {
             DTypeFacts { bytes, precision, dlpack, torch, onnx, nccl }
         }
-        const fn float(tolerance: f64, noise: f64, least: f64) -> Option<Precision> {
-            Some(Precision { tolerance, noise, least })
+        const fn float(tolerance: f64, noise: f64, least: f64) -> Option<FloatPrecision> {
+            Some(FloatPrecision { tolerance, noise, least })
         }
         /// A power of two that is a normal number.
         const fn power(exponent: i64) -> f64 {
@@ -82,7 +82,7 @@ impl DType {
     }
     /// The dtype in which PyTorch and ONNX Runtime compute what is made of several ops on floats: f64 for itself, f32 for
     /// all others.
-    pub fn wide(self) -> DType {
+    pub fn compute_dtype(self) -> DType {
         if self == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
@@ -107,33 +107,33 @@ impl DType {
 
 /// An `f64` attribute that compares and hashes by its bits; all NaNs are one.
 #[derive(Clone, Copy)]
-pub struct Float(pub f64);
+pub struct FloatAttribute(pub f64);
 
-impl Float {
-    fn key(self) -> u64 {
+impl FloatAttribute {
+    fn canonical_bits(self) -> u64 {
         if self.0.is_nan() { f64::NAN.to_bits() } else { self.0.to_bits() }
     }
 }
 
-impl PartialEq for Float {
+impl PartialEq for FloatAttribute {
     fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
+        self.canonical_bits() == other.canonical_bits()
     }
 }
-impl Eq for Float {}
-impl Hash for Float {
+impl Eq for FloatAttribute {}
+impl Hash for FloatAttribute {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.key().hash(state);
+        self.canonical_bits().hash(state);
     }
 }
-impl fmt::Debug for Float {
+impl fmt::Debug for FloatAttribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
 }
 /// Prints a form that always has a point, an exponent, `inf` or `nan`, and reads back to the same bits
 /// (all NaNs read back as the one quiet NaN).
-impl fmt::Display for Float {
+impl fmt::Display for FloatAttribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_nan() { f.write_str("nan") } else { write!(f, "{:?}", self.0) }
     }
@@ -144,7 +144,7 @@ impl fmt::Display for Float {
 pub enum Scalar {
     Bool(bool),
     Int(i64),
-    Float(Float),
+    Float(FloatAttribute),
 }
 
 impl Scalar {
@@ -156,15 +156,15 @@ impl Scalar {
             Scalar::Float(x) => x.0,
         }
     }
-    pub fn converted(self, dtype: DType) -> Scalar {
+    pub fn convert_to(self, dtype: DType) -> Scalar {
         match dtype {
             DType::Bool => Scalar::Bool(self.as_f64() != 0.0),
-            d if d.is_float() => Scalar::Float(Float(self.as_f64())),
-            _ => Scalar::Int(self.as_i64()).wrapped(dtype),
+            d if d.is_float() => Scalar::Float(FloatAttribute(self.as_f64())),
+            _ => Scalar::Int(self.as_i64()).wrap_to(dtype),
         }
     }
     /// An integer beyond the range of a narrower integer dtype wraps, as a value that is cast to it does.
-    pub fn wrapped(self, dtype: DType) -> Scalar {
+    pub fn wrap_to(self, dtype: DType) -> Scalar {
         match (self, dtype) {
             (Scalar::Int(i), DType::U8) => Scalar::Int(i64::from(i as u8)),
             (Scalar::Int(i), DType::I32) => Scalar::Int(i64::from(i as i32)),
@@ -172,7 +172,7 @@ impl Scalar {
         }
     }
     /// The value of an integer dtype that is nearest to an integer; others are as they were.
-    pub fn saturated(self, dtype: DType) -> Scalar {
+    pub fn saturate_to(self, dtype: DType) -> Scalar {
         match (self, dtype) {
             (Scalar::Int(i), DType::U8) => Scalar::Int(i.clamp(0, i64::from(u8::MAX))),
             (Scalar::Int(i), DType::I32) => Scalar::Int(i.clamp(i32::MIN.into(), i32::MAX.into())),
@@ -201,14 +201,14 @@ impl fmt::Display for Scalar {
 
 /// The type of a value: a dtype and one dim per axis, outermost first. A scalar has no dims.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Type {
+pub struct TensorType {
     pub dtype: DType,
     pub shape: Vec<Dim>,
 }
 
-impl Type {
+impl TensorType {
     pub fn new(dtype: DType, shape: impl Into<Vec<Dim>>) -> Self {
-        Type { dtype, shape: shape.into() }
+        TensorType { dtype, shape: shape.into() }
     }
     pub fn rank(&self) -> usize {
         self.shape.len()
@@ -222,11 +222,11 @@ impl Type {
     }
     /// The shape under a binding of its symbols, in elements; `None` if a symbol is unbound or a dim is
     /// negative.
-    pub fn concrete(&self, bindings: &Bindings) -> Option<Vec<usize>> {
+    pub fn concrete_shape(&self, bindings: &SymbolBindings) -> Option<Vec<usize>> {
         self.shape.iter().map(|d| d.eval(bindings).and_then(|v| usize::try_from(v).ok())).collect()
     }
     /// Displays the type with the names of its symbols: `f32[tokens, 64]`.
-    pub fn display<'a>(&'a self, symbols: &'a Symbols) -> DisplayType<'a> {
+    pub fn display<'a>(&'a self, symbols: &'a SymbolTable) -> DisplayType<'a> {
         DisplayType { ty: self, symbols }
     }
     /// Row-major strides in elements.
@@ -240,8 +240,8 @@ impl Type {
 }
 
 pub struct DisplayType<'a> {
-    ty: &'a Type,
-    symbols: &'a Symbols,
+    ty: &'a TensorType,
+    symbols: &'a SymbolTable,
 }
 
 impl fmt::Display for DisplayType<'_> {

@@ -17,9 +17,9 @@
 //! - **I7 symbols**: a symbol is between 0 and [`MAX_EXTENT`], and its minimum is not above its maximum.
 //! - **I8 dims**: an extent is at least 0 and at most [`MAX_EXTENT`] for all values of the symbols, as far as
 //!   interval arithmetic shows. So is the magnitude of every other dim. All dims are small enough to compute
-//!   with ([`dim::check_size`]).
+//!   with ([`dim::check_shape_complexity`]).
 //! - **I9 sizes**: a value has at most [`MAX_BYTES`] bytes for all values of the symbols.
-//! - **I10 typing**: operands and results of a node satisfy the rule of its op ([`infer::check`]).
+//! - **I10 typing**: operands and results of a node satisfy the rule of its op ([`infer::check_types`]).
 //! - **I11 constants**: a constant has data of exactly its type, with 0 and 1 as the only bools; no other
 //!   input has data.
 //! - **I12 outputs**: an output that mutates an input has its type; a constant is not mutated, no input twice.
@@ -39,13 +39,13 @@ use std::slice;
 use crate::collective::Collective;
 use crate::dim::{self, Dim};
 use crate::dispatch;
-use crate::entity::{Entity, Table};
-use crate::graph::{Def, Graph, Group, Input, InputKind, Members, Node, OutputKind};
+use crate::entity::{Entity, EntityMap};
+use crate::graph::{Graph, GraphInput, GroupDef, GroupMembers, InputKind, Node, OutputKind, ValueDef};
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
 use crate::text::{is_identifier, op_dims, op_name, with_symbol_names};
-use crate::types::{DType, Type};
+use crate::types::{DType, TensorType};
 
 /// The most ranks that a program, a plan or a file of tensors can have.
 pub const MAX_RANKS: u32 = 1024;
@@ -97,17 +97,17 @@ impl fmt::Display for Violation {
 /// program, symbols, groups, values, nodes, outputs.
 pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
     let mut v = Verifier { graph, found: Vec::new() };
-    v.ids();
+    v.check_ids();
     if v.found.is_empty() {
-        v.program();
-        v.definitions();
-        v.names();
-        let computable = v.values();
+        v.check_program();
+        v.check_definitions();
+        v.check_names();
+        let computable = v.check_values();
         for (id, node) in graph.nodes.iter() {
-            v.node(id, node, &computable);
+            v.check_node(id, node, &computable);
         }
-        v.outputs();
-        v.dispatches();
+        v.check_outputs();
+        v.check_dispatches();
     }
     if v.found.is_empty() { Ok(()) } else { Err(v.found) }
 }
@@ -144,77 +144,94 @@ impl Verifier<'_> {
 
     // I1
 
-    fn ids(&mut self) {
+    fn check_ids(&mut self) {
         let g = self.graph;
         let symbols = |d: &Dim| d.symbols().into_iter().find(|&s| g.symbols.get(s).is_none());
         for (id, value) in g.values.iter() {
             let known = match value.def {
-                Def::Input(input) => g.inputs.get(input).is_some(),
-                Def::Node(node, k) => g.nodes.get(node).is_some_and(|n| k < n.outputs.len()),
+                ValueDef::Input(input) => g.inputs.get(input).is_some(),
+                ValueDef::Node(node, k) => g.nodes.get(node).is_some_and(|n| k < n.outputs.len()),
             };
             if !known {
-                let message = format!("expected a definition in the graph, found {}", shown(value.def));
-                self.report(Invariant::Ids, self.value_at(id), message);
+                let message =
+                    format!("expected a definition in the graph, found {}", describe_def(value.def));
+                self.report(Invariant::Ids, self.describe_value(id), message);
             }
             if let Some(s) = value.ty.shape.iter().find_map(symbols) {
-                self.report(Invariant::Ids, self.value_at(id), unknown("symbol", s, g.symbols.len()));
+                self.report(
+                    Invariant::Ids,
+                    self.describe_value(id),
+                    unknown_id_message("symbol", s, g.symbols.len()),
+                );
             }
         }
         for (id, input) in g.inputs.iter() {
             if g.values.get(input.value).is_none() {
-                self.report(Invariant::Ids, id.to_string(), unknown("value", input.value, g.values.len()));
+                self.report(
+                    Invariant::Ids,
+                    id.to_string(),
+                    unknown_id_message("value", input.value, g.values.len()),
+                );
             }
         }
         for custom in g.customs.values() {
             if let Some(group) = custom.group.filter(|&id| g.groups.get(id).is_none()) {
                 let at = format!("custom {:?}", custom.name);
-                self.report(Invariant::Ids, at, unknown("group", group, g.groups.len()));
+                self.report(Invariant::Ids, at, unknown_id_message("group", group, g.groups.len()));
             }
         }
         for (id, node) in g.nodes.iter() {
             for &v in node.inputs.iter().chain(&node.outputs).filter(|&&v| g.values.get(v).is_none()) {
-                self.report_node(Invariant::Ids, id, unknown("value", v, g.values.len()));
+                self.report_node(Invariant::Ids, id, unknown_id_message("value", v, g.values.len()));
             }
-            self.op_ids(id, &node.op);
+            self.check_op_ids(id, &node.op);
         }
         for (i, output) in g.outputs.iter().enumerate() {
             if g.values.get(output.value).is_none() {
-                self.report(Invariant::Ids, output_at(i), unknown("value", output.value, g.values.len()));
+                self.report(
+                    Invariant::Ids,
+                    describe_output(i),
+                    unknown_id_message("value", output.value, g.values.len()),
+                );
             }
             if let OutputKind::Mutates(id) = output.kind
                 && g.inputs.get(id).is_none()
             {
-                self.report(Invariant::Ids, output_at(i), unknown("input", id, g.inputs.len()));
+                self.report(
+                    Invariant::Ids,
+                    describe_output(i),
+                    unknown_id_message("input", id, g.inputs.len()),
+                );
             }
         }
     }
 
-    fn op_ids(&mut self, id: NodeId, op: &Op) {
+    fn check_op_ids(&mut self, id: NodeId, op: &Op) {
         let g = self.graph;
         match op {
             Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
                 if g.groups.get(*group).is_none() =>
             {
-                self.report_node(Invariant::Ids, id, unknown("group", *group, g.groups.len()));
+                self.report_node(Invariant::Ids, id, unknown_id_message("group", *group, g.groups.len()));
             }
             Op::Custom(c) if g.customs.get(*c).is_none() => {
-                self.report_node(Invariant::Ids, id, unknown("custom op", *c, g.customs.len()));
+                self.report_node(Invariant::Ids, id, unknown_id_message("custom op", *c, g.customs.len()));
             }
             _ => {}
         }
         let missing = op_dims(op).into_iter().flat_map(Dim::symbols).find(|&s| g.symbols.get(s).is_none());
         if let Some(s) = missing {
-            self.report_node(Invariant::Ids, id, unknown("symbol", s, g.symbols.len()));
+            self.report_node(Invariant::Ids, id, unknown_id_message("symbol", s, g.symbols.len()));
         }
     }
 
-    fn value_at(&self, id: ValueId) -> String {
+    fn describe_value(&self, id: ValueId) -> String {
         self.graph.values.get(id).map_or_else(|| id.to_string(), |v| format!("%{}", v.name))
     }
 
     // I5, I6, I7
 
-    fn program(&mut self) {
+    fn check_program(&mut self) {
         let g = self.graph;
         if let Some(n) = g.ranks.filter(|n| !(1..=MAX_RANKS).contains(n)) {
             self.report(Invariant::Ranks, "ranks", format!("expected 1 to {MAX_RANKS}, found {n}"));
@@ -227,7 +244,7 @@ impl Verifier<'_> {
             }
         }
         for group in g.groups.values() {
-            if let Err(message) = partition(group, g.ranks) {
+            if let Err(message) = check_partition(group, g.ranks) {
                 self.report(Invariant::Groups, format!("@{}", group.name), message);
             }
         }
@@ -235,14 +252,14 @@ impl Verifier<'_> {
 
     // I2, I3
 
-    fn definitions(&mut self) {
+    fn check_definitions(&mut self) {
         let g = self.graph;
         let before = self.found.len();
         for (id, input) in g.inputs.iter() {
             let def = g.values[input.value].def;
-            if def != Def::Input(id) {
-                let message = format!("expected its definition to be {id}, found {}", shown(def));
-                self.report(Invariant::Definitions, self.value_at(input.value), message);
+            if def != ValueDef::Input(id) {
+                let message = format!("expected its definition to be {id}, found {}", describe_def(def));
+                self.report(Invariant::Definitions, self.describe_value(input.value), message);
             }
         }
         for (id, node) in g.nodes.iter() {
@@ -251,20 +268,23 @@ impl Verifier<'_> {
             }
             for (k, &v) in node.outputs.iter().enumerate() {
                 let def = g.values[v].def;
-                if def != Def::Node(id, k) {
-                    let message =
-                        format!("expected {} to be its result {k}, found {}", self.value_at(v), shown(def));
+                if def != ValueDef::Node(id, k) {
+                    let message = format!(
+                        "expected {} to be its result {k}, found {}",
+                        self.describe_value(v),
+                        describe_def(def)
+                    );
                     self.report_node(Invariant::Definitions, id, message);
                 }
             }
         }
         if self.found.len() == before {
-            self.numbering();
+            self.check_numbering();
         }
         for (id, node) in g.nodes.iter() {
             let Some(first) = node.outputs.first() else { continue };
             for &v in node.inputs.iter().filter(|&v| v >= first) {
-                let at = self.value_at(v);
+                let at = self.describe_value(v);
                 let message = format!("expected operands that are defined earlier, found {at}");
                 self.report_node(Invariant::Order, id, message);
             }
@@ -273,14 +293,14 @@ impl Verifier<'_> {
 
     /// Each definition names its values and each of these names the definition. What is left to check of I2
     /// is the order, in which each value stands once exactly if each definition does.
-    fn numbering(&mut self) {
+    fn check_numbering(&mut self) {
         let g = self.graph;
         let (mut inputs, mut nodes) = (g.inputs.keys(), g.nodes.keys());
         let mut values = g.values.iter();
         while let Some((id, value)) = values.next() {
             let fits = match value.def {
-                Def::Input(input) => inputs.next() == Some(input) && g.inputs[input].value == id,
-                Def::Node(node, 0) => {
+                ValueDef::Input(input) => inputs.next() == Some(input) && g.inputs[input].value == id,
+                ValueDef::Node(node, 0) => {
                     let rest = g.nodes[node].outputs.iter().skip(1);
                     nodes.next() == Some(node)
                         && g.nodes[node].outputs[0] == id
@@ -288,11 +308,12 @@ impl Verifier<'_> {
                             .copied()
                             .eq(values.by_ref().take(g.nodes[node].outputs.len() - 1).map(|v| v.0))
                 }
-                Def::Node(..) => false,
+                ValueDef::Node(..) => false,
             };
             if !fits {
-                let message = format!("expected the next definition in order, found {}", shown(value.def));
-                self.report(Invariant::Definitions, self.value_at(id), message);
+                let message =
+                    format!("expected the next definition in order, found {}", describe_def(value.def));
+                self.report(Invariant::Definitions, self.describe_value(id), message);
                 return;
             }
         }
@@ -303,17 +324,17 @@ impl Verifier<'_> {
 
     // I4
 
-    fn names(&mut self) {
+    fn check_names(&mut self) {
         let g = self.graph;
         let values = g.values.values().map(|v| v.name.as_str());
         let symbols = g.symbols.values().map(|s| s.name.as_str());
         let groups = g.groups.values().map(|g| g.name.as_str());
         let customs = g.customs.values().map(|c| c.name.as_str());
         let mut found = Vec::new();
-        unique(symbols, "symbol ", is_identifier, "an identifier", &mut found);
-        unique(groups, "@", |n| !n.is_empty(), "a name", &mut found);
-        unique(customs, "custom ", |n| !n.is_empty(), "a name", &mut found);
-        unique(values, "%", is_identifier, "an identifier", &mut found);
+        check_unique_names(symbols, "symbol ", is_identifier, "an identifier", &mut found);
+        check_unique_names(groups, "@", |n| !n.is_empty(), "a name", &mut found);
+        check_unique_names(customs, "custom ", |n| !n.is_empty(), "a name", &mut found);
+        check_unique_names(values, "%", is_identifier, "an identifier", &mut found);
         for (at, message) in found {
             self.report(Invariant::Names, at, message);
         }
@@ -322,13 +343,13 @@ impl Verifier<'_> {
     // I8, I9, I11
 
     /// Checks all values; returns which have dims that are small enough to compute with.
-    fn values(&mut self) -> Table<ValueId, bool> {
+    fn check_values(&mut self) -> EntityMap<ValueId, bool> {
         let g = self.graph;
-        let mut computable = Table::filled(true, g.values.len());
+        let mut computable = EntityMap::filled(true, g.values.len());
         for (id, value) in g.values.iter() {
-            if let Err(message) = dim::check_size(&value.ty.shape) {
+            if let Err(message) = dim::check_shape_complexity(&value.ty.shape) {
                 computable[id] = false;
-                self.report(Invariant::Dims, self.value_at(id), message);
+                self.report(Invariant::Dims, self.describe_value(id), message);
                 continue;
             }
             let mut bytes = value.ty.dtype.size() as i64;
@@ -340,23 +361,23 @@ impl Verifier<'_> {
                     let found = format!("found {} from {low} to {high}", extent.display(&g.symbols));
                     let message =
                         format!("expected an extent of axis {axis} from 0 to {MAX_EXTENT}, {found}");
-                    self.report(Invariant::Dims, self.value_at(id), message);
+                    self.report(Invariant::Dims, self.describe_value(id), message);
                 }
                 bytes = bytes.saturating_mul(high);
             }
             if fits && bytes > MAX_BYTES {
-                let ty = self.show(&value.ty);
+                let ty = self.display_type(&value.ty);
                 let message = format!("expected at most {MAX_BYTES} bytes, found up to {bytes} as {ty}");
-                self.report(Invariant::Sizes, self.value_at(id), message);
+                self.report(Invariant::Sizes, self.describe_value(id), message);
             }
         }
         for (id, input) in g.inputs.iter() {
-            self.data(id, input);
+            self.check_constant_data(id, input);
         }
         computable
     }
 
-    fn data(&mut self, id: InputId, input: &Input) {
+    fn check_constant_data(&mut self, id: InputId, input: &GraphInput) {
         let ty = self.graph.ty(input.value);
         let message = match (input.kind, &input.data) {
             (InputKind::Constant, None) => Some("expected data of a constant, found none".to_string()),
@@ -366,7 +387,7 @@ impl Verifier<'_> {
                 let fits =
                     shape.is_some_and(|s| s.into_iter().map(Some).eq(found)) && data.dtype() == ty.dtype;
                 if !fits {
-                    let expected = self.show(ty);
+                    let expected = self.display_type(ty);
                     Some(format!(
                         "expected data of type {expected}, found {}{:?}",
                         data.dtype(),
@@ -383,20 +404,22 @@ impl Verifier<'_> {
             (_, None) => None,
         };
         if let Some(message) = message {
-            self.report(Invariant::Constants, self.value_at(input.value), message);
+            self.report(Invariant::Constants, self.describe_value(input.value), message);
         }
     }
 
-    fn show(&self, ty: &Type) -> String {
+    fn display_type(&self, ty: &TensorType) -> String {
         with_symbol_names(&format!("{}{:?}", ty.dtype, ty.shape), &self.graph.symbols)
     }
 
     // I8 of ops, I10, I13, I14, I15
 
-    fn node(&mut self, id: NodeId, node: &Node, computable: &Table<ValueId, bool>) {
+    fn check_node(&mut self, id: NodeId, node: &Node, computable: &EntityMap<ValueId, bool>) {
         let g = self.graph;
         let dims = op_dims(&node.op);
-        if let Err(message) = dims.iter().try_for_each(|&dim| dim::check_size(slice::from_ref(dim))) {
+        if let Err(message) =
+            dims.iter().try_for_each(|&dim| dim::check_shape_complexity(slice::from_ref(dim)))
+        {
             self.report_node(Invariant::Dims, id, message);
             return;
         }
@@ -415,14 +438,14 @@ impl Verifier<'_> {
         if node.outputs.is_empty() {
             return;
         }
-        let operands: Vec<&Type> = node.inputs.iter().map(|&v| g.ty(v)).collect();
-        let results: Vec<&Type> = node.outputs.iter().map(|&v| g.ty(v)).collect();
+        let operands: Vec<&TensorType> = node.inputs.iter().map(|&v| g.ty(v)).collect();
+        let results: Vec<&TensorType> = node.outputs.iter().map(|&v| g.ty(v)).collect();
         let n = node.op.group().and_then(|group| g.group_size(group));
-        match infer::check(&node.op, &operands, &results, n) {
+        match infer::check_types(&node.op, &operands, &results, n) {
             Err(message) => {
                 self.report_node(Invariant::Typing, id, with_symbol_names(&message, &g.symbols));
             }
-            Ok(()) => self.bounds(id, &node.op, &operands, &results),
+            Ok(()) => self.check_index_bounds(id, &node.op, &operands, &results),
         }
         match &node.op {
             Op::Collective(c) => {
@@ -448,7 +471,7 @@ impl Verifier<'_> {
     }
 
     /// I15, of a node that is well typed.
-    fn bounds(&mut self, id: NodeId, op: &Op, operands: &[&Type], results: &[&Type]) {
+    fn check_index_bounds(&mut self, id: NodeId, op: &Op, operands: &[&TensorType], results: &[&TensorType]) {
         let symbols = &self.graph.symbols;
         match op {
             Op::Slice { axis, start, step } => {
@@ -467,19 +490,19 @@ impl Verifier<'_> {
                 }
             }
             Op::TopK { axis, .. } => {
-                self.at_most(id, &results[0].shape[*axis], &operands[0].shape[*axis]);
+                self.check_at_most(id, &results[0].shape[*axis], &operands[0].shape[*axis]);
             }
             Op::GatherElements { axis } | Op::ScatterElements { axis, .. } => {
                 let index = operands[1].shape.iter().enumerate().filter(|(a, _)| a != axis);
                 for (a, extent) in index {
-                    self.at_most(id, extent, &operands[0].shape[a]);
+                    self.check_at_most(id, extent, &operands[0].shape[a]);
                 }
             }
             _ => {}
         }
     }
 
-    fn at_most(&mut self, id: NodeId, found: &Dim, limit: &Dim) {
+    fn check_at_most(&mut self, id: NodeId, found: &Dim, limit: &Dim) {
         let symbols = &self.graph.symbols;
         if (limit.clone() + Dim::from(1)).provably_le(found, symbols) {
             let (limit, found) = (limit.display(symbols), found.display(symbols));
@@ -493,7 +516,7 @@ impl Verifier<'_> {
 
     // I16
 
-    fn dispatches(&mut self) {
+    fn check_dispatches(&mut self) {
         let g = self.graph;
         if g.dispatches.is_empty() {
             return;
@@ -508,7 +531,7 @@ impl Verifier<'_> {
                 return;
             }
             next = last + 1;
-            if let Err((node, message)) = dispatch::check(g, dispatch, &users) {
+            if let Err((node, message)) = dispatch::check_dispatch(g, dispatch, &users) {
                 self.report_node(Invariant::Dispatches, node, with_symbol_names(&message, &g.symbols));
             }
         }
@@ -516,28 +539,28 @@ impl Verifier<'_> {
 
     // I12
 
-    fn outputs(&mut self) {
+    fn check_outputs(&mut self) {
         let g = self.graph;
         let mut mutated = HashSet::new();
         for (i, output) in g.outputs.iter().enumerate() {
             let OutputKind::Mutates(id) = output.kind else { continue };
             let input = &g.inputs[id];
-            let target = self.value_at(input.value);
+            let target = self.describe_value(input.value);
             let (expected, found) = (g.ty(input.value), g.ty(output.value));
             if input.kind == InputKind::Constant {
                 let message =
                     format!("expected an argument or a parameter to mutate, found constant {target}");
-                self.report(Invariant::Outputs, output_at(i), message);
+                self.report(Invariant::Outputs, describe_output(i), message);
             }
             if expected != found {
-                let (expected, found) = (self.show(expected), self.show(found));
+                let (expected, found) = (self.display_type(expected), self.display_type(found));
                 let message = format!("expected {expected} of {target}, found {found}");
-                self.report(Invariant::Outputs, output_at(i), message);
+                self.report(Invariant::Outputs, describe_output(i), message);
             }
             if !mutated.insert(id) {
                 self.report(
                     Invariant::Outputs,
-                    output_at(i),
+                    describe_output(i),
                     format!("expected one mutation of {target}, found two"),
                 );
             }
@@ -545,23 +568,23 @@ impl Verifier<'_> {
     }
 }
 
-fn shown(def: Def) -> String {
+fn describe_def(def: ValueDef) -> String {
     match def {
-        Def::Input(input) => input.to_string(),
-        Def::Node(node, k) => format!("result {k} of {node}"),
+        ValueDef::Input(input) => input.to_string(),
+        ValueDef::Node(node, k) => format!("result {k} of {node}"),
     }
 }
 
-fn output_at(i: usize) -> String {
+fn describe_output(i: usize) -> String {
     format!("output {i}")
 }
 
-fn unknown(what: &str, id: impl Entity + fmt::Display, len: usize) -> String {
+fn unknown_id_message(what: &str, id: impl Entity + fmt::Display, len: usize) -> String {
     format!("expected one of {len} {what}s, found {what} {id}")
 }
 
 /// Reports names that are not valid or stand twice.
-fn unique<'a>(
+fn check_unique_names<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     prefix: &str,
     valid: impl Fn(&str) -> bool,
@@ -581,8 +604,8 @@ fn unique<'a>(
 }
 
 /// Checks that the cells of a group are of one size and hold each rank once.
-fn partition(group: &Group, ranks: Option<u32>) -> Result<(), String> {
-    let Members::Cells(cells) = &group.members else { return Ok(()) };
+fn check_partition(group: &GroupDef, ranks: Option<u32>) -> Result<(), String> {
+    let GroupMembers::Cells(cells) = &group.members else { return Ok(()) };
     let size = cells.first().map_or(0, Vec::len);
     if let Some(other) = cells.iter().find(|c| c.len() != size || c.is_empty()) {
         return Err(format!("expected cells of {} ranks, found {other:?}", size.max(1)));

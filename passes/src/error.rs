@@ -28,14 +28,14 @@ pub enum PassError {
     Internal(String),
 }
 
-pub(crate) fn verified_before(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
-    verify::verify(graph).map_err(|found| invalid("before", pass, &found))
+pub(crate) fn verify_before(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
+    verify::verify(graph).map_err(|found| invalid_graph_error("before", pass, &found))
 }
 
-pub(crate) fn verified_after(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
-    verify::verify_derived(graph).map_err(|found| invalid("after", pass, &found))
+pub(crate) fn verify_after(pass: &'static str, graph: &Graph) -> Result<(), PassError> {
+    verify::verify_derived(graph).map_err(|found| invalid_graph_error("after", pass, &found))
 }
 
-fn invalid(when: &'static str, pass: &'static str, found: &[Violation]) -> PassError {
+fn invalid_graph_error(when: &'static str, pass: &'static str, found: &[Violation]) -> PassError {
     PassError::Invalid { when, pass, violations: found.iter().map(ToString::to_string).collect() }
 }

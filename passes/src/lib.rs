@@ -12,10 +12,11 @@ pub mod error;
 pub mod lower;
 pub mod rewrite;
 
-pub use canon::replaced::{Change, Replaced, changes};
+pub use canon::replaced_collectives::{CollectiveChange, ReplacedCollective, collective_changes};
 pub use canon::{CanonicalForms, canonical_forms, canonicalize};
 pub use error::PassError;
 pub use lower::{
-    CoalesceConfig, CoalescedSet, Joining, LowerConfig, Overlap, Reach, Solutions, coalescible, lower,
+    CoalesceConfig, CoalesceReach, CoalescedSet, JoinMode, LowerConfig, Overlap, SolutionCache,
+    find_coalescible, lower,
 };
-pub use rewrite::Report;
+pub use rewrite::RewriteReport;

@@ -14,80 +14,80 @@
 //! the profile, nor has more collectives, or collectives of more bytes, than before. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
 //! order of a hash map: the same program and profile give the same result on every machine.
 
-mod beside;
 mod build;
 mod coalesce;
-mod coalesced;
+mod coalesced_graph;
+mod concurrent_compute;
 mod context;
 mod decisions;
-mod exact;
+mod exact_search;
+mod explanations;
 mod extract;
-mod imported;
+mod imported_region;
+mod joint_costs;
+mod joint_steps;
 mod language;
-mod losses;
-mod placing;
-mod reasons;
 mod region;
+mod region_plan;
 pub mod rules;
 mod solutions;
 mod solve;
 mod sums;
-mod together;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, Numerics, NumericsClass, Op, SymbolId, Variant};
-use symmc_plan::{Alternative, AppliedRule, Decision};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{CollectiveVariant, Graph, InputId, Numerics, NumericsClass, Op, SymbolId};
+use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
-use crate::canon::groups::groups_of_all_reduces;
-use crate::error::{PassError, verified_after};
-pub use coalesce::{COALESCE, CoalesceConfig, Joining, Reach, Set as CoalescedSet};
-use coalesced::Coalesced;
-use context::{Context, Schedule};
-pub use context::{Limits, Overlap};
-use decisions::Decided;
+use crate::canon::groups::merged_all_reduce_groups;
+use crate::error::{PassError, verify_after};
+pub use coalesce::{COALESCE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
+use coalesced_graph::CoalescedProgram;
+use context::{AssumedSchedule, LowerContext};
+pub use context::{EGraphLimits, Overlap};
+use decisions::RegionDecision;
 use extract::Cost;
-pub use region::MOST;
-use region::{Key, Region};
-pub use solutions::Solutions;
-use solutions::{Found, Scope};
-use solve::{Credit, Solution};
-pub use together::TOGETHER;
+pub use joint_steps::TOGETHER;
+pub use region::MAX_REGION_NODES;
+use region::{RegionKey, RewriteRegion};
+pub use solutions::SolutionCache;
+use solutions::{SolutionScope, SolveOutcome};
+use solve::{FusionCredit, RegionSolution};
 
 #[derive(Clone, Debug)]
 pub struct LowerConfig {
-    pub profile: Profile,
+    pub profile: MachineProfile,
     /// The inclusive range of each symbol in this bucket; a symbol that is missing keeps its own.
     pub symbols: IndexMap<SymbolId, (i64, i64)>,
     /// The inputs that the caller writes into the symmetric arena.
     pub bound: BTreeSet<InputId>,
     /// The variants that the backend runs; `None` for all that have a contract and a curve. Plain is always
     /// among them.
-    pub variants: Option<Vec<Variant>>,
-    /// The most bytes of symmetric memory that one collective may ask for ([`Variant::symmetric_bytes`]); variants that
+    pub variants: Option<Vec<CollectiveVariant>>,
+    /// The most bytes of symmetric memory that one collective may ask for ([`CollectiveVariant::symmetric_bytes`]); variants that
     /// need more are not considered. `None` for no limit.
     pub symmetric: Option<u64>,
     pub overlap: Overlap,
     /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
     /// cannot lose to plain.
     pub exits_kept: BTreeSet<String>,
-    /// Sets of collectives, each of which becomes one ([`coalescible`]).
+    /// Sets of collectives, each of which becomes one ([`find_coalescible`]).
     pub coalesced: Vec<CoalescedSet>,
     /// Sets of collectives that run as one step each, where variants allow it.
     pub together: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
-    pub limits: Limits,
+    pub limits: EGraphLimits,
     /// Solutions of earlier lowerings, which this one uses and adds to. Results do not depend on it.
-    pub solutions: Solutions,
+    pub solutions: SolutionCache,
 }
 
 impl LowerConfig {
     /// For the whole range of all symbols, with nothing bound.
-    pub fn new(profile: Profile) -> Self {
+    pub fn new(profile: MachineProfile) -> Self {
         LowerConfig {
             profile,
             symbols: IndexMap::new(),
@@ -99,18 +99,18 @@ impl LowerConfig {
             coalesced: Vec::new(),
             together: Vec::new(),
             numerics: Numerics::EXACT,
-            limits: Limits { nodes: 10_000, iterations: 16 },
-            solutions: Solutions::default(),
+            limits: EGraphLimits { nodes: 10_000, iterations: 16 },
+            solutions: SolutionCache::default(),
         }
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Report {
+pub struct LowerReport {
     pub regions: usize,
     /// The number of regions that differ from all others.
     pub distinct: usize,
-    /// The number of regions that were solved for this lowering: the others were known ([`Solutions`]).
+    /// The number of regions that were solved for this lowering: the others were known ([`SolutionCache`]).
     pub solved: usize,
     /// How often each rule changed one of these e-graphs.
     pub fired: IndexMap<String, usize>,
@@ -122,27 +122,28 @@ pub struct Report {
 /// are chosen anew. The symbols of the result have the ranges of the bucket. The graph must satisfy the
 /// verifier, as what [`crate::canonicalize`] gives does. Fails if the number of ranks is open, a range does not fit its
 /// symbol, or the profile has no curve for plain.
-pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, Report), PassError> {
+pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
-    let mut graph = narrowed(graph, config)?;
+    let mut graph = narrow_to_bucket(graph, config)?;
     let groups_of_both = match config.numerics.allows(NumericsClass::Reassociate) {
-        true => groups_of_all_reduces(&mut graph),
+        true => merged_all_reduce_groups(&mut graph),
         false => BTreeMap::new(),
     };
-    let context = Context { groups_of_both, ..context(&graph, config)? };
-    let scope = config.solutions.within(context).map_err(PassError::Internal)?;
-    let schedule = Schedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
-    let (out, mut decisions, mut report) = chosen(&graph, &scope, schedule.clone(), config)?;
+    let context = LowerContext { merged_groups: groups_of_both, ..build_context(&graph, config)? };
+    let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
+    let schedule = AssumedSchedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
+    let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, schedule.clone(), config)?;
     let names = |set: &CoalescedSet| set.iter().map(|&id| graph.node_name(id).to_string()).collect();
     let sets: Vec<Vec<String>> = config.together.iter().map(names).collect();
     if sets.is_empty() {
         return Ok((out, decisions, report));
     }
-    let (out, count) = together::join(out, &sets, &config.bound, &scope.context, &schedule, &mut decisions);
+    let (out, count) =
+        joint_steps::join_steps(out, &sets, &config.bound, &scope.context, &schedule, &mut decisions);
     if cfg!(debug_assertions) {
-        verified_after("lower", &out)?;
+        verify_after("lower", &out)?;
     }
     if count > 0 {
         report.fired.insert(TOGETHER.into(), count);
@@ -151,57 +152,63 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
 }
 
 /// The program in which sets of collectives are coalesced and all have variants.
-fn chosen(
+fn lower_coalesced(
     graph: &Graph,
-    scope: &Scope,
-    mut schedule: Schedule,
+    scope: &SolutionScope,
+    mut schedule: AssumedSchedule,
     config: &LowerConfig,
-) -> Result<(Graph, Vec<Decision>, Report), PassError> {
+) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
     let sets = &config.coalesced;
     if sets.is_empty() {
-        return choose(graph, scope, &schedule, config);
+        return lower_regions(graph, scope, &schedule, config);
     }
-    let Coalesced { graph: coalesced, names } = coalesced::build(graph, sets)
+    let CoalescedProgram { graph: coalesced, names } = coalesced_graph::coalesce_sets(graph, sets)
         .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
-    coalesce::rename(graph, sets, &names, &mut schedule);
-    let (out, decisions, mut report) = choose(&coalesced, scope, &schedule, config)?;
+    coalesce::rename_in_schedule(graph, sets, &names, &mut schedule);
+    let (out, decisions, mut report) = lower_regions(&coalesced, scope, &schedule, config)?;
     report.fired.insert(COALESCE.into(), sets.len());
-    let decisions = coalesce::decisions(graph, sets, &names, &scope.context, decisions);
+    let decisions = coalesce::expand_decisions(graph, sets, &names, &scope.context, decisions);
     Ok((out, decisions, report))
 }
 
-fn choose(
+fn lower_regions(
     graph: &Graph,
-    scope: &Scope,
-    schedule: &Schedule,
+    scope: &SolutionScope,
+    schedule: &AssumedSchedule,
     config: &LowerConfig,
-) -> Result<(Graph, Vec<Decision>, Report), PassError> {
-    let regions = region::cut(graph, &config.bound, &scope.context, schedule);
-    let mut solver =
-        Solver { graph, regions: &regions, scope, solutions: Vec::new(), solved: 0, of_region: Vec::new() };
+) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
+    let regions = region::find_regions(graph, &config.bound, &scope.context, schedule);
+    let mut solver = RegionSolver {
+        graph,
+        regions: &regions,
+        scope,
+        solutions: Vec::new(),
+        solved: 0,
+        of_region: Vec::new(),
+    };
     solver.solve_regions()?;
-    let (mut out, mut names) = solver.build()?;
+    let (mut out, mut names) = solver.build_graph()?;
     if solver.credit_new_all_reduces(&out, &names)? {
-        (out, names) = solver.build()?;
+        (out, names) = solver.build_graph()?;
     }
     if cfg!(debug_assertions) {
-        verified_after("lower", &out)?;
+        verify_after("lower", &out)?;
     }
     let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
     for (region, (&at, names)) in regions.iter().zip(solver.of_region.iter().zip(&names)) {
         for decided in &solver.solutions[at].decisions {
             let node = region.nodes[decided.node];
-            decisions.push((node, decision(graph.node_name(node), decided, names)));
+            decisions.push((node, to_plan_decision(graph.node_name(node), decided, names)));
         }
     }
     decisions.sort_by_key(|(node, _)| *node);
     let decisions = decisions.into_iter().map(|(_, d)| d).collect();
-    let mut report = Report {
+    let mut report = LowerReport {
         regions: regions.len(),
         distinct: regions.iter().map(|region| &region.key).collect::<HashSet<_>>().len(),
         solved: solver.solved,
         fired: IndexMap::new(),
-        overlapped: regions.iter().filter(|r| r.key.beside > 0).count(),
+        overlapped: regions.iter().filter(|r| r.key.concurrent_us > 0).count(),
     };
     for (rule, times) in solver.solutions.iter().flat_map(|s| &s.fired) {
         *report.fired.entry(rule.clone()).or_default() += times;
@@ -211,30 +218,30 @@ fn choose(
 
 /// The sets of collectives that are faster as one collective or one step each, by the profile. Whether a program is faster with them depends on
 /// its schedule, too.
-pub fn coalescible(
+pub fn find_coalescible(
     graph: &Graph,
     config: &LowerConfig,
     coalesce: &CoalesceConfig,
 ) -> Result<Vec<CoalescedSet>, PassError> {
-    let graph = narrowed(graph, config)?;
-    Ok(coalesce::sets(&graph, &context(&graph, config)?, &config.bound, coalesce))
+    let graph = narrow_to_bucket(graph, config)?;
+    Ok(coalesce::find_sets(&graph, &build_context(&graph, config)?, &config.bound, coalesce))
 }
 
 /// Solves the regions of a program, equal ones once.
-struct Solver<'a> {
+struct RegionSolver<'a> {
     graph: &'a Graph,
-    regions: &'a [Region],
-    scope: &'a Scope,
-    solutions: Vec<Arc<Solution>>,
+    regions: &'a [RewriteRegion],
+    scope: &'a SolutionScope,
+    solutions: Vec<Arc<RegionSolution>>,
     /// How many of the solutions were not known before.
     solved: usize,
     of_region: Vec<usize>,
 }
 
-impl<'a> Solver<'a> {
+impl<'a> RegionSolver<'a> {
     fn solve_regions(&mut self) -> Result<(), PassError> {
-        let mut known: HashMap<&Key, usize> = HashMap::new();
-        let mut distinct: Vec<&Region> = Vec::new();
+        let mut known: HashMap<&RegionKey, usize> = HashMap::new();
+        let mut distinct: Vec<&RewriteRegion> = Vec::new();
         for region in self.regions {
             let at = *known.entry(&region.key).or_insert(distinct.len());
             if at == distinct.len() {
@@ -242,24 +249,26 @@ impl<'a> Solver<'a> {
             }
             self.of_region.push(at);
         }
-        let keys: Vec<(&Key, Vec<Credit>)> = distinct.iter().map(|r| (&r.key, Vec::new())).collect();
+        let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
+            distinct.iter().map(|r| (&r.key, Vec::new())).collect();
         let found = self.scope.solve_all(&keys);
-        distinct.into_iter().zip(found).try_for_each(|(region, found)| self.add(region, found))
+        distinct.into_iter().zip(found).try_for_each(|(region, found)| self.add_solution(region, found))
     }
 
-    fn add(&mut self, region: &Region, found: Option<Found>) -> Result<(), PassError> {
-        let (solution, is_new) = found.ok_or_else(|| unsolved(self.graph, region))?;
+    fn add_solution(&mut self, region: &RewriteRegion, found: Option<SolveOutcome>) -> Result<(), PassError> {
+        let (solution, is_new) = found.ok_or_else(|| unsolved_error(self.graph, region))?;
         self.solutions.push(solution);
         self.solved += usize::from(is_new);
         Ok(())
     }
 
     /// The program with its regions solved, and the names of the steps of each region.
-    fn build(&self) -> Result<(Graph, Vec<Vec<String>>), PassError> {
+    fn build_graph(&self) -> Result<(Graph, Vec<Vec<String>>), PassError> {
         let solved = self.regions.iter().zip(&self.of_region);
-        let solved: Vec<build::Solved> =
-            solved.map(|(region, &at)| build::Solved { region, solution: &self.solutions[at] }).collect();
-        build::build(self.graph, &solved)
+        let solved: Vec<build::SolvedRegion> = solved
+            .map(|(region, &at)| build::SolvedRegion { region, solution: &self.solutions[at] })
+            .collect();
+        build::replace_regions(self.graph, &solved)
             .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))
     }
 
@@ -277,18 +286,18 @@ impl<'a> Solver<'a> {
             return Ok(false);
         }
         let open = without_variants(built.clone());
-        let credited = symmc_dispatch::fused(&open, &self.scope.context.profile);
-        let mut variants: HashMap<&str, Vec<Variant>> = HashMap::new();
+        let credited = symmc_dispatch::fusible_collectives(&open, &self.scope.context.profile);
+        let mut variants: HashMap<&str, Vec<CollectiveVariant>> = HashMap::new();
         for &(value, variant) in &credited {
-            variants.entry(open.name_of(value)).or_default().push(variant);
+            variants.entry(open.value_name(value)).or_default().push(variant);
         }
-        let mut known: HashMap<(usize, Vec<Credit>), usize> = HashMap::new();
-        let mut again: Vec<(&Region, Vec<Credit>)> = Vec::new();
+        let mut known: HashMap<(usize, Vec<FusionCredit>), usize> = HashMap::new();
+        let mut again: Vec<(&RewriteRegion, Vec<FusionCredit>)> = Vec::new();
         let before = self.solutions.len();
         for r in rewritten {
             let at = self.of_region[r];
             let new = self.solutions[at].new_all_reduces(&regions[r].key.form);
-            let credits: Vec<Credit> = new
+            let credits: Vec<FusionCredit> = new
                 .flat_map(|step| {
                     let of = variants.get(names[r][step].as_str()).into_iter().flatten();
                     of.map(move |&variant| (step, variant))
@@ -303,10 +312,10 @@ impl<'a> Solver<'a> {
                 again.push((&regions[r], credits));
             }
         }
-        let keys: Vec<(&Key, Vec<Credit>)> =
+        let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
             again.iter().map(|(region, credits)| (&region.key, credits.clone())).collect();
         for ((region, _), found) in again.iter().zip(self.scope.solve_all(&keys)) {
-            self.add(region, found)?;
+            self.add_solution(region, found)?;
         }
         Ok(!again.is_empty())
     }
@@ -314,12 +323,12 @@ impl<'a> Solver<'a> {
 
 /// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
-    let graph = narrowed(graph, config)?;
-    Ok(beside::computation_us(&graph, &context(&graph, config)?))
+    let graph = narrow_to_bucket(graph, config)?;
+    Ok(concurrent_compute::computation_us(&graph, &build_context(&graph, config)?))
 }
 
 /// The graph with the ranges of the bucket, and without variants.
-fn narrowed(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
+fn narrow_to_bucket(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
     let mut out = graph.clone();
     for (&id, &(min, max)) in &config.symbols {
         let Some(own) = graph.symbols.get(id) else { continue };
@@ -341,10 +350,10 @@ fn without_variants(mut graph: Graph) -> Graph {
     graph
 }
 
-fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
+fn build_context(graph: &Graph, config: &LowerConfig) -> Result<LowerContext, PassError> {
     for (n, node) in graph.nodes.iter() {
         let Op::Collective(c) = &node.op else { continue };
-        if config.profile.curve(&c.kind, Variant::Plain, None, 2).is_none() {
+        if config.profile.nearest_curve(&c.kind, CollectiveVariant::Plain, None, 2).is_none() {
             return Err(PassError::NoPlain {
                 node: graph.node_name(n).to_string(),
                 collective: c.kind.name().to_string(),
@@ -352,7 +361,7 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
             });
         }
     }
-    Ok(Context {
+    Ok(LowerContext {
         profile: config.profile.clone(),
         sizes: graph.groups.keys().map(|g| graph.group_size(g).unwrap_or(1)).collect(),
         symbols: graph.symbols.clone(),
@@ -360,19 +369,19 @@ fn context(graph: &Graph, config: &LowerConfig) -> Result<Context, PassError> {
         symmetric: config.symmetric,
         numerics: config.numerics,
         limits: config.limits,
-        groups_of_both: BTreeMap::new(),
+        merged_groups: BTreeMap::new(),
     })
 }
 
-fn unsolved(graph: &Graph, region: &Region) -> PassError {
+fn unsolved_error(graph: &Graph, region: &RewriteRegion) -> PassError {
     let name = region.nodes.first().map_or("", |&n| graph.node_name(n));
     PassError::Internal(format!("no way was found to run the region of %{name}"))
 }
 
-fn decision(collective: &str, decided: &Decided, names: &[String]) -> Decision {
+fn to_plan_decision(collective: &str, decided: &RegionDecision, names: &[String]) -> Decision {
     // Estimates are meant for people and for files; a nanosecond is finer than any of them.
     let round = |us: f64| (us * 1000.0).round() / 1000.0;
-    let alternative = |(name, Cost { us, copy_us, saved_us }): &(String, Cost)| Alternative {
+    let alternative = |(name, Cost { us, copy_us, saved_us }): &(String, Cost)| DecisionAlternative {
         name: name.clone(),
         us: round(*us),
         copy_us: round(*copy_us),

@@ -12,27 +12,27 @@ use symmc_pack::Block;
 use symmc_plan::ArenaKind;
 
 use crate::error::Result;
-use crate::liveness::{ExitChoice, Liveness, Rendezvous};
-use crate::placed::{Placed, ScheduledProgram, Sized, lifetime};
+use crate::liveness::{ExitChoice, Liveness, NextRendezvous};
+use crate::scheduled::{PlacedSteps, ScheduledProgram, SizedClass, lifetime_block};
 
-pub struct Costs {
+pub struct BarrierCosts {
     /// For each step with an exit barrier that lifetimes could stand in for: the bytes that dropping it costs.
     pub each: Vec<Option<u64>>,
     pub dropped: u64,
 }
 
 /// What dropping barriers costs a schedule whose classes have these lifetimes and sizes.
-pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
+pub fn compute_barrier_costs(placed: &PlacedSteps, sized: &[SizedClass]) -> BarrierCosts {
     let mut each = vec![None; placed.steps.list.len()];
     if placed.live.options.iter().all(|o| !matches!(o, ExitChoice::Dropped(_))) {
-        return Costs { each, dropped: 0 };
+        return BarrierCosts { each, dropped: 0 };
     }
-    let arena = Arena::new(placed, sized);
+    let arena = SymmetricArenaLoad::new(placed, sized);
     let bound = arena.bound();
-    for choice in arena.droppable() {
+    for choice in arena.droppable_barriers() {
         let changed = (0..arena.load.len()).map(|t| match choice.dropped {
-            true => arena.load[t].saturating_sub(choice.extends(t)),
-            false => arena.load[t].saturating_add(choice.extends(t)),
+            true => arena.load[t].saturating_sub(choice.extra_bytes_at(t)),
+            false => arena.load[t].saturating_add(choice.extra_bytes_at(t)),
         });
         each[choice.step as usize] = Some(changed.max().unwrap_or(0).abs_diff(bound));
     }
@@ -48,16 +48,16 @@ pub fn costs(placed: &Placed, sized: &[Sized]) -> Costs {
             *exit = ExitChoice::Kept;
         }
     }
-    let load = arena.load_of(|s| block(placed, &kept, s));
-    Costs { each, dropped: bound.saturating_sub(load.into_iter().max().unwrap_or(0)) }
+    let load = arena.compute_load(|s| lifetime_with_barriers(placed, &kept, s));
+    BarrierCosts { each, dropped: bound.saturating_sub(load.into_iter().max().unwrap_or(0)) }
 }
 
 /// The dropped barriers to keep so that the symmetric arena holds at most `room` bytes at any step, as far as that
 /// helps.
-pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
-    let mut arena = Arena::new(placed, sized);
-    let barriers: Vec<Droppable> = arena
-        .droppable()
+pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room: u64) -> BTreeSet<u32> {
+    let mut arena = SymmetricArenaLoad::new(placed, sized);
+    let barriers: Vec<DroppableBarrier> = arena
+        .droppable_barriers()
         .into_iter()
         .filter(|c| c.dropped && c.operands.iter().any(|o| o.size > 0))
         .collect();
@@ -65,68 +65,69 @@ pub fn keep(placed: &Placed, sized: &[Sized], room: u64) -> BTreeSet<u32> {
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
             // The one that takes away the most of all that is too much.
-            let helps = |c: &Droppable| -> u128 {
-                let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.extends(t)));
+            let helps = |c: &DroppableBarrier| -> u128 {
+                let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.extra_bytes_at(t)));
                 (t..arena.load.len()).map(over).sum()
             };
-            let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extends(t) > 0);
+            let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extra_bytes_at(t) > 0);
             let Some((i, _)) = open.max_by_key(|(i, c)| (helps(c), std::cmp::Reverse(*i))) else { break };
             kept[i] = true;
-            arena.add(&barriers[i], u64::saturating_sub);
+            arena.update_load(&barriers[i], u64::saturating_sub);
         }
     }
     // What was kept first may be superfluous now.
     for (i, c) in barriers.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
-        let fits = |t: usize| match c.extends(t) {
+        let fits = |t: usize| match c.extra_bytes_at(t) {
             0 => true,
             more => arena.load[t].saturating_add(more) <= room,
         };
         if (0..arena.load.len()).all(fits) {
             kept[i] = false;
-            arena.add(c, u64::saturating_add);
+            arena.update_load(c, u64::saturating_add);
         }
     }
     barriers.iter().zip(kept).filter(|(_, kept)| *kept).map(|(c, _)| c.step).collect()
 }
 
 /// A barrier that lifetimes can stand in for.
-struct Droppable {
+struct DroppableBarrier {
     step: u32,
     dropped: bool,
-    operands: Vec<Operand>,
+    operands: Vec<BarrierOperand>,
 }
 
 /// The class of an operand that peers read.
-struct Operand {
+struct BarrierOperand {
     size: u64,
     /// When it is occupied, with the barrier and without it.
     with: Block,
     without: Block,
 }
 
-impl Droppable {
+impl DroppableBarrier {
     /// The bytes of operands that are occupied at `t` only because the barrier does not run.
-    fn extends(&self, t: usize) -> u64 {
-        let only_without = self.operands.iter().filter(|o| alive(&o.without, t) && !alive(&o.with, t));
+    fn extra_bytes_at(&self, t: usize) -> u64 {
+        let only_without =
+            self.operands.iter().filter(|o| is_alive_at(&o.without, t) && !is_alive_at(&o.with, t));
         only_without.fold(0, |sum, o| sum.saturating_add(o.size))
     }
 }
 
-fn alive(b: &Block, t: usize) -> bool {
+fn is_alive_at(b: &Block, t: usize) -> bool {
     if b.start < b.end { (b.start..b.end).contains(&t) } else { t >= b.start || t < b.end }
 }
 
 /// What the symmetric arena holds during each step.
-struct Arena<'a> {
-    placed: &'a Placed,
-    sized: &'a [Sized],
+struct SymmetricArenaLoad<'a> {
+    placed: &'a PlacedSteps,
+    sized: &'a [SizedClass],
     load: Vec<u64>,
 }
 
-impl<'a> Arena<'a> {
-    fn new(placed: &'a Placed, sized: &'a [Sized]) -> Self {
-        let mut arena = Arena { placed, sized, load: Vec::new() };
-        arena.load = arena.load_of(|s| s.block);
+impl<'a> SymmetricArenaLoad<'a> {
+    fn new(placed: &'a PlacedSteps, sized: &'a [SizedClass]) -> Self {
+        let mut arena = SymmetricArenaLoad { placed, sized, load: Vec::new() };
+        arena.load = arena.compute_load(|s| s.block);
         arena
     }
 
@@ -134,17 +135,17 @@ impl<'a> Arena<'a> {
         self.load.iter().copied().max().unwrap_or(0)
     }
 
-    fn load_of(&self, block: impl Fn(&Sized) -> Block) -> Vec<u64> {
-        load(self.sized, self.placed.steps.list.len(), ArenaKind::Symmetric, block)
+    fn compute_load(&self, block: impl Fn(&SizedClass) -> Block) -> Vec<u64> {
+        load_by_step(self.sized, self.placed.steps.list.len(), ArenaKind::Symmetric, block)
     }
 
-    fn add(&mut self, choice: &Droppable, change: impl Fn(u64, u64) -> u64) {
+    fn update_load(&mut self, choice: &DroppableBarrier, change: impl Fn(u64, u64) -> u64) {
         for (t, load) in self.load.iter_mut().enumerate() {
-            *load = change(*load, choice.extends(t));
+            *load = change(*load, choice.extra_bytes_at(t));
         }
     }
 
-    fn droppable(&self) -> Vec<Droppable> {
+    fn droppable_barriers(&self) -> Vec<DroppableBarrier> {
         let (placed, mut live) = (self.placed, self.placed.live.clone());
         let mut of_class = vec![None; placed.classes.list.len()];
         for s in self.sized.iter().filter(|s| s.arena == ArenaKind::Symmetric) {
@@ -155,21 +156,21 @@ impl<'a> Arena<'a> {
             if !matches!(option, ExitChoice::Dropped(_)) {
                 continue;
             }
-            let operands = placed.steps.list[s].communicated().iter();
-            let classes: BTreeSet<u32> = operands.filter_map(|&v| placed.classes.of[v]).collect();
+            let operands = placed.steps.list[s].communicated_bases().iter();
+            let classes: BTreeSet<u32> = operands.filter_map(|&v| placed.classes.class_of[v]).collect();
             let now = live.exits[s];
             let mut operands = Vec::new();
             for sized in classes.into_iter().filter_map(|c| of_class[c as usize]) {
                 let [with, without] = [ExitChoice::Kept, option].map(|exit| {
                     live.exits[s] = exit;
-                    block(placed, &live, sized)
+                    lifetime_with_barriers(placed, &live, sized)
                 });
-                operands.push(Operand { size: sized.block.size, with, without });
+                operands.push(BarrierOperand { size: sized.block.size, with, without });
             }
             live.exits[s] = now;
             if !operands.is_empty() {
                 let dropped = matches!(now, ExitChoice::Dropped(_));
-                barriers.push(Droppable { step: s as u32, dropped, operands });
+                barriers.push(DroppableBarrier { step: s as u32, dropped, operands });
             }
         }
         barriers
@@ -177,29 +178,34 @@ impl<'a> Arena<'a> {
 }
 
 /// The lifetime of a class when barriers are decided as in `live`.
-fn block(placed: &Placed, live: &Liveness, sized: &Sized) -> Block {
+fn lifetime_with_barriers(placed: &PlacedSteps, live: &Liveness, sized: &SizedClass) -> Block {
     let class = &placed.classes.list[sized.class];
-    let readers = class.members.iter().flat_map(|m| live.readers.of(m.value));
+    let readers = class.members.iter().flat_map(|m| live.readers.steps_reading(m.value));
     let wraps = readers.filter_map(|&s| match live.exits[s as usize] {
-        ExitChoice::Dropped(Rendezvous::NextRun(y)) => {
-            let operands = placed.steps.list[s as usize].communicated();
-            let own = operands.iter().any(|&v| placed.classes.of[v] == Some(sized.class as u32));
+        ExitChoice::Dropped(NextRendezvous::NextRun(y)) => {
+            let operands = placed.steps.list[s as usize].communicated_bases();
+            let own = operands.iter().any(|&v| placed.classes.class_of[v] == Some(sized.class as u32));
             own.then_some(y)
         }
         _ => None,
     });
-    lifetime(class, live, wraps.max())
+    lifetime_block(class, live, wraps.max())
 }
 
 /// The most bytes of classes that the symmetric arena holds at any step.
 pub fn symmetric_load(program: &ScheduledProgram) -> Result<u64> {
     let steps = program.placed.steps.list.len();
-    let load = load(&program.sized()?, steps, ArenaKind::Symmetric, |s| s.block);
+    let load = load_by_step(&program.sized_classes()?, steps, ArenaKind::Symmetric, |s| s.block);
     Ok(load.into_iter().max().unwrap_or(0))
 }
 
 /// What an arena holds during each of `steps` steps, where `block` gives the lifetimes.
-pub fn load(sized: &[Sized], steps: usize, arena: ArenaKind, block: impl Fn(&Sized) -> Block) -> Vec<u64> {
+pub fn load_by_step(
+    sized: &[SizedClass],
+    steps: usize,
+    arena: ArenaKind,
+    block: impl Fn(&SizedClass) -> Block,
+) -> Vec<u64> {
     let mut turns = vec![0i128; steps + 1];
     for s in sized.iter().filter(|s| s.arena == arena) {
         let (b, size) = (block(s), i128::from(s.block.size));

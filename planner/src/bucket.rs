@@ -5,63 +5,63 @@ use std::collections::HashMap;
 
 use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, Op, Symbols, Table, ValueId};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{EntityMap, Graph, Op, SymbolTable, ValueId};
 use symmc_pack::{Block, Packing};
 use symmc_plan::{
-    ALIGN, ArenaKind, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, ForcedCopy, Memory, Place,
-    Reach, Step, Totals,
+    ALIGN, ArenaKind, Bucket, BucketTotals, Buffer, CopyReason, Decision, ExitBarrier, ForcedCopy, MemoryRef,
+    PeerReach, PerRankOffset, Step, ValuePlacement,
 };
 
-use crate::barriers::{self, Costs};
+use crate::barriers::{self, BarrierCosts};
 use crate::error::{PlanError, Result};
-use crate::fixed::FixedMemory;
-use crate::lanes::{self, Laned};
+use crate::fixed_memory::FixedMemoryLayout;
+use crate::lanes::{self, LaneAssignment};
 use crate::liveness::ExitChoice;
-use crate::place::{Class, Member, MemorySpace, Shares};
-use crate::placed::{ScheduledProgram, Sized, sized};
-use crate::steps::{StepInfo, symmetric_positions};
-use crate::waits::{Extent, waits};
+use crate::memory_classes::{BufferClass, ClassLocation, ClassMember, SharingReason};
+use crate::scheduled::{ScheduledProgram, SizedClass, size_classes};
+use crate::steps::{ScheduleStep, symmetric_positions};
+use crate::waits::{PlacedClass, waits};
 
 /// How a collective was chosen, and what follows for its steps.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Decided {
+pub struct CollectiveChoice {
     pub decision: Decision,
     /// Of each of its nodes the most blocks of its kernel on GPUs, if the machine's profile says so; missing ones are none.
     pub blocks: Vec<Option<u32>>,
 }
 
-pub fn bucket(
+pub fn build_bucket(
     program: &ScheduledProgram,
     index: usize,
-    symbols: &Symbols,
-    fixed: &FixedMemory,
-    decisions: &[Decided],
+    symbols: &SymbolTable,
+    fixed: &FixedMemoryLayout,
+    decisions: &[CollectiveChoice],
     config: &symmc_pack::Config,
-    profile: Option<&Profile>,
+    profile: Option<&MachineProfile>,
 ) -> Result<Bucket> {
-    let sized = sized(&program.prepared, &program.placed, symbols)?;
+    let sized = size_classes(&program.prepared, &program.placed, symbols)?;
     let ordinary = pack_arena(&sized, ArenaKind::Ordinary, 0, config)?;
     let symmetric = pack_arena(&sized, ArenaKind::Symmetric, fixed.end, config)?;
-    let mut writer = Writer {
+    let mut writer = BucketWriter {
         program,
         symbols,
         fixed,
         reach: reach(program),
-        costs: barriers::costs(&program.placed, &sized),
+        costs: barriers::compute_barrier_costs(&program.placed, &sized),
         buffer_of: vec![usize::MAX; program.placed.classes.list.len()],
     };
     let mut offsets = [ordinary.offsets.iter(), symmetric.offsets.iter()];
-    let mut order: Vec<(&Sized, u64)> =
+    let mut order: Vec<(&SizedClass, u64)> =
         sized.iter().map(|s| (s, offsets[s.arena as usize].next().copied().unwrap_or(0))).collect();
     order.sort_by_key(|(s, _)| (s.block.start, s.class));
     let buffers: Vec<Buffer> = order.iter().map(|(s, offset)| writer.buffer(s, *offset)).collect();
     for (b, (s, _)) in order.iter().enumerate() {
         writer.buffer_of[s.class] = b;
     }
-    let extents: Vec<Extent> = order
+    let extents: Vec<PlacedClass> = order
         .iter()
-        .map(|(s, offset)| Extent {
+        .map(|(s, offset)| PlacedClass {
             class: s.class,
             arena: s.arena,
             start: *offset,
@@ -70,17 +70,19 @@ pub fn bucket(
         })
         .collect();
     let waits = waits(&program.placed.steps, &program.placed.live, &program.placed.classes, &extents);
-    let laned = lanes::assign(&program.prepared, &program.placed.steps, waits, symbols, profile);
+    let laned = lanes::assign_lanes(&program.prepared, &program.placed.steps, waits, symbols, profile);
     let steps = writer.steps(laned, decisions);
     let copies = writer.copies()?;
-    let totals =
-        Totals { barrier_bytes: writer.costs.dropped, ..totals(&ordinary, &symmetric, &steps, &copies) };
+    let totals = BucketTotals {
+        barrier_bytes: writer.costs.dropped,
+        ..totals(&ordinary, &symmetric, &steps, &copies)
+    };
     let ranges = symbols.values().map(|s| (s.name.clone(), [s.min, s.max])).collect();
     Ok(Bucket {
         symbols: ranges,
         program: index,
         buffers,
-        places: writer.places(),
+        places: writer.write_placements(),
         decisions: writer.decisions(decisions),
         steps,
         copies,
@@ -88,9 +90,9 @@ pub fn bucket(
     })
 }
 
-fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[ForcedCopy]) -> Totals {
+fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[ForcedCopy]) -> BucketTotals {
     let exits = |which| steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
-    Totals {
+    BucketTotals {
         ordinary_peak: ordinary.peak,
         ordinary_bound: ordinary.bound,
         symmetric_peak: symmetric.peak,
@@ -104,7 +106,12 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
     }
 }
 
-fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &symmc_pack::Config) -> Result<Packing> {
+fn pack_arena(
+    sized: &[SizedClass],
+    arena: ArenaKind,
+    fixed: u64,
+    config: &symmc_pack::Config,
+) -> Result<Packing> {
     let blocks: Vec<Block> = sized.iter().filter(|s| s.arena == arena).map(|s| s.block).collect();
     let mut packing = symmc_pack::pack(&blocks, config).map_err(|error| PlanError::Pack {
         arena: if arena == ArenaKind::Ordinary { "ordinary" } else { "symmetric" },
@@ -115,14 +122,14 @@ fn pack_arena(sized: &[Sized], arena: ArenaKind, fixed: u64, config: &symmc_pack
     Ok(packing)
 }
 
-fn reach(program: &ScheduledProgram) -> Vec<Reach> {
-    let mut reach = vec![Reach::Local; program.placed.classes.list.len()];
+fn reach(program: &ScheduledProgram) -> Vec<PeerReach> {
+    let mut reach = vec![PeerReach::Local; program.placed.classes.list.len()];
     for step in &program.placed.steps.list {
-        let (read, written) = step.touched(&program.prepared.graph, &program.prepared.base);
-        for (values, to) in [(read, Reach::Read), (written, Reach::Written)] {
-            for c in values.iter().filter_map(|&v| program.placed.classes.of[v]) {
+        let (read, written) = step.peer_accesses(&program.prepared.graph, &program.prepared.base);
+        for (values, to) in [(read, PeerReach::Read), (written, PeerReach::Written)] {
+            for c in values.iter().filter_map(|&v| program.placed.classes.class_of[v]) {
                 let known = &mut reach[c as usize];
-                if *known == Reach::Local || to == Reach::Written {
+                if *known == PeerReach::Local || to == PeerReach::Written {
                     *known = to;
                 }
             }
@@ -131,21 +138,21 @@ fn reach(program: &ScheduledProgram) -> Vec<Reach> {
     reach
 }
 
-struct Writer<'a> {
+struct BucketWriter<'a> {
     program: &'a ScheduledProgram,
-    symbols: &'a Symbols,
-    fixed: &'a FixedMemory,
-    reach: Vec<Reach>,
-    costs: Costs,
+    symbols: &'a SymbolTable,
+    fixed: &'a FixedMemoryLayout,
+    reach: Vec<PeerReach>,
+    costs: BarrierCosts,
     buffer_of: Vec<usize>,
 }
 
-impl Writer<'_> {
+impl BucketWriter<'_> {
     fn graph(&self) -> &Graph {
         &self.program.prepared.graph
     }
 
-    fn buffer(&self, s: &Sized, offset: u64) -> Buffer {
+    fn buffer(&self, s: &SizedClass, offset: u64) -> Buffer {
         let end = self.program.placed.steps.list.len();
         let last = if s.block.end == 0 { end } else { s.block.end } - 1;
         Buffer {
@@ -158,12 +165,12 @@ impl Writer<'_> {
         }
     }
 
-    fn steps(&self, laned: Vec<Laned>, decisions: &[Decided]) -> Vec<Step> {
+    fn steps(&self, laned: Vec<LaneAssignment>, decisions: &[CollectiveChoice]) -> Vec<Step> {
         let (graph, placed) = (self.graph(), &self.program.placed);
         let decided = decisions.iter().flat_map(|d| d.decision.nodes.iter().zip(&d.blocks));
         let blocks: HashMap<&str, u32> = decided.filter_map(|(node, &b)| Some((node.as_str(), b?))).collect();
         let list = placed.steps.list.iter().zip(laned).zip(placed.live.exits.iter().zip(&self.costs.each));
-        list.map(|((step, Laned { lane, waits }), (exit, &exit_bytes))| Step {
+        list.map(|((step, LaneAssignment { lane, waits }), (exit, &exit_bytes))| Step {
             node: graph.node_name(step.node).to_string(),
             lane,
             waits,
@@ -178,21 +185,23 @@ impl Writer<'_> {
         .collect()
     }
 
-    fn places(&self) -> IndexMap<String, Place> {
+    fn write_placements(&self) -> IndexMap<String, ValuePlacement> {
         let graph = self.graph();
-        let needs = self.needs();
+        let needs = self.symmetric_reasons();
         let mut places = IndexMap::with_capacity(graph.values.len());
         for (i, input) in graph.inputs.iter() {
             let (memory, why) = match self.fixed.bound.get(&i.index()) {
-                Some(&f) => {
-                    (Memory::Fixed(f), "an input that the caller writes in the symmetric arena".to_string())
-                }
-                None => self.input(i.index(), input.value),
+                Some(&f) => (
+                    MemoryRef::Fixed(f),
+                    "an input that the caller writes in the symmetric arena".to_string(),
+                ),
+                None => self.input_placement(i.index(), input.value),
             };
-            let place = Place { memory, offset: "0".to_string(), by_rank: None, why };
-            places.insert(graph.name_of(input.value).to_string(), place);
+            let place = ValuePlacement { memory, offset: "0".to_string(), by_rank: None, why };
+            places.insert(graph.value_name(input.value).to_string(), place);
         }
-        let mut member_of: Table<ValueId, Option<(usize, usize)>> = Table::filled(None, graph.values.len());
+        let mut member_of: EntityMap<ValueId, Option<(usize, usize)>> =
+            EntityMap::filled(None, graph.values.len());
         for (c, class) in self.program.placed.classes.iter() {
             for (m, member) in class.members.iter().enumerate() {
                 member_of[member.value] = Some((c, m));
@@ -202,8 +211,8 @@ impl Writer<'_> {
             for &v in &step.writes {
                 if let Some((c, m)) = member_of[v] {
                     let class = &self.program.placed.classes.list[c];
-                    let place = self.place(c, class, &class.members[m], needs.get(&v));
-                    places.insert(graph.name_of(v).to_string(), place);
+                    let place = self.member_placement(c, class, &class.members[m], needs.get(&v));
+                    places.insert(graph.value_name(v).to_string(), place);
                 }
             }
         }
@@ -211,50 +220,60 @@ impl Writer<'_> {
     }
 
     /// Where an input lies that is not bound, and why.
-    fn input(&self, input: usize, value: ValueId) -> (Memory, String) {
+    fn input_placement(&self, input: usize, value: ValueId) -> (MemoryRef, String) {
         let classes = &self.program.placed.classes;
-        match classes.of[value].map(|c| classes.list[c as usize].space) {
-            Some(MemorySpace::Output(k)) => {
-                (Memory::Output(k), format!("an input, in one memory with output {k}, which replaces it"))
+        match classes.class_of[value].map(|c| classes.list[c as usize].space) {
+            Some(ClassLocation::Output(k)) => {
+                (MemoryRef::Output(k), format!("an input, in one memory with output {k}, which replaces it"))
             }
-            _ => (Memory::Input(input), "an input".to_string()),
+            _ => (MemoryRef::Input(input), "an input".to_string()),
         }
     }
 
-    fn place(&self, c: usize, class: &Class, member: &Member, need: Option<&String>) -> Place {
+    fn member_placement(
+        &self,
+        c: usize,
+        class: &BufferClass,
+        member: &ClassMember,
+        need: Option<&String>,
+    ) -> ValuePlacement {
         let graph = self.graph();
         let memory = match class.space {
-            MemorySpace::Arena(_) => Memory::Buffer(self.buffer_of[c]),
-            MemorySpace::Output(k) => Memory::Output(k),
+            ClassLocation::Arena(_) => MemoryRef::Buffer(self.buffer_of[c]),
+            ClassLocation::Output(k) => MemoryRef::Output(k),
         };
         let mut why = match (member.shares, class.space) {
-            (Shares::Over(v), _) => format!("over %{}, which nothing needs any more", graph.name_of(v)),
-            (Shares::Shard(v), _) => format!("this rank's piece of %{}", graph.name_of(v)),
-            (Shares::Piece(v), _) => format!("a piece of %{}", graph.name_of(v)),
-            (Shares::Nothing, MemorySpace::Output(k)) => match class.top == member.value {
+            (SharingReason::Over(v), _) => {
+                format!("over %{}, which nothing needs any more", graph.value_name(v))
+            }
+            (SharingReason::Shard(v), _) => format!("this rank's piece of %{}", graph.value_name(v)),
+            (SharingReason::Piece(v), _) => format!("a piece of %{}", graph.value_name(v)),
+            (SharingReason::Nothing, ClassLocation::Output(k)) => match class.top == member.value {
                 true => format!("output {k}"),
-                false => format!("in output {k}, which %{} becomes", graph.name_of(class.top)),
+                false => format!("in output {k}, which %{} becomes", graph.value_name(class.top)),
             },
-            (Shares::Nothing, MemorySpace::Arena(ArenaKind::Symmetric)) => String::new(),
-            (Shares::Nothing, MemorySpace::Arena(ArenaKind::Ordinary)) => "an intermediate value".to_string(),
+            (SharingReason::Nothing, ClassLocation::Arena(ArenaKind::Symmetric)) => String::new(),
+            (SharingReason::Nothing, ClassLocation::Arena(ArenaKind::Ordinary)) => {
+                "an intermediate value".to_string()
+            }
         };
         if let Some(need) = need {
             why = if why.is_empty() { need.clone() } else { format!("{why}; {need}") };
         } else if why.is_empty() {
-            why = format!("in the symmetric arena with %{}", graph.name_of(class.top));
+            why = format!("in the symmetric arena with %{}", graph.value_name(class.top));
         }
-        let by_rank = member.by_rank.as_ref().map(|(group, stride)| ByRank {
+        let by_rank = member.by_rank.as_ref().map(|(group, stride)| PerRankOffset {
             group: graph.groups[*group].name.clone(),
             stride: stride.display(self.symbols).to_string(),
         });
-        Place { memory, offset: member.offset.display(self.symbols).to_string(), by_rank, why }
+        ValuePlacement { memory, offset: member.offset.display(self.symbols).to_string(), by_rank, why }
     }
 
     /// Why bases must be symmetric, for people: the first node that needs each.
-    fn needs(&self) -> HashMap<ValueId, String> {
+    fn symmetric_reasons(&self) -> HashMap<ValueId, String> {
         let (graph, base) = (self.graph(), &self.program.prepared.base);
         let mut needs = HashMap::new();
-        let nodes = |step: &StepInfo| step.nodes().map(|n| (n, step.peers)).collect::<Vec<_>>();
+        let nodes = |step: &ScheduleStep| step.nodes().map(|n| (n, step.peers)).collect::<Vec<_>>();
         for (id, peers) in self.program.placed.steps.list.iter().flat_map(nodes) {
             let node = &graph.nodes[id];
             let how = match &node.op {
@@ -280,7 +299,7 @@ impl Writer<'_> {
         let idle: BTreeSet<ValueId> = classes
             .iter()
             .flat_map(|(_, c)| &c.members)
-            .filter(|m| matches!(m.shares, Shares::Over(_)))
+            .filter(|m| matches!(m.shares, SharingReason::Over(_)))
             .map(|m| m.value)
             .collect();
         let mut copies: Vec<(u32, ForcedCopy)> = Vec::new();
@@ -288,10 +307,10 @@ impl Writer<'_> {
             if c.reason == CopyReason::Output && idle.contains(&c.value) {
                 continue;
             }
-            let name = graph.name_of(c.value).to_string();
-            let bytes = graph.ty(c.value).bytes().upper(self.symbols).max(0) as u64;
+            let name = graph.value_name(c.value).to_string();
+            let bytes = graph.ty(c.value).bytes().upper_bound(self.symbols).max(0) as u64;
             let copy = ForcedCopy {
-                of: graph.name_of(c.of).to_string(),
+                of: graph.value_name(c.source).to_string(),
                 node: name,
                 bytes,
                 reason: c.reason,
@@ -304,7 +323,7 @@ impl Writer<'_> {
     }
 
     /// The decisions in order of the steps. Estimates are kept to the nanosecond.
-    fn decisions(&self, decisions: &[Decided]) -> Vec<Decision> {
+    fn decisions(&self, decisions: &[CollectiveChoice]) -> Vec<Decision> {
         let graph = self.graph();
         let list = self.program.placed.steps.list.iter().enumerate();
         let step_of: HashMap<&str, usize> = list.map(|(s, step)| (graph.node_name(step.node), s)).collect();

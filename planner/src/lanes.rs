@@ -8,12 +8,12 @@
 //! The new lanes order at least what the old ones ordered: compute steps keep their order, and a collective waits for the
 //! one before it if that is on the other lane.
 
-use symmc_ir::machine::Profile;
-use symmc_ir::{NodeId, Op, OpCost, Symbols};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{NodeId, Op, OpCost, SymbolTable};
 use symmc_plan::Lane;
 
-use crate::prepare::Prepared;
-use crate::steps::{StepInfo, Steps, is_view};
+use crate::prepare::PreparedGraph;
+use crate::steps::{ScheduleStep, StepList, is_view};
 
 /// How many light steps next to a collective still take less time than synchronising two lanes.
 const MOST_LIGHT_STEPS: usize = 2;
@@ -21,28 +21,29 @@ const MOST_LIGHT_STEPS: usize = 2;
 const MOST_LIGHT_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Laned {
+pub struct LaneAssignment {
     pub lane: Lane,
     pub waits: Vec<usize>,
 }
 
 /// The lanes of the steps of a bucket, from their waits with every collective on the communication lane.
-pub fn assign(
-    prepared: &Prepared,
-    steps: &Steps,
+pub fn assign_lanes(
+    prepared: &PreparedGraph,
+    steps: &StepList,
     waits: Vec<Vec<usize>>,
-    symbols: &Symbols,
-    profile: Option<&Profile>,
-) -> Vec<Laned> {
-    let crossing_takes_time = profile.is_some_and(|profile| profile.crossing() > 0);
+    symbols: &SymbolTable,
+    profile: Option<&MachineProfile>,
+) -> Vec<LaneAssignment> {
+    let crossing_takes_time = profile.is_some_and(|profile| profile.lane_crossing_ns() > 0);
     let is_light = |s: usize| crossing_takes_time && is_light(prepared, &steps.list[s], symbols);
-    let steps = steps.list.iter().zip(waits).map(|(step, waits)| Laned { lane: step.lane, waits }).collect();
+    let steps =
+        steps.list.iter().zip(waits).map(|(step, waits)| LaneAssignment { lane: step.lane, waits }).collect();
     move_collectives(steps, is_light)
 }
 
 /// Moves collectives that have nothing to run concurrently with to the compute lane.
-fn move_collectives(steps: Vec<Laned>, is_light: impl Fn(usize) -> bool) -> Vec<Laned> {
-    let moves = find_moves(&steps, is_light);
+fn move_collectives(steps: Vec<LaneAssignment>, is_light: impl Fn(usize) -> bool) -> Vec<LaneAssignment> {
+    let moves = find_movable_collectives(&steps, is_light);
     let lane = |s: usize| if moves[s] { Lane::Compute } else { steps[s].lane };
     let mut previous_collective = None;
     // For each lane how many steps of the other one are known to have completed.
@@ -56,7 +57,7 @@ fn move_collectives(steps: Vec<Laned>, is_light: impl Fn(usize) -> bool) -> Vec<
         let known = &mut completed[own as usize];
         let waits = awaited.filter(|w| w + 1 > *known);
         *known = waits.map_or(*known, |w| w + 1);
-        out.push(Laned { lane: own, waits: waits.into_iter().collect() });
+        out.push(LaneAssignment { lane: own, waits: waits.into_iter().collect() });
         if step.lane == Lane::Comm {
             previous_collective = Some(s);
         }
@@ -65,7 +66,7 @@ fn move_collectives(steps: Vec<Laned>, is_light: impl Fn(usize) -> bool) -> Vec<
 }
 
 /// For each step whether it is a collective that moves.
-fn find_moves(steps: &[Laned], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
+fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
     let computes = |s: usize| steps[s].lane == Lane::Compute;
     // The first compute step that is ordered after each collective.
     let mut first_after = vec![steps.len(); steps.len()];
@@ -88,14 +89,15 @@ fn find_moves(steps: &[Laned], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
 }
 
 /// Whether a compute step takes little more than its launch, at the upper ends of the ranges.
-fn is_light(prepared: &Prepared, step: &StepInfo, symbols: &Symbols) -> bool {
+fn is_light(prepared: &PreparedGraph, step: &ScheduleStep, symbols: &SymbolTable) -> bool {
     let graph = &prepared.graph;
     let is_step = |n: NodeId| !is_view(graph, &prepared.base, n);
     let moves_bytes = |op: &Op| matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort) && !op.is_opaque();
     let operands = step.operands(graph, &prepared.base);
     let read = operands.iter().filter(|operand| is_step(operand.node)).map(|operand| operand.value);
-    let bytes =
-        read.chain(step.writes.iter().copied()).map(|v| graph.ty(v).bytes().upper(symbols).max(0) as u64);
+    let bytes = read
+        .chain(step.writes.iter().copied())
+        .map(|v| graph.ty(v).bytes().upper_bound(symbols).max(0) as u64);
     let only_moves = step.nodes().filter(|&n| is_step(n)).all(|n| moves_bytes(&graph.nodes[n].op));
     only_moves && bytes.fold(0, u64::saturating_add) <= MOST_LIGHT_BYTES
 }
@@ -111,12 +113,12 @@ mod tests {
     const COMPUTE: Lane = Lane::Compute;
     const COMM: Lane = Lane::Comm;
 
-    fn steps(list: &[(Lane, &[usize])]) -> Vec<Laned> {
-        list.iter().map(|(lane, waits)| Laned { lane: *lane, waits: waits.to_vec() }).collect()
+    fn steps(list: &[(Lane, &[usize])]) -> Vec<LaneAssignment> {
+        list.iter().map(|(lane, waits)| LaneAssignment { lane: *lane, waits: waits.to_vec() }).collect()
     }
 
     /// The lanes and waits of steps of which none is light.
-    fn moved(list: &[(Lane, &[usize])]) -> Vec<Laned> {
+    fn moved(list: &[(Lane, &[usize])]) -> Vec<LaneAssignment> {
         move_collectives(steps(list), |_| false)
     }
 
@@ -161,12 +163,12 @@ mod tests {
         let mut rng = SplitMix(7);
         for _ in 0..2000 {
             let count = 1 + rng.below(12);
-            let mut list: Vec<Laned> = Vec::new();
+            let mut list: Vec<LaneAssignment> = Vec::new();
             for s in 0..count {
                 let lane = if rng.one_in(2) { COMPUTE } else { COMM };
                 let others: Vec<usize> = (0..s).filter(|&w| list[w].lane != lane).collect();
                 let wait = others.get(rng.below(4)).copied();
-                list.push(Laned { lane, waits: wait.into_iter().collect() });
+                list.push(LaneAssignment { lane, waits: wait.into_iter().collect() });
             }
             let after = move_collectives(list.clone(), |s| s % 3 == 0);
             let (old, new) = (ordered_before(&list), ordered_before(&after));
@@ -178,7 +180,7 @@ mod tests {
     }
 
     /// For each step the steps that are ordered before it.
-    fn ordered_before(list: &[Laned]) -> Vec<BTreeSet<usize>> {
+    fn ordered_before(list: &[LaneAssignment]) -> Vec<BTreeSet<usize>> {
         let mut out: Vec<BTreeSet<usize>> = Vec::new();
         for (s, step) in list.iter().enumerate() {
             let in_lane = (0..s).rev().find(|&earlier| list[earlier].lane == step.lane);

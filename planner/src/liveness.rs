@@ -19,16 +19,16 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::collective::{Exit, Meets};
+use symmc_ir::collective::{ExitBarrierPolicy, SyncScope};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, GroupId, InputKind, OutputKind, ValueId};
 use symmc_plan::Lane;
 
-use crate::steps::{Readers, Steps, input_of};
+use crate::steps::{BaseReaders, StepList, input_of};
 
 /// The next collective that meets all peers of another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rendezvous {
+pub enum NextRendezvous {
     /// At this later step of the run.
     Later(u32),
     /// At this step of the next run, possibly the same step.
@@ -43,7 +43,7 @@ pub enum ExitChoice {
     None,
     Kept,
     /// Dropped; the operand is occupied until the rendezvous.
-    Dropped(Rendezvous),
+    Dropped(NextRendezvous),
     /// Dropped if the operand's memory turns out to be free until this step of the next run.
     Pending(u32),
 }
@@ -58,12 +58,12 @@ pub struct Liveness {
     pub exits: Vec<ExitChoice>,
     /// The same if every barrier is dropped that lifetimes can stand in for.
     pub options: Vec<ExitChoice>,
-    pub readers: Readers,
+    pub readers: BaseReaders,
     outputs: Vec<bool>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Choices {
+pub struct LivenessChoices {
     /// See [`Liveness::joined`].
     pub joined: Vec<u32>,
     /// The steps whose exit barriers run although lifetimes could stand in for them.
@@ -84,12 +84,12 @@ impl Liveness {
     /// Analyses `steps`, with these inputs bound.
     pub fn new(
         graph: &Graph,
-        steps: &Steps,
+        steps: &StepList,
         bound: &BTreeSet<usize>,
         next_run: NextRun,
-        choices: Choices,
+        choices: LivenessChoices,
     ) -> Liveness {
-        let rendezvous = rendezvous(graph, steps);
+        let rendezvous = find_rendezvous(graph, steps);
         let mutated: BTreeSet<usize> = graph
             .outputs
             .iter()
@@ -99,7 +99,8 @@ impl Liveness {
             })
             .collect();
         let exits = steps.list.iter().zip(&rendezvous).map(|(step, &rendezvous)| {
-            let droppable = step.peers.is_some_and(|p| p.contract.exit == Exit::Droppable);
+            let droppable =
+                step.peers.is_some_and(|p| p.contract.exit_barrier == ExitBarrierPolicy::Droppable);
             if !droppable || step.reads.is_empty() {
                 return ExitChoice::None;
             }
@@ -110,12 +111,13 @@ impl Liveness {
                     graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
                 })
             };
-            let mut written = step.communicated().iter().copied().filter(|&v| !is_constant(v)).peekable();
+            let mut written =
+                step.communicated_bases().iter().copied().filter(|&v| !is_constant(v)).peekable();
             let is_bound = |v: ValueId| input_of(graph, v).is_some_and(|i| bound.contains(&i.index()));
             match rendezvous {
-                Rendezvous::Later(_) => ExitChoice::Dropped(rendezvous),
-                _ if written.peek().is_none() => ExitChoice::Dropped(Rendezvous::Never),
-                Rendezvous::NextRun(y)
+                NextRendezvous::Later(_) => ExitChoice::Dropped(rendezvous),
+                _ if written.peek().is_none() => ExitChoice::Dropped(NextRendezvous::Never),
+                NextRendezvous::NextRun(y)
                     if next_run == NextRun::Same
                         && written.all(|v| !is_bound(v) && steps.def[v].is_some_and(|d| d > y)) =>
                 {
@@ -141,22 +143,22 @@ impl Liveness {
     }
 
     /// The number of steps, which stands for the end of the run.
-    pub fn end(&self) -> u32 {
+    pub fn run_end(&self) -> u32 {
         self.joined.len() as u32
     }
 
     /// The release of an operand that a step read.
-    pub fn read_release(&self, step: u32) -> u32 {
+    pub fn read_release_step(&self, step: u32) -> u32 {
         let own = self.joined[step as usize];
         match self.exits[step as usize] {
-            ExitChoice::Dropped(Rendezvous::Later(y)) => self.rendezvous_release(y).max(own.min(y)),
-            ExitChoice::Dropped(Rendezvous::NextRun(_)) | ExitChoice::Pending(_) => self.end(),
+            ExitChoice::Dropped(NextRendezvous::Later(y)) => self.rendezvous_release_step(y).max(own.min(y)),
+            ExitChoice::Dropped(NextRendezvous::NextRun(_)) | ExitChoice::Pending(_) => self.run_end(),
             _ => own,
         }
     }
 
     /// The release of bytes that peers stop reading when `rendezvous` has met.
-    pub fn rendezvous_release(&self, rendezvous: u32) -> u32 {
+    pub fn rendezvous_release_step(&self, rendezvous: u32) -> u32 {
         match self.joined[rendezvous as usize] {
             join if join == rendezvous + 1 && self.late[rendezvous as usize] => rendezvous,
             join => join,
@@ -164,30 +166,30 @@ impl Liveness {
     }
 
     /// The release of a base that the step `def` writes: the end of the run for outputs.
-    pub fn release(&self, base: ValueId, def: u32) -> u32 {
+    pub fn release_step(&self, base: ValueId, def: u32) -> u32 {
         if self.outputs[base.index()] {
-            return self.end();
+            return self.run_end();
         }
-        let reads = self.readers.of(base).iter().map(|&s| self.read_release(s));
+        let reads = self.readers.steps_reading(base).iter().map(|&s| self.read_release_step(s));
         reads.max().unwrap_or(0).max(self.joined[def as usize])
     }
 
     /// Whether `step` is the last to need a base: every other access releases it by then.
     pub fn dies_at(&self, base: ValueId, step: u32) -> bool {
-        let last = self.readers.of(base).last() == Some(&step);
-        last && !self.outputs[base.index()] && self.settled_at(base, step)
+        let last = self.readers.steps_reading(base).last() == Some(&step);
+        last && !self.outputs[base.index()] && self.earlier_reads_released_at(base, step)
     }
 
     /// Whether every step before `step` that reads a base releases it by then.
-    pub fn settled_at(&self, base: ValueId, step: u32) -> bool {
-        let mut before = self.readers.of(base).iter().take_while(|&&s| s < step);
-        before.all(|&s| self.read_release(s) <= step)
+    pub fn earlier_reads_released_at(&self, base: ValueId, step: u32) -> bool {
+        let mut before = self.readers.steps_reading(base).iter().take_while(|&&s| s < step);
+        before.all(|&s| self.read_release_step(s) <= step)
     }
 }
 
 /// Joins that force no wait: for a collective the first compute step that runs after it has completed, or the
 /// number of steps; for a compute step the next one.
-pub fn awaited(steps: &Steps) -> Vec<u32> {
+pub fn joins_at_first_use(steps: &StepList) -> Vec<u32> {
     let end = steps.list.len() as u32;
     let mut joined: Vec<u32> = (1..=end).collect();
     // Collectives that no compute step has waited for yet, in order.
@@ -213,42 +215,42 @@ pub fn awaited(steps: &Steps) -> Vec<u32> {
 
 /// Joins that leave nothing in flight: for each step the next. Where a compute step writes over bytes of a collective,
 /// it waits for that.
-pub fn at_once(steps: &Steps) -> Vec<u32> {
+pub fn immediate_joins(steps: &StepList) -> Vec<u32> {
     (1..=steps.list.len() as u32).collect()
 }
 
-fn rendezvous(graph: &Graph, steps: &Steps) -> Vec<Rendezvous> {
-    let covers = Covers::new(graph);
-    let mut next = vec![Rendezvous::Never; graph.groups.len()];
-    let mut out = vec![Rendezvous::Never; steps.list.len()];
+fn find_rendezvous(graph: &Graph, steps: &StepList) -> Vec<NextRendezvous> {
+    let covers = GroupCoverage::new(graph);
+    let mut next = vec![NextRendezvous::Never; graph.groups.len()];
+    let mut out = vec![NextRendezvous::Never; steps.list.len()];
     let collectives =
         || steps.list.iter().enumerate().rev().filter_map(|(s, step)| Some((s, step.peers.as_ref()?)));
-    let met = |next: &mut Vec<Rendezvous>, group: GroupId, rendezvous| {
+    let met = |next: &mut Vec<NextRendezvous>, group: GroupId, rendezvous| {
         for (g, known) in next.iter_mut().enumerate() {
-            if covers.has(group, g) {
+            if covers.covers(group, g) {
                 *known = rendezvous;
             }
         }
     };
     for (s, peers) in collectives() {
-        if peers.contract.meets == Meets::Group {
-            met(&mut next, peers.group, Rendezvous::NextRun(s as u32));
+        if peers.contract.sync_scope == SyncScope::Group {
+            met(&mut next, peers.group, NextRendezvous::NextRun(s as u32));
         }
     }
     for (s, peers) in collectives() {
         out[s] = next[peers.group.index()];
-        if peers.contract.meets == Meets::Group {
-            met(&mut next, peers.group, Rendezvous::Later(s as u32));
+        if peers.contract.sync_scope == SyncScope::Group {
+            met(&mut next, peers.group, NextRendezvous::Later(s as u32));
         }
     }
     out
 }
 
 /// Which groups meet all peers of which other groups.
-struct Covers(Vec<Vec<bool>>);
+struct GroupCoverage(Vec<Vec<bool>>);
 
-impl Covers {
-    fn new(graph: &Graph) -> Covers {
+impl GroupCoverage {
+    fn new(graph: &Graph) -> GroupCoverage {
         // The cell of each rank, by group.
         let cell_of: Vec<Vec<usize>> = graph
             .groups
@@ -275,11 +277,11 @@ impl Covers {
             let small = graph.groups.keys().map(|g| within(large, &graph.cells(g).unwrap_or_default()));
             small.collect()
         });
-        Covers(rows.collect())
+        GroupCoverage(rows.collect())
     }
 
     /// Whether a rendezvous of `group` is a rendezvous of all cells of the group with index `other`.
-    fn has(&self, group: GroupId, other: usize) -> bool {
+    fn covers(&self, group: GroupId, other: usize) -> bool {
         self.0[group.index()][other]
     }
 }

@@ -9,23 +9,23 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use symmc_ir::machine::Profile;
-use symmc_ir::machine::timeline::nanoseconds;
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::machine::timeline::us_to_ns;
 use symmc_ir::verify::verify_derived;
 use symmc_ir::{Graph, InputId, Node, Numerics, Op, text};
-use symmc_plan::{Arenas, Bucket, Fixed, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256};
+use symmc_plan::{ArenaSizes, Bucket, FixedRegion, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256_hex};
 use symmc_support::parallel;
 
 use crate::barriers::symmetric_load;
-use crate::bucket::{Decided, bucket};
+use crate::bucket::{CollectiveChoice, build_bucket};
 use crate::error::{PlanError, Result};
-use crate::fixed::{FixedMemory, fixed_memory};
+use crate::fixed_memory::{FixedMemoryLayout, lay_out_fixed_memory};
 use crate::liveness::NextRun;
-use crate::order::Order;
-use crate::placed::ScheduledProgram;
-use crate::prepare::{Prepared, bound_inputs, prepare};
-use crate::schedule::{Rules, keep_barriers, schedule};
-use crate::views::Views;
+use crate::order::OrderStrategy;
+use crate::prepare::{PreparedGraph, bound_inputs, prepare};
+use crate::schedule::{ScheduleRules, keep_barriers, schedule};
+use crate::scheduled::ScheduledProgram;
+use crate::views::ValueViews;
 
 /// A program for one range of the symbols.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub struct BucketInput {
     /// The lowered program: every collective has a variant, the symbols have the ranges of the bucket.
     pub graph: Graph,
     /// How its collectives were chosen, in any order.
-    pub decisions: Vec<Decided>,
+    pub decisions: Vec<CollectiveChoice>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -45,8 +45,8 @@ pub struct PlanConfig {
     pub bind: BTreeSet<InputId>,
     /// The profile that estimates the time of steps, which their order depends on; `None` takes the
     /// built-in one of the name `machine`, and constants if there is none.
-    pub profile: Option<Profile>,
-    pub order: Order,
+    pub profile: Option<MachineProfile>,
+    pub order: OrderStrategy,
     /// How much more memory than the leanest order an order may take at most to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
@@ -68,7 +68,7 @@ impl Default for PlanConfig {
             machine: "host".to_string(),
             bind: BTreeSet::new(),
             profile: None,
-            order: Order::Chosen,
+            order: OrderStrategy::Chosen,
             slack: 1.0,
             memory_price: 0.05,
             own_orders: BTreeSet::new(),
@@ -96,13 +96,13 @@ pub struct Planner<'a> {
     source: &'a Graph,
     ranks: u32,
     lowered: &'a [BucketInput],
-    prepared: Vec<Arc<Prepared>>,
+    prepared: Vec<Arc<PreparedGraph>>,
     /// The index of the program of each bucket.
     program_of: Vec<usize>,
     bound: BTreeSet<usize>,
-    profile: Option<Profile>,
-    fixed: Vec<Fixed>,
-    fixed_memory: FixedMemory,
+    profile: Option<MachineProfile>,
+    fixed: Vec<FixedRegion>,
+    fixed_memory: FixedMemoryLayout,
     nodes: usize,
     config: &'a PlanConfig,
 }
@@ -113,22 +113,22 @@ impl<'a> Planner<'a> {
         let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
         check_buckets(source, lowered)?;
         let mut bound = BTreeSet::new();
-        let views = views(lowered);
+        let views = shared_views(lowered);
         let nodes = lowered.iter().map(|b| b.graph.nodes.len()).sum();
         for (b, views) in lowered.iter().zip(&views) {
             bound.extend(bound_inputs(&b.graph, views, &config.bind)?);
         }
-        let profile = config.profile.clone().or_else(|| Profile::builtin(&config.machine));
+        let profile = config.profile.clone().or_else(|| MachineProfile::builtin(&config.machine));
         let prepared = parallel::map(lowered.iter().zip(&views).collect(), nodes, |(b, views)| {
             let prepared = prepare(&b.graph, views, &bound)?;
             Ok(match &profile {
-                Some(profile) => prepared.dispatched(profile),
+                Some(profile) => prepared.with_dispatches(profile),
                 None => prepared,
             })
         });
-        let (prepared, program_of) = distinct(prepared, &config.own_orders)?;
+        let (prepared, program_of) = deduplicate_programs(prepared, &config.own_orders)?;
         let prepared = prepared.into_iter().map(Arc::new).collect();
-        let (fixed, fixed_memory) = fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
+        let (fixed, fixed_memory) = lay_out_fixed_memory(lowered.iter().map(|b| &b.graph), &bound)?;
         Ok(Planner {
             source,
             ranks,
@@ -159,7 +159,7 @@ impl<'a> Planner<'a> {
         let next_runs = self.next_runs();
         let schedules = self.schedule(self.config.order, next_runs[0])?;
         let buckets = schedules.buckets()?;
-        if !next_runs.contains(&NextRun::Same) || !reach_around(&buckets[0]) {
+        if !next_runs.contains(&NextRun::Same) || !has_costly_wraparound(&buckets[0]) {
             return schedules.write(buckets);
         }
         // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches into the next
@@ -173,29 +173,29 @@ impl<'a> Planner<'a> {
     }
 
     /// Orders and places the programs, with every exit barrier dropped that lifetimes can stand in for.
-    pub fn schedule(&self, order: Order, next_run: NextRun) -> Result<Schedules<'_>> {
-        let rules = Rules {
+    pub fn schedule(&self, order: OrderStrategy, next_run: NextRun) -> Result<ProgramSchedules<'_>> {
+        let rules = ScheduleRules {
             bound: &self.bound,
             next_run,
             order,
             slack: self.config.slack,
-            price: nanoseconds(self.config.memory_price),
+            price: us_to_ns(self.config.memory_price),
             profile: self.profile.as_ref(),
         };
         let prepared = self.prepared.iter().collect();
         let programs = parallel::map(prepared, self.nodes, |p| schedule(p, &rules));
         let programs = programs.into_iter().collect::<Result<Vec<ScheduledProgram>>>()?;
-        Ok(Schedules { planner: self, rules, programs })
+        Ok(ProgramSchedules { planner: self, rules, programs })
     }
 }
 
-pub struct Schedules<'p> {
+pub struct ProgramSchedules<'p> {
     planner: &'p Planner<'p>,
-    rules: Rules<'p>,
+    rules: ScheduleRules<'p>,
     programs: Vec<ScheduledProgram>,
 }
 
-impl Schedules<'_> {
+impl ProgramSchedules<'_> {
     /// The least bytes that the symmetric arena takes, wherever blocks lie.
     pub fn symmetric_bound(&self) -> Result<u64> {
         Ok(self.planner.fixed_bytes().saturating_add(self.load()?))
@@ -238,7 +238,7 @@ impl Schedules<'_> {
         let exact = config.pack.exact / lowered.len().max(1) as u64;
         let pack = symmc_pack::Config { exact, ..config.pack };
         let buckets = parallel::map(inputs, *nodes, |(b, &p)| {
-            bucket(
+            build_bucket(
                 &self.programs[p],
                 p,
                 &b.graph.symbols,
@@ -258,13 +258,13 @@ impl Schedules<'_> {
         let text = texts.remove(0);
         Ok(Plan {
             version: VERSION,
-            source: SourceProgram { name: source.name.clone(), hash: sha256(text.as_bytes()), text },
+            source: SourceProgram { name: source.name.clone(), hash: sha256_hex(text.as_bytes()), text },
             machine: config.machine.clone(),
             ranks: *ranks,
             numerics: config.numerics,
             programs: texts,
             replacements: Vec::new(),
-            arenas: arenas(&buckets)?,
+            arenas: arena_sizes(&buckets)?,
             fixed: fixed.clone(),
             buckets,
         })
@@ -276,7 +276,7 @@ fn symmetric_peak(buckets: &[Bucket]) -> u64 {
 }
 
 /// Whether memory that is occupied from one run to the next may be what lifts the peak above the bound.
-fn reach_around(b: &Bucket) -> bool {
+fn has_costly_wraparound(b: &Bucket) -> bool {
     let above = b.totals.symmetric_peak - b.totals.symmetric_bound;
     above * 100 > b.totals.symmetric_bound && b.buffers.iter().any(|b| b.last < b.first)
 }
@@ -313,18 +313,18 @@ fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<()> {
 }
 
 /// The views of each lowered program. Programs that differ in nothing but variants have the same ones.
-fn views(lowered: &[BucketInput]) -> Vec<Arc<Views>> {
-    let mut out: Vec<Arc<Views>> = Vec::with_capacity(lowered.len());
+fn shared_views(lowered: &[BucketInput]) -> Vec<Arc<ValueViews>> {
+    let mut out: Vec<Arc<ValueViews>> = Vec::with_capacity(lowered.len());
     for b in lowered {
-        let known = lowered.iter().zip(&out).find(|(a, _)| same_memory(&a.graph, &b.graph));
-        let views = known.map_or_else(|| Arc::new(Views::new(&b.graph)), |(_, views)| views.clone());
+        let known = lowered.iter().zip(&out).find(|(a, _)| equal_except_collectives(&a.graph, &b.graph));
+        let views = known.map_or_else(|| Arc::new(ValueViews::new(&b.graph)), |(_, views)| views.clone());
         out.push(views);
     }
     out
 }
 
 /// Whether two graphs have the same values and the same nodes but for collectives.
-fn same_memory(a: &Graph, b: &Graph) -> bool {
+fn equal_except_collectives(a: &Graph, b: &Graph) -> bool {
     let same = |x: &Node, y: &Node| {
         x.inputs == y.inputs
             && x.outputs == y.outputs
@@ -338,11 +338,11 @@ fn same_memory(a: &Graph, b: &Graph) -> bool {
 /// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
 /// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their
 /// own. Buckets of `own_orders` share with no other.
-fn distinct(
-    prepared: Vec<Result<Prepared>>,
+fn deduplicate_programs(
+    prepared: Vec<Result<PreparedGraph>>,
     own_orders: &BTreeSet<usize>,
-) -> Result<(Vec<Prepared>, Vec<usize>)> {
-    let mut programs: Vec<Prepared> = Vec::new();
+) -> Result<(Vec<PreparedGraph>, Vec<usize>)> {
+    let mut programs: Vec<PreparedGraph> = Vec::new();
     let mut of: Vec<usize> = Vec::with_capacity(prepared.len());
     let mut owned = BTreeSet::new();
     for (b, p) in prepared.into_iter().enumerate() {
@@ -376,7 +376,7 @@ fn distinct(
     Ok((programs, of))
 }
 
-fn arenas(buckets: &[Bucket]) -> Result<Arenas> {
+fn arena_sizes(buckets: &[Bucket]) -> Result<ArenaSizes> {
     let most = |arena: &'static str, f: fn(&Bucket) -> u64| {
         let bytes = buckets.iter().map(f).max().unwrap_or(0);
         match bytes <= MAX_SIZE {
@@ -384,7 +384,7 @@ fn arenas(buckets: &[Bucket]) -> Result<Arenas> {
             false => Err(PlanError::ArenaTooLarge { arena, bytes }),
         }
     };
-    Ok(Arenas {
+    Ok(ArenaSizes {
         ordinary: most("ordinary", |b| b.totals.ordinary_peak)?,
         symmetric: most("symmetric", |b| b.totals.symmetric_peak)?,
     })

@@ -11,36 +11,37 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use symmc_dispatch::Unit;
+use symmc_dispatch::DispatchUnit;
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::{
-    Dim, Dispatch, Form, Graph, InputId, InputKind, Node, NodeId, Op, Output, Table, Type, Value, ValueId,
+    Dim, Dispatch, DispatchForm, EntityMap, Graph, GraphOutput, InputId, InputKind, Node, NodeId, Op,
+    TensorType, Value, ValueId,
 };
 use symmc_plan::{CopyReason, PEER_ALIGN};
 
 use crate::error::Result;
-use crate::steps::{input_of, peers, symmetric_positions};
-use crate::views::Views;
+use crate::steps::{input_of, peer_contract, symmetric_positions};
+use crate::views::ValueViews;
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Prepared {
+pub struct PreparedGraph {
     pub graph: Graph,
     /// The value whose memory each value uses.
-    pub base: Table<ValueId, ValueId>,
+    pub base: EntityMap<ValueId, ValueId>,
     /// Whether a value is all of its base in row-major order.
-    pub whole: Table<ValueId, bool>,
+    pub covers_base: EntityMap<ValueId, bool>,
     /// The bytes of each base; 0 for views.
-    pub bytes: Table<ValueId, Dim>,
+    pub bytes: EntityMap<ValueId, Dim>,
     /// The bases that must lie in the symmetric arena, bound inputs among them.
-    pub symmetric: Table<ValueId, bool>,
-    pub copies: Vec<Copied>,
+    pub symmetric: EntityMap<ValueId, bool>,
+    pub copies: Vec<InsertedCopy>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Copied {
+pub struct InsertedCopy {
     pub value: ValueId,
-    pub of: ValueId,
+    pub source: ValueId,
     pub reason: CopyReason,
     /// The input that could be bound instead.
     pub bind: Option<usize>,
@@ -48,14 +49,14 @@ pub struct Copied {
 
 /// The indices of the inputs that some collective needs in the symmetric arena and that may lie there:
 /// parameters, constants, and the arguments in `bind`.
-pub fn bound_inputs(graph: &Graph, views: &Views, bind: &BTreeSet<InputId>) -> Result<BTreeSet<usize>> {
+pub fn bound_inputs(graph: &Graph, views: &ValueViews, bind: &BTreeSet<InputId>) -> Result<BTreeSet<usize>> {
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
-        let peers = peers(graph, id)?;
+        let peers = peer_contract(graph, id)?;
         for at in symmetric_positions(graph, id, peers.as_ref()).0 {
             let Some(&v) = node.inputs.get(at) else { continue };
             let Some(input) = input_of(graph, views.base(v)) else { continue };
-            if !reachable(graph, views, v) && peers.is_some() {
+            if !is_peer_reachable(graph, views, v) && peers.is_some() {
                 continue;
             }
             if graph.inputs[input].kind != InputKind::Argument || bind.contains(&input) {
@@ -67,34 +68,34 @@ pub fn bound_inputs(graph: &Graph, views: &Views, bind: &BTreeSet<InputId>) -> R
 }
 
 /// Inserts the copies and marks what must be symmetric.
-pub fn prepare(graph: &Graph, views: &Views, bound: &BTreeSet<usize>) -> Result<Prepared> {
-    let mut work = Preparation {
+pub fn prepare(graph: &Graph, views: &ValueViews, bound: &BTreeSet<usize>) -> Result<PreparedGraph> {
+    let mut work = CopyInserter {
         graph,
         bound,
         outputs: graph.outputs.iter().map(|o| o.value).collect(),
-        symmetric: Table::filled(false, graph.values.len()),
+        symmetric: EntityMap::filled(false, graph.values.len()),
         operand_copies: Vec::new(),
         views,
     };
     for (id, node) in graph.nodes.iter() {
-        work.require(id, node)?;
+        work.mark_symmetric(id, node)?;
     }
     Ok(work.build())
 }
 
 /// Whether peers can reach a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its
 /// base.
-fn reachable(graph: &Graph, views: &Views, value: ValueId) -> bool {
+fn is_peer_reachable(graph: &Graph, views: &ValueViews, value: ValueId) -> bool {
     let start = views.offset(value) * Dim::from(graph.ty(value).dtype.size() as i64);
-    views.contiguous(graph, value) && start.divisible_by(PEER_ALIGN)
+    views.contiguous(graph, value) && start.is_divisible_by(PEER_ALIGN)
 }
 
-struct Preparation<'a> {
+struct CopyInserter<'a> {
     graph: &'a Graph,
     bound: &'a BTreeSet<usize>,
     outputs: HashSet<ValueId>,
-    views: &'a Views,
-    symmetric: Table<ValueId, bool>,
+    views: &'a ValueViews,
+    symmetric: EntityMap<ValueId, bool>,
     /// Operands to copy, in order of node and position.
     operand_copies: Vec<OperandCopy>,
 }
@@ -107,10 +108,10 @@ struct OperandCopy {
     bind: Option<usize>,
 }
 
-impl Preparation<'_> {
+impl CopyInserter<'_> {
     /// Decides for each operand and result of a node that talks to peers.
-    fn require(&mut self, id: NodeId, node: &Node) -> Result<()> {
-        let peers = peers(self.graph, id)?;
+    fn mark_symmetric(&mut self, id: NodeId, node: &Node) -> Result<()> {
+        let peers = peer_contract(self.graph, id)?;
         let (operands, results) = symmetric_positions(self.graph, id, peers.as_ref());
         for at in results {
             if let Some(&v) = node.outputs.get(at) {
@@ -121,7 +122,7 @@ impl Preparation<'_> {
             let symmetric = operands.contains(&position);
             let contiguous = peers.is_none()
                 || match symmetric {
-                    true => reachable(self.graph, self.views, v),
+                    true => is_peer_reachable(self.graph, self.views, v),
                     false => self.views.contiguous(self.graph, v),
                 };
             let copy = |reason, bind| OperandCopy { node: id, position, symmetric, reason, bind };
@@ -151,9 +152,9 @@ impl Preparation<'_> {
         self.views.base(v) == v && !self.symmetric[v] && input_of(self.graph, v).is_none()
     }
 
-    fn build(self) -> Prepared {
+    fn build(self) -> PreparedGraph {
         let graph = self.graph;
-        let mut out = Rebuild::new(graph);
+        let mut out = GraphRebuilder::new(graph);
         let mut returned = HashSet::new();
         // Output copies by the value that they copy: early ones free symmetric memory, late ones let a view
         // die in its output.
@@ -164,14 +165,14 @@ impl Preparation<'_> {
             if self.returnable(v) && returned.insert(v) {
                 continue;
             }
-            match self.symmetric[self.views.base(v)] && graph.def_node(v).is_some() {
+            match self.symmetric[self.views.base(v)] && graph.defining_node(v).is_some() {
                 true => early.entry(v).or_default().push(k),
                 false => late.push(k),
             }
         }
         let mut wanted = self.operand_copies.iter().peekable();
         let mut made: HashMap<(ValueId, bool), ValueId> = HashMap::new();
-        let mut copies: Vec<Copied> = Vec::new();
+        let mut copies: Vec<InsertedCopy> = Vec::new();
         let mut results: Vec<Option<ValueId>> = vec![None; graph.outputs.len()];
         for unit in units(graph) {
             let mut operands: Vec<(NodeId, Vec<ValueId>)> = Vec::with_capacity(unit.nodes.len());
@@ -181,26 +182,31 @@ impl Preparation<'_> {
                 while let Some(c) = wanted.next_if(|c| c.node == id) {
                     let v = node.inputs[c.position];
                     own[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
-                        let value = out.copy(v, if c.symmetric { "symmetric" } else { "dense" });
-                        copies.push(Copied { value, of: out.map[v], reason: c.reason, bind: c.bind });
+                        let value = out.insert_copy(v, if c.symmetric { "symmetric" } else { "dense" });
+                        copies.push(InsertedCopy {
+                            value,
+                            source: out.map[v],
+                            reason: c.reason,
+                            bind: c.bind,
+                        });
                         value
                     });
                 }
                 operands.push((id, own));
             }
-            out.unit(unit.form, operands);
+            out.copy_unit(unit.form, operands);
             for &v in unit.nodes.iter().flat_map(|&id| &graph.nodes[id].outputs) {
                 for &k in early.get(&v).into_iter().flatten() {
-                    results[k] = Some(out.output_copy(v, &mut copies));
+                    results[k] = Some(out.insert_output_copy(v, &mut copies));
                 }
             }
         }
         for k in late {
-            results[k] = Some(out.output_copy(graph.outputs[k].value, &mut copies));
+            results[k] = Some(out.insert_output_copy(graph.outputs[k].value, &mut copies));
         }
         let outputs = graph.outputs.iter().zip(results);
         out.graph.outputs = outputs
-            .map(|(o, copy)| Output { value: copy.unwrap_or(out.map[o.value]), kind: o.kind })
+            .map(|(o, copy)| GraphOutput { value: copy.unwrap_or(out.map[o.value]), kind: o.kind })
             .collect();
         let symmetric = made.iter().filter(|((_, s), _)| *s).map(|(_, &value)| value).collect();
         self.finish(out, copies, symmetric)
@@ -208,17 +214,22 @@ impl Preparation<'_> {
 
     /// Carries what is known of the old values over to the new graph. Copies are bases, whole by themselves;
     /// those in `symmetric` lie in the symmetric arena.
-    fn finish(&self, out: Rebuild<'_>, copies: Vec<Copied>, symmetric_copies: Vec<ValueId>) -> Prepared {
-        let Rebuild { graph, map, .. } = out;
-        let mut symmetric = Table::filled(false, graph.values.len());
-        let mut base: Table<ValueId, ValueId> = graph.values.keys().collect();
-        let mut whole = Table::filled(true, base.len());
-        let mut bytes = Table::filled(Dim::from(0), base.len());
+    fn finish(
+        &self,
+        out: GraphRebuilder<'_>,
+        copies: Vec<InsertedCopy>,
+        symmetric_copies: Vec<ValueId>,
+    ) -> PreparedGraph {
+        let GraphRebuilder { graph, map, .. } = out;
+        let mut symmetric = EntityMap::filled(false, graph.values.len());
+        let mut base: EntityMap<ValueId, ValueId> = graph.values.keys().collect();
+        let mut whole = EntityMap::filled(true, base.len());
+        let mut bytes = EntityMap::filled(Dim::from(0), base.len());
         for (v, &w) in map.iter() {
             bytes[w] = self.views.bytes(v).clone();
             symmetric[w] = self.symmetric[v];
             base[w] = map[self.views.base(v)];
-            whole[w] = self.views.whole(self.graph, v);
+            whole[w] = self.views.covers_base(self.graph, v);
         }
         for v in symmetric_copies {
             symmetric[v] = true;
@@ -226,52 +237,52 @@ impl Preparation<'_> {
         for c in &copies {
             bytes[c.value] = graph.ty(c.value).bytes();
         }
-        Prepared { graph, base, whole, bytes, symmetric, copies }
+        PreparedGraph { graph, base, covers_base: whole, bytes, symmetric, copies }
     }
 }
 
 /// The nodes of a program in its order, where collectives that run as one step are one unit.
-fn units(graph: &Graph) -> Vec<Unit> {
-    let mut sets = graph.dispatches.iter().filter(|d| d.form == Form::Collectives).peekable();
-    let mut units: Vec<Unit> = Vec::with_capacity(graph.nodes.len());
+fn units(graph: &Graph) -> Vec<DispatchUnit> {
+    let mut sets = graph.dispatches.iter().filter(|d| d.form == DispatchForm::Collectives).peekable();
+    let mut units: Vec<DispatchUnit> = Vec::with_capacity(graph.nodes.len());
     for id in graph.nodes.keys() {
         match sets.peek() {
-            Some(set) if set.has(id) => {
+            Some(set) if set.contains(id) => {
                 if set.first == id {
-                    units.push(Unit { form: Some(set.form), nodes: set.nodes().collect() });
+                    units.push(DispatchUnit { form: Some(set.form), nodes: set.nodes().collect() });
                 }
                 sets.next_if(|set| set.last == id);
             }
-            _ => units.push(Unit { form: None, nodes: vec![id] }),
+            _ => units.push(DispatchUnit { form: None, nodes: vec![id] }),
         }
     }
     units
 }
 
-struct Rebuild<'a> {
+struct GraphRebuilder<'a> {
     old: &'a Graph,
     graph: Graph,
     /// The new value of each old one that is built already.
-    map: Table<ValueId, ValueId>,
+    map: EntityMap<ValueId, ValueId>,
     names: HashSet<String>,
     /// The next number to put behind each name that is taken.
     next: HashMap<String, usize>,
 }
 
-impl<'a> Rebuild<'a> {
+impl<'a> GraphRebuilder<'a> {
     fn new(old: &'a Graph) -> Self {
-        let mut graph = skeleton(old);
-        let mut map = Table::filled(<ValueId as Entity>::new(0), old.values.len());
+        let mut graph = copy_tables(old);
+        let mut map = EntityMap::filled(<ValueId as Entity>::new(0), old.values.len());
         for (_, input) in old.inputs.iter() {
             let value = &old.values[input.value];
             let (name, source) = (value.name.clone(), input.source.clone());
             map[input.value] =
                 graph.add_input(input.kind, name, source, value.ty.clone(), input.data.clone());
         }
-        Rebuild { old, graph, map, names: HashSet::new(), next: HashMap::new() }
+        GraphRebuilder { old, graph, map, names: HashSet::new(), next: HashMap::new() }
     }
 
-    fn node(&mut self, id: NodeId, operands: Vec<ValueId>) -> NodeId {
+    fn copy_node(&mut self, id: NodeId, operands: Vec<ValueId>) -> NodeId {
         let node = &self.old.nodes[id];
         let results = node.outputs.iter().map(|&v| {
             let Value { name, ty, .. } = &self.old.values[v];
@@ -285,18 +296,18 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Nodes with their operands, next to each other: a dispatch if they are one step of a form.
-    fn unit(&mut self, form: Option<Form>, nodes: Vec<(NodeId, Vec<ValueId>)>) {
-        let new: Vec<NodeId> = nodes.into_iter().map(|(id, operands)| self.node(id, operands)).collect();
+    fn copy_unit(&mut self, form: Option<DispatchForm>, nodes: Vec<(NodeId, Vec<ValueId>)>) {
+        let new: Vec<NodeId> = nodes.into_iter().map(|(id, operands)| self.copy_node(id, operands)).collect();
         if let (Some(form), Some(&first), Some(&last)) = (form, new.first(), new.last()) {
             self.graph.dispatches.push(Dispatch { form, first, last });
         }
     }
 
-    fn copy(&mut self, of: ValueId, suffix: &str) -> ValueId {
+    fn insert_copy(&mut self, of: ValueId, suffix: &str) -> ValueId {
         if self.names.is_empty() {
             self.names = self.old.values.values().map(|v| v.name.clone()).collect();
         }
-        let base = format!("{}.{suffix}", self.old.name_of(of));
+        let base = format!("{}.{suffix}", self.old.value_name(of));
         let mut name = base.clone();
         // Numbers below the next one are taken, so that many copies of one value need no search each.
         let next = self.next.entry(base.clone()).or_insert(2);
@@ -304,20 +315,20 @@ impl<'a> Rebuild<'a> {
             name = format!("{base}.{next}");
             *next += 1;
         }
-        let ty: Type = self.old.ty(of).clone();
+        let ty: TensorType = self.old.ty(of).clone();
         let node = self.graph.add_node(Op::Copy, vec![self.map[of]], vec![(name, ty)]);
         self.graph.nodes[node].outputs[0]
     }
 
-    fn output_copy(&mut self, of: ValueId, copies: &mut Vec<Copied>) -> ValueId {
-        let value = self.copy(of, "out");
-        copies.push(Copied { value, of: self.map[of], reason: CopyReason::Output, bind: None });
+    fn insert_output_copy(&mut self, of: ValueId, copies: &mut Vec<InsertedCopy>) -> ValueId {
+        let value = self.insert_copy(of, "out");
+        copies.push(InsertedCopy { value, source: self.map[of], reason: CopyReason::Output, bind: None });
         value
     }
 }
 
 /// The tables of a graph that no pass changes.
-fn skeleton(old: &Graph) -> Graph {
+fn copy_tables(old: &Graph) -> Graph {
     Graph {
         name: old.name.clone(),
         ranks: old.ranks,
@@ -329,16 +340,16 @@ fn skeleton(old: &Graph) -> Graph {
 }
 
 /// A program whose nodes are put in another order.
-struct Reorder<'a> {
+struct NodeReorder<'a> {
     old: &'a Graph,
-    out: Rebuild<'a>,
+    out: GraphRebuilder<'a>,
     /// The new node of each old one that is there.
-    done: Table<NodeId, Option<NodeId>>,
+    done: EntityMap<NodeId, Option<NodeId>>,
 }
 
-impl Reorder<'_> {
+impl NodeReorder<'_> {
     /// Puts a node behind those that it needs, of which only views may be missing.
-    fn put(&mut self, node: NodeId) {
+    fn append_node(&mut self, node: NodeId) {
         let mut stack = vec![node];
         while let Some(&id) = stack.last() {
             if self.done[id].is_some() {
@@ -346,28 +357,28 @@ impl Reorder<'_> {
                 continue;
             }
             let before = stack.len();
-            self.missing(id, &mut stack);
+            self.missing_nodes(id, &mut stack);
             if stack.len() == before {
                 let operands = self.old.nodes[id].inputs.iter().map(|&v| self.out.map[v]).collect();
-                self.done[id] = Some(self.out.node(id, operands));
+                self.done[id] = Some(self.out.copy_node(id, operands));
                 stack.pop();
             }
         }
     }
 
     /// The nodes that a node needs and that are not there.
-    fn missing(&self, id: NodeId, into: &mut Vec<NodeId>) {
-        let defs = self.old.nodes[id].inputs.iter().filter_map(|&v| self.old.def_node(v));
+    fn missing_nodes(&self, id: NodeId, into: &mut Vec<NodeId>) {
+        let defs = self.old.nodes[id].inputs.iter().filter_map(|&v| self.old.defining_node(v));
         into.extend(defs.filter(|&n| self.done[n].is_none()));
     }
 
     /// Puts the nodes of a unit next to each other, behind all that they need.
-    fn unit(&mut self, unit: &Unit) {
+    fn append_unit(&mut self, unit: &DispatchUnit) {
         let mut missing = Vec::new();
-        unit.nodes.iter().for_each(|&n| self.missing(n, &mut missing));
+        unit.nodes.iter().for_each(|&n| self.missing_nodes(n, &mut missing));
         missing.retain(|n| !unit.nodes.contains(n));
-        missing.into_iter().for_each(|n| self.put(n));
-        unit.nodes.iter().for_each(|&n| self.put(n));
+        missing.into_iter().for_each(|n| self.append_node(n));
+        unit.nodes.iter().for_each(|&n| self.append_node(n));
         let new = |n: Option<&NodeId>| n.and_then(|&n| self.done[n]);
         if let (Some(form), Some(first), Some(last)) =
             (unit.form, new(unit.nodes.first()), new(unit.nodes.last()))
@@ -377,44 +388,47 @@ impl Reorder<'_> {
     }
 }
 
-impl Prepared {
+impl PreparedGraph {
     /// The same program with the dispatches that a machine is capable of.
-    pub fn dispatched(self, profile: &Profile) -> Prepared {
+    pub fn with_dispatches(self, profile: &MachineProfile) -> PreparedGraph {
         if profile.dispatches.is_none() {
             return self;
         }
-        let ordered = match symmc_dispatch::order(&self.graph, &self.base, profile) {
+        let ordered = match symmc_dispatch::batched_order(&self.graph, &self.base, profile) {
             Some(units) => self.reordered(&units),
             None => self,
         };
-        let units = symmc_dispatch::units(&ordered.graph, &ordered.base, profile);
+        let units = symmc_dispatch::dispatch_units(&ordered.graph, &ordered.base, profile);
         if units.iter().any(|u| u.form.is_some()) { ordered.reordered(&units) } else { ordered }
     }
 
     /// The same program with its nodes in this order, which names all that are no views outside of dispatches; each of these
     /// stands before the first that needs it.
-    pub fn reordered(&self, order: &[Unit]) -> Prepared {
-        let done = Table::filled(None, self.graph.nodes.len());
-        let mut reorder = Reorder { old: &self.graph, out: Rebuild::new(&self.graph), done };
-        order.iter().for_each(|unit| reorder.unit(unit));
+    pub fn reordered(&self, order: &[DispatchUnit]) -> PreparedGraph {
+        let done = EntityMap::filled(None, self.graph.nodes.len());
+        let mut reorder = NodeReorder { old: &self.graph, out: GraphRebuilder::new(&self.graph), done };
+        order.iter().for_each(|unit| reorder.append_unit(unit));
         // Views that nothing uses come last.
-        self.graph.nodes.keys().for_each(|n| reorder.put(n));
+        self.graph.nodes.keys().for_each(|n| reorder.append_node(n));
         let mut out = reorder.out;
         let outputs = self.graph.outputs.iter();
-        out.graph.outputs = outputs.map(|o| Output { value: out.map[o.value], kind: o.kind }).collect();
+        out.graph.outputs = outputs.map(|o| GraphOutput { value: out.map[o.value], kind: o.kind }).collect();
         let len = out.graph.values.len();
-        let mut base: Table<ValueId, ValueId> = out.graph.values.keys().collect();
-        let (mut whole, mut symmetric) = (Table::filled(false, len), Table::filled(false, len));
-        let mut bytes = Table::filled(Dim::from(0), len);
+        let mut base: EntityMap<ValueId, ValueId> = out.graph.values.keys().collect();
+        let (mut whole, mut symmetric) = (EntityMap::filled(false, len), EntityMap::filled(false, len));
+        let mut bytes = EntityMap::filled(Dim::from(0), len);
         for (old, &new) in out.map.iter() {
             base[new] = out.map[self.base[old]];
-            whole[new] = self.whole[old];
+            whole[new] = self.covers_base[old];
             symmetric[new] = self.symmetric[old];
             bytes[new] = self.bytes[old].clone();
         }
-        let copies =
-            self.copies.iter().map(|c| Copied { value: out.map[c.value], of: out.map[c.of], ..c.clone() });
+        let copies = self.copies.iter().map(|c| InsertedCopy {
+            value: out.map[c.value],
+            source: out.map[c.source],
+            ..c.clone()
+        });
         let copies = copies.collect();
-        Prepared { graph: out.graph, base, whole, bytes, symmetric, copies }
+        PreparedGraph { graph: out.graph, base, covers_base: whole, bytes, symmetric, copies }
     }
 }

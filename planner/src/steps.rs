@@ -2,19 +2,19 @@
 //! writes.
 
 use smallvec::SmallVec;
-use symmc_dispatch::Unit;
-use symmc_ir::collective::Meets;
+use symmc_dispatch::DispatchUnit;
+use symmc_ir::collective::SyncScope;
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    Contract, Def, Dispatch, Form, Graph, GroupId, InputId, Node, NodeId, Op, Overwriting, Table, ValueId,
-    Variant,
+    CollectiveVariant, Contract, Dispatch, DispatchForm, EntityMap, Graph, GroupId, InputId, Node, NodeId,
+    Op, OverwriteRule, ValueDef, ValueId,
 };
 use symmc_plan::Lane;
 
 use crate::error::{PlanError, Result};
 
 #[derive(Clone, Debug)]
-pub struct StepInfo {
+pub struct ScheduleStep {
     /// The node that it runs, or the first of its dispatch.
     pub node: NodeId,
     pub dispatch: Option<Dispatch>,
@@ -24,12 +24,16 @@ pub struct StepInfo {
     /// The values that it defines and that have memory, all of them bases.
     pub writes: Vec<ValueId>,
     /// What it promises to peers, if it touches any or meets them.
-    pub peers: Option<Peers>,
+    pub peers: Option<PeerContract>,
 }
 
-impl StepInfo {
+impl ScheduleStep {
     /// The bases that peers read and write during this step.
-    pub fn touched(&self, graph: &Graph, base: &Table<ValueId, ValueId>) -> (Vec<ValueId>, Vec<ValueId>) {
+    pub fn peer_accesses(
+        &self,
+        graph: &Graph,
+        base: &EntityMap<ValueId, ValueId>,
+    ) -> (Vec<ValueId>, Vec<ValueId>) {
         let Some(peers) = &self.peers else { return Default::default() };
         let node = &graph.nodes[self.node];
         if let Op::Custom(_) = node.op {
@@ -38,7 +42,7 @@ impl StepInfo {
             let results = results.iter().filter_map(|&i| node.outputs.get(i)).copied();
             return (operands.collect(), results.collect());
         }
-        let touch = peers.contract.touch;
+        let touch = peers.contract.peer_access;
         let collectives = || self.nodes().map(|n| &graph.nodes[n]).filter(|n| n.op.as_collective().is_some());
         let operands =
             collectives().flat_map(|n| &n.inputs).filter(|_| touch.reads_operand()).map(|&v| base[v]);
@@ -47,9 +51,9 @@ impl StepInfo {
     }
 
     /// The bases that its collectives read, those that peers may read among them.
-    pub fn communicated(&self) -> &[ValueId] {
+    pub fn communicated_bases(&self) -> &[ValueId] {
         let count = match self.dispatch {
-            Some(Dispatch { form: Form::Collectives, .. }) => self.reads.len(),
+            Some(Dispatch { form: DispatchForm::Collectives, .. }) => self.reads.len(),
             // The collective is the first node, and has one operand that its variant may let peers read with an exit that can be dropped.
             _ => self.reads.len().min(1),
         };
@@ -61,23 +65,23 @@ impl StepInfo {
         (self.node.index()..=last.index()).map(NodeId::new)
     }
 
-    pub fn unit(&self) -> Unit {
-        Unit { form: self.dispatch.map(|d| d.form), nodes: self.nodes().collect() }
+    pub fn unit(&self) -> DispatchUnit {
+        DispatchUnit { form: self.dispatch.map(|d| d.form), nodes: self.nodes().collect() }
     }
 
     /// What it reads of values that other steps define.
-    pub fn operands(&self, graph: &Graph, base: &Table<ValueId, ValueId>) -> SmallVec<[Operand; 4]> {
+    pub fn operands(&self, graph: &Graph, base: &EntityMap<ValueId, ValueId>) -> SmallVec<[StepOperand; 4]> {
         let mut out = SmallVec::new();
         for id in self.nodes() {
             let node = &graph.nodes[id];
             for (k, &value) in node.inputs.iter().enumerate() {
                 let overwriting = match self.dispatch {
-                    Some(d) if graph.def_node(base[value]).is_some_and(|n| d.has(n)) => continue,
-                    Some(d) => d.form.overwriting(&node.op, k),
-                    None if self.is_overwritable(node, k) => Overwriting::Own,
-                    None => Overwriting::Never,
+                    Some(d) if graph.defining_node(base[value]).is_some_and(|n| d.contains(n)) => continue,
+                    Some(d) => d.form.overwrite_rule(&node.op, k),
+                    None if self.is_overwritable(node, k) => OverwriteRule::SameNode,
+                    None => OverwriteRule::Never,
                 };
-                out.push(Operand { value, node: id, overwriting });
+                out.push(StepOperand { value, node: id, overwriting });
             }
         }
         out
@@ -87,7 +91,9 @@ impl StepInfo {
     fn is_overwritable(&self, node: &Node, k: usize) -> bool {
         match &node.op {
             Op::Collective(c) => {
-                k == 0 && c.kind.facts().keeps_positions() && self.peers.is_some_and(|p| p.contract.in_place)
+                k == 0
+                    && c.kind.facts().preserves_positions()
+                    && self.peers.is_some_and(|p| p.contract.in_place)
             }
             op => op.operand_use(k).may_be_overwritten(),
         }
@@ -95,19 +101,19 @@ impl StepInfo {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operand {
+pub struct StepOperand {
     pub value: ValueId,
     pub node: NodeId,
     /// Which results of the step may lie on it, element on element, where it is read last. The others may not share bytes
     /// with it.
-    overwriting: Overwriting,
+    overwriting: OverwriteRule,
 }
 
-impl Operand {
+impl StepOperand {
     /// Whether a result of the step may lie on it and loses nothing by that.
-    pub fn allows(&self, graph: &Graph, result: ValueId) -> bool {
-        graph.def_node(result).is_some_and(|writer| {
-            self.overwriting.allows(self.node, writer) && !awaits_readers(graph, self.node, writer)
+    pub fn may_be_overwritten_by(&self, graph: &Graph, result: ValueId) -> bool {
+        graph.defining_node(result).is_some_and(|writer| {
+            self.overwriting.allows(self.node, writer) && !waits_for_readers(graph, self.node, writer)
         })
     }
 }
@@ -115,41 +121,42 @@ impl Operand {
 /// Whether the kernel of a dispatch, of which these are nodes, would wait before `writer` writes over what `reader` reads.
 /// Where rows are few, several blocks send of each to the peers of an all-reduce by `ll`, and another writes its norm: it would
 /// have to wait for them, which took 1.3 µs of 9.5 on H100s, for at most the bytes that one message of `ll` has.
-fn awaits_readers(graph: &Graph, reader: NodeId, writer: NodeId) -> bool {
-    let sends = graph.nodes[reader].op.as_collective().is_some_and(|c| c.variant == Some(Variant::Ll));
+fn waits_for_readers(graph: &Graph, reader: NodeId, writer: NodeId) -> bool {
+    let sends =
+        graph.nodes[reader].op.as_collective().is_some_and(|c| c.variant == Some(CollectiveVariant::Ll));
     sends && matches!(graph.nodes[writer].op, Op::RmsNorm { .. })
 }
 
 /// The cross-rank side of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Peers {
+pub struct PeerContract {
     pub group: GroupId,
     /// What its variant touches on peers, and when.
     pub contract: Contract,
 }
 
 #[derive(Clone, Debug)]
-pub struct Steps {
+pub struct StepList {
     /// In the order in which they run.
-    pub list: Vec<StepInfo>,
+    pub list: Vec<ScheduleStep>,
     /// The step that defines each base; `None` for inputs and views.
-    pub def: Table<ValueId, Option<u32>>,
+    pub def: EntityMap<ValueId, Option<u32>>,
 }
 
-impl Steps {
+impl StepList {
     /// The steps of `graph` in the order of its nodes.
-    pub fn new(graph: &Graph, base: &Table<ValueId, ValueId>) -> Result<Steps> {
-        let mut list: Vec<StepInfo> = Vec::with_capacity(graph.nodes.len());
-        let mut def = Table::filled(None, graph.values.len());
+    pub fn new(graph: &Graph, base: &EntityMap<ValueId, ValueId>) -> Result<StepList> {
+        let mut list: Vec<ScheduleStep> = Vec::with_capacity(graph.nodes.len());
+        let mut def = EntityMap::filled(None, graph.values.len());
         // The last step that reads each base.
-        let mut read = Table::filled(None, graph.values.len());
-        let inner = graph.inner(|v| base[v]);
+        let mut read = EntityMap::filled(None, graph.values.len());
+        let inner = graph.dispatch_internal_values(|v| base[v]);
         let mut dispatches = graph.dispatches.iter().peekable();
         let mut open: Option<Dispatch> = None;
         for (id, node) in graph.nodes.iter() {
             if let Some(dispatch) = dispatches.next_if(|d| d.first == id) {
                 open = Some(*dispatch);
-                list.push(StepInfo {
+                list.push(ScheduleStep {
                     node: id,
                     dispatch: open,
                     lane: Lane::Compute,
@@ -161,11 +168,11 @@ impl Steps {
             if is_view(graph, base, id) {
                 continue;
             }
-            let peers = peers(graph, id)?;
+            let peers = peer_contract(graph, id)?;
             let lane = if peers.is_some() { Lane::Comm } else { Lane::Compute };
             if open.is_none() {
                 let (reads, writes) = (Vec::with_capacity(node.inputs.len()), Vec::new());
-                list.push(StepInfo { node: id, dispatch: None, lane, reads, writes, peers });
+                list.push(ScheduleStep { node: id, dispatch: None, lane, reads, writes, peers });
             }
             let s = list.len() as u32 - 1;
             let Some(step) = list.last_mut() else { continue };
@@ -184,22 +191,22 @@ impl Steps {
             }
             open = open.filter(|d| d.last != id);
         }
-        Ok(Steps { list, def })
+        Ok(StepList { list, def })
     }
 
-    pub fn permuted(&self, order: &[u32]) -> Steps {
-        let list: Vec<StepInfo> = order.iter().map(|&s| self.list[s as usize].clone()).collect();
+    pub fn permuted(&self, order: &[u32]) -> StepList {
+        let list: Vec<ScheduleStep> = order.iter().map(|&s| self.list[s as usize].clone()).collect();
         let mut def = self.def.clone();
         for (s, step) in list.iter().enumerate() {
             for &v in &step.writes {
                 def[v] = Some(s as u32);
             }
         }
-        Steps { list, def }
+        StepList { list, def }
     }
 
     /// For each base the steps that read it, ascending.
-    pub fn readers(&self) -> Readers {
+    pub fn readers(&self) -> BaseReaders {
         let mut start = vec![0u32; self.def.len() + 1];
         for step in &self.list {
             for v in &step.reads {
@@ -217,30 +224,30 @@ impl Steps {
                 next[v.index()] += 1;
             }
         }
-        Readers { start, steps }
+        BaseReaders { start, steps }
     }
 }
 
 #[derive(Clone, Debug)]
-pub struct Readers {
+pub struct BaseReaders {
     start: Vec<u32>,
     steps: Vec<u32>,
 }
 
-impl Readers {
+impl BaseReaders {
     /// The steps that read this base, ascending.
-    pub fn of(&self, base: ValueId) -> &[u32] {
+    pub fn steps_reading(&self, base: ValueId) -> &[u32] {
         &self.steps[self.start[base.index()] as usize..self.start[base.index() + 1] as usize]
     }
 }
 
 /// Whether the node only gives another view of memory that its operand already has.
-pub fn is_view(graph: &Graph, base: &Table<ValueId, ValueId>, node: NodeId) -> bool {
+pub fn is_view(graph: &Graph, base: &EntityMap<ValueId, ValueId>, node: NodeId) -> bool {
     graph.nodes[node].outputs.iter().all(|&v| base[v] != v)
 }
 
 /// The group and contract of a collective, or of a custom op that touches peers.
-pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>> {
+pub fn peer_contract(graph: &Graph, node: NodeId) -> Result<Option<PeerContract>> {
     match &graph.nodes[node].op {
         Op::Collective(c) => {
             let name = || graph.node_name(node).to_string();
@@ -251,34 +258,41 @@ pub fn peers(graph: &Graph, node: NodeId) -> Result<Option<Peers>> {
                 op,
                 variant: variant.name(),
             })?;
-            if contract.touch.writes_result() && !contract.entry && contract.meets != Meets::Pairs {
+            if contract.peer_access.writes_result()
+                && !contract.entry_barrier
+                && contract.sync_scope != SyncScope::Pairs
+            {
                 return Err(PlanError::EntrylessPush { node: name(), op, variant: variant.name() });
             }
-            Ok(Some(Peers { group: c.group, contract }))
+            Ok(Some(PeerContract { group: c.group, contract }))
         }
         Op::Custom(id) => Ok(graph.customs.get(*id).and_then(|c| {
             let group = c.group?;
             // A custom op that touches peers keeps every barrier; what it touches is in its signature.
-            let touch = symmc_ir::collective::Touch::ReadOperandWriteResult;
+            let touch = symmc_ir::collective::PeerAccess::ReadOperandWriteResult;
             let contract = Contract {
-                entry: true,
-                meets: Meets::Group,
-                exit: symmc_ir::collective::Exit::Always,
+                entry_barrier: true,
+                sync_scope: SyncScope::Group,
+                exit_barrier: symmc_ir::collective::ExitBarrierPolicy::Always,
                 result_after_rendezvous: true,
-                touch,
+                peer_access: touch,
                 symmetric_operand: false,
                 symmetric_result: false,
                 in_place: false,
                 same_bits: false,
             };
-            Some(Peers { group, contract })
+            Some(PeerContract { group, contract })
         })),
         _ => Ok(None),
     }
 }
 
 /// The positions of the operands and results of a node that must lie in the symmetric arena.
-pub fn symmetric_positions(graph: &Graph, node: NodeId, peers: Option<&Peers>) -> (Vec<usize>, Vec<usize>) {
+pub fn symmetric_positions(
+    graph: &Graph,
+    node: NodeId,
+    peers: Option<&PeerContract>,
+) -> (Vec<usize>, Vec<usize>) {
     let it = &graph.nodes[node];
     match (&it.op, peers) {
         (Op::Collective(_), Some(p)) => (
@@ -295,7 +309,7 @@ pub fn symmetric_positions(graph: &Graph, node: NodeId, peers: Option<&Peers>) -
 
 pub fn input_of(graph: &Graph, base: ValueId) -> Option<InputId> {
     match graph.values[base].def {
-        Def::Input(i) => Some(i),
-        Def::Node(..) => None,
+        ValueDef::Input(i) => Some(i),
+        ValueDef::Node(..) => None,
     }
 }

@@ -3,29 +3,29 @@
 //! The rules are those of [`symmc_ir::layout`]; the layout of a base is only worked out when a view needs
 //! it.
 
-use symmc_ir::layout::{Layout, view_of};
-use symmc_ir::{Def, Dim, Graph, Table, ValueId};
+use symmc_ir::layout::{Layout, view_layout};
+use symmc_ir::{Dim, EntityMap, Graph, ValueDef, ValueId};
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Views {
+pub struct ValueViews {
     /// The layout of each view; `None` for a base.
-    layouts: Table<ValueId, Option<Layout>>,
+    layouts: EntityMap<ValueId, Option<Layout>>,
     /// Bytes of each base, and 0 for views.
-    bytes: Table<ValueId, Dim>,
+    bytes: EntityMap<ValueId, Dim>,
 }
 
-impl Views {
-    pub fn new(graph: &Graph) -> Views {
-        let mut layouts: Table<ValueId, Option<Layout>> = Table::new();
+impl ValueViews {
+    pub fn new(graph: &Graph) -> ValueViews {
+        let mut layouts: EntityMap<ValueId, Option<Layout>> = EntityMap::new();
         for (_, value) in graph.values.iter() {
             let view = match value.def {
-                Def::Node(n, 0) if graph.nodes[n].op.is_view() => {
+                ValueDef::Node(n, 0) if graph.nodes[n].op.is_view() => {
                     let node = &graph.nodes[n];
                     node.inputs.first().and_then(|&x| {
                         let ty = graph.ty(x);
                         match layouts.get(x)? {
-                            Some(layout) => view_of(&node.op, layout, ty, &value.ty),
-                            None => view_of(&node.op, &own(graph, x), ty, &value.ty),
+                            Some(layout) => view_layout(&node.op, layout, ty, &value.ty),
+                            None => view_layout(&node.op, &base_layout(graph, x), ty, &value.ty),
                         }
                     })
                 }
@@ -37,7 +37,7 @@ impl Views {
             Some(_) => Dim::from(0),
             None => graph.ty(v).bytes(),
         });
-        Views { bytes: bytes.collect(), layouts }
+        ValueViews { bytes: bytes.collect(), layouts }
     }
 
     /// The value whose memory `value` uses.
@@ -60,7 +60,7 @@ impl Views {
     }
 
     /// Whether a value is all of its base in row-major order.
-    pub fn whole(&self, graph: &Graph, value: ValueId) -> bool {
+    pub fn covers_base(&self, graph: &Graph, value: ValueId) -> bool {
         self.layouts[value].as_ref().is_none_or(|l| {
             l.offset == Dim::from(0)
                 && l.is_contiguous(graph.ty(value))
@@ -69,7 +69,7 @@ impl Views {
     }
 }
 
-fn own(graph: &Graph, base: ValueId) -> Layout {
+fn base_layout(graph: &Graph, base: ValueId) -> Layout {
     Layout { base, offset: Dim::from(0), strides: graph.ty(base).contiguous_strides() }
 }
 
@@ -88,13 +88,13 @@ mod tests {
              %e: f32[2, 12*n] = expand %d\nreturn %e\n",
         );
         let graph = graph.expect("parses");
-        let (views, layouts) = (Views::new(&graph), symmc_ir::layout::layouts(&graph));
+        let (views, layouts) = (ValueViews::new(&graph), symmc_ir::layout::compute_layouts(&graph));
         for (v, layout) in layouts.iter() {
             assert_eq!(views.base(v), layout.base, "{v}");
             assert_eq!(views.contiguous(&graph, v), layout.is_contiguous(graph.ty(v)), "{v}");
             assert_eq!(views.offset(v), layout.offset, "{v}");
         }
-        let wholes: Vec<bool> = graph.values.keys().map(|v| views.whole(&graph, v)).collect();
+        let wholes: Vec<bool> = graph.values.keys().map(|v| views.covers_base(&graph, v)).collect();
         assert_eq!(wholes, [true, true, false, true, false, false]);
     }
 }

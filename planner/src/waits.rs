@@ -14,15 +14,15 @@ use std::collections::{BTreeMap, HashMap};
 use symmc_ir::ValueId;
 use symmc_plan::{ArenaKind, Lane};
 
-use crate::liveness::{ExitChoice, Liveness, Rendezvous};
-use crate::place::{Classes, MemorySpace, Shares};
-use crate::steps::Steps;
+use crate::liveness::{ExitChoice, Liveness, NextRendezvous};
+use crate::memory_classes::{BufferClasses, ClassLocation, SharingReason};
+use crate::steps::StepList;
 
 /// The latest step of each lane, as `step + 1`; 0 is none.
-type Touches = [u32; 2];
+type LatestSteps = [u32; 2];
 
 /// Where a class lies in an arena: class, start, end.
-pub struct Extent {
+pub struct PlacedClass {
     pub class: usize,
     pub arena: ArenaKind,
     pub start: u64,
@@ -31,24 +31,29 @@ pub struct Extent {
     pub wraps: Option<u32>,
 }
 
-pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Extent]) -> Vec<Vec<usize>> {
-    let followed = predecessors(extents, classes, &last_touches(steps, live, classes));
+pub fn waits(
+    steps: &StepList,
+    live: &Liveness,
+    classes: &BufferClasses,
+    extents: &[PlacedClass],
+) -> Vec<Vec<usize>> {
+    let followed = predecessors(extents, classes, &last_accesses(steps, live, classes));
     // Values that lie inside of a larger one, with that.
     let inside: HashMap<ValueId, ValueId> = classes
         .iter()
         .flat_map(|(_, c)| &c.members)
         .filter_map(|m| match m.shares {
-            Shares::Piece(whole) | Shares::Shard(whole) => Some((m.value, whole)),
+            SharingReason::Piece(whole) | SharingReason::Shard(whole) => Some((m.value, whole)),
             _ => None,
         })
         .collect();
     // What is touched of the parts of those that have parts themselves: nothing else of the class has their bytes.
-    let mut parts: HashMap<ValueId, Touches> =
+    let mut parts: HashMap<ValueId, LatestSteps> =
         inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
-    let mut so_far: Vec<Touches> = vec![[0; 2]; classes.list.len()];
+    let mut so_far: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
     // What is touched of inputs, which have all bytes of the outputs that replace them.
-    let mut replaced: Vec<Touches> = vec![[0; 2]; classes.list.len()];
-    let mut known: Touches = [0; 2];
+    let mut replaced: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
+    let mut known: LatestSteps = [0; 2];
     let mut out = Vec::with_capacity(steps.list.len());
     for (s, step) in steps.list.iter().enumerate() {
         let (own, other) = (step.lane as usize, 1 - step.lane as usize);
@@ -59,7 +64,7 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
         };
         need = step.reads.iter().map(produced).fold(need, u32::max);
         for &v in &step.writes {
-            let Some(c) = classes.of[v].map(|c| c as usize) else { continue };
+            let Some(c) = classes.class_of[v].map(|c| c as usize) else { continue };
             need = need.max(followed[c][other]);
             need = need.max(match (inside.contains_key(&v), parts.get(&v)) {
                 (false, _) => so_far[c][other],
@@ -67,17 +72,17 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
                 (true, None) => replaced[c][other],
             });
         }
-        for (v, lane, until) in touched(steps, live, s) {
-            if let Some(c) = classes.of[v] {
-                latest(&mut so_far[c as usize], lane, until);
+        for (v, lane, until) in step_accesses(steps, live, s) {
+            if let Some(c) = classes.class_of[v] {
+                raise_latest(&mut so_far[c as usize], lane, until);
                 if steps.def[v].is_none() {
-                    latest(&mut replaced[c as usize], lane, until);
+                    raise_latest(&mut replaced[c as usize], lane, until);
                 }
             }
             let mut at = v;
             while let Some(&whole) = inside.get(&at) {
                 if let Some(parts) = parts.get_mut(&whole) {
-                    latest(parts, lane, until);
+                    raise_latest(parts, lane, until);
                 }
                 at = whole;
             }
@@ -91,27 +96,27 @@ pub fn waits(steps: &Steps, live: &Liveness, classes: &Classes, extents: &[Exten
 }
 
 /// What step `s` touches: values, each with a lane and the step, plus 1, of that lane until which it does.
-fn touched(steps: &Steps, live: &Liveness, s: usize) -> impl Iterator<Item = (ValueId, Lane, u32)> {
+fn step_accesses(steps: &StepList, live: &Liveness, s: usize) -> impl Iterator<Item = (ValueId, Lane, u32)> {
     let step = &steps.list[s];
     let own = step.reads.iter().chain(&step.writes).map(move |&v| (v, step.lane, s as u32 + 1));
     let until = match live.exits[s] {
-        ExitChoice::Dropped(Rendezvous::Later(y)) => Some(y + 1),
+        ExitChoice::Dropped(NextRendezvous::Later(y)) => Some(y + 1),
         _ => None,
     };
-    let peers = step.communicated().iter().filter_map(move |&v| Some((v, Lane::Comm, until?)));
+    let peers = step.communicated_bases().iter().filter_map(move |&v| Some((v, Lane::Comm, until?)));
     own.chain(peers)
 }
 
-fn latest(touches: &mut Touches, lane: Lane, until: u32) {
+fn raise_latest(touches: &mut LatestSteps, lane: Lane, until: u32) {
     let known = &mut touches[lane as usize];
     *known = (*known).max(until);
 }
 
-fn last_touches(steps: &Steps, live: &Liveness, classes: &Classes) -> Vec<Touches> {
+fn last_accesses(steps: &StepList, live: &Liveness, classes: &BufferClasses) -> Vec<LatestSteps> {
     let mut touches = vec![[0; 2]; classes.list.len()];
-    for (v, lane, until) in (0..steps.list.len()).flat_map(|s| touched(steps, live, s)) {
-        if let Some(c) = classes.of[v] {
-            latest(&mut touches[c as usize], lane, until);
+    for (v, lane, until) in (0..steps.list.len()).flat_map(|s| step_accesses(steps, live, s)) {
+        if let Some(c) = classes.class_of[v] {
+            raise_latest(&mut touches[c as usize], lane, until);
         }
     }
     touches
@@ -119,8 +124,8 @@ fn last_touches(steps: &Steps, live: &Liveness, classes: &Classes) -> Vec<Touche
 
 /// For each class the last touches of those that had its bytes before. A class that follows another comes
 /// after all of its touches, so only the latest owner of each byte counts.
-fn predecessors(extents: &[Extent], classes: &Classes, last: &[Touches]) -> Vec<Touches> {
-    let mut owners = [Owners::default(), Owners::default()];
+fn predecessors(extents: &[PlacedClass], classes: &BufferClasses, last: &[LatestSteps]) -> Vec<LatestSteps> {
+    let mut owners = [ByteOwners::default(), ByteOwners::default()];
     let mut out = vec![[0; 2]; last.len()];
     for e in extents {
         if let Some(y) = e.wraps {
@@ -129,10 +134,10 @@ fn predecessors(extents: &[Extent], classes: &Classes, last: &[Touches]) -> Vec<
             owners[e.arena as usize].assign(e.start, e.end, met);
         }
     }
-    let mut by_birth: Vec<&Extent> = extents.iter().filter(|e| e.start < e.end).collect();
+    let mut by_birth: Vec<&PlacedClass> = extents.iter().filter(|e| e.start < e.end).collect();
     by_birth.sort_by_key(|e| (classes.list[e.class].first, e.class));
     for e in by_birth {
-        debug_assert!(matches!(classes.list[e.class].space, MemorySpace::Arena(_)));
+        debug_assert!(matches!(classes.list[e.class].space, ClassLocation::Arena(_)));
         out[e.class] = owners[e.arena as usize].assign(e.start, e.end, last[e.class]);
     }
     out
@@ -140,14 +145,14 @@ fn predecessors(extents: &[Extent], classes: &Classes, last: &[Touches]) -> Vec<
 
 /// The latest owner of each byte of an arena.
 #[derive(Default)]
-struct Owners(BTreeMap<u64, (u64, Touches)>);
+struct ByteOwners(BTreeMap<u64, (u64, LatestSteps)>);
 
-impl Owners {
+impl ByteOwners {
     /// Gives `start..end` to an owner with these touches; returns the latest touches of the owners before.
-    fn assign(&mut self, start: u64, end: u64, touches: Touches) -> Touches {
+    fn assign(&mut self, start: u64, end: u64, touches: LatestSteps) -> LatestSteps {
         let mut before = [0; 2];
         let first = self.0.range(..=start).next_back().map_or(start, |(&s, _)| s);
-        let hit: Vec<(u64, u64, Touches)> =
+        let hit: Vec<(u64, u64, LatestSteps)> =
             self.0.range(first..end).filter(|(_, r)| r.0 > start).map(|(&s, &(e, t))| (s, e, t)).collect();
         for (s, e, t) in hit {
             before = [before[0].max(t[0]), before[1].max(t[1])];
@@ -171,10 +176,10 @@ mod tests {
     use symmc_ir::text;
 
     use super::*;
-    use crate::liveness::{Choices, NextRun, awaited};
-    use crate::place::Apart;
-    use crate::prepare::{Prepared, prepare};
-    use crate::views::Views;
+    use crate::liveness::{LivenessChoices, NextRun, joins_at_first_use};
+    use crate::memory_classes::SeparateResults;
+    use crate::prepare::{PreparedGraph, prepare};
+    use crate::views::ValueViews;
 
     /// Waits of a program whose classes lie at these offsets: `value offset end`, one a word triple. A
     /// class that is not listed shares nothing.
@@ -182,21 +187,21 @@ mod tests {
         let head = "program \"w\" ranks 2\ngroup @g world\narg %x: f32[16, 16]\nparam %w: f32[16, 16]\n";
         let graph = text::parse(&format!("{head}{program}")).unwrap_or_else(|e| panic!("{e}"));
         let none = BTreeSet::new();
-        let p: Prepared = prepare(&graph, &Views::new(&graph), &none).expect("prepares");
-        let steps = Steps::new(&p.graph, &p.base).expect("steps");
-        let choices = Choices { joined: awaited(&steps), kept: BTreeSet::new() };
+        let p: PreparedGraph = prepare(&graph, &ValueViews::new(&graph), &none).expect("prepares");
+        let steps = StepList::new(&p.graph, &p.base).expect("steps");
+        let choices = LivenessChoices { joined: joins_at_first_use(&steps), kept: BTreeSet::new() };
         let live = Liveness::new(&p.graph, &steps, &none, NextRun::Unknown, choices);
-        let classes = Classes::new(&p, &steps, &live, &Apart::default());
+        let classes = BufferClasses::new(&p, &steps, &live, &SeparateResults::default());
         let words: Vec<&str> = layout.split_whitespace().collect();
-        let extents: Vec<Extent> = words
+        let extents: Vec<PlacedClass> = words
             .chunks(3)
             .map(|c| {
                 let value =
                     p.graph.values.iter().find(|(_, v)| v.name == c[0]).map(|(id, _)| id).expect(c[0]);
-                let class = classes.of[value].expect("a class") as usize;
+                let class = classes.class_of[value].expect("a class") as usize;
                 let number = |s: &str| s.parse().expect("a number");
                 let (start, end) = (number(c[1]), number(c[2]));
-                Extent { class, arena: ArenaKind::Ordinary, start, end, wraps: None }
+                PlacedClass { class, arena: ArenaKind::Ordinary, start, end, wraps: None }
             })
             .collect();
         waits(&steps, &live, &classes, &extents)

@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-use symmc_control::{Domain, Segment};
-use symmc_ir::collective::{CollectiveKind, CollectiveName, Exit, ReduceOp, Splits, Variant};
-use symmc_ir::machine::{Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend};
+use symmc_control::{MemorySegment, SharedRunMemory};
+use symmc_ir::collective::{
+    AllToAllSplits, CollectiveKind, CollectiveName, CollectiveReduceOp, CollectiveVariant, ExitBarrierPolicy,
+};
+use symmc_ir::machine::{CollectiveCurve, CopyCurve, ExitBarrier, MachineProfile, Provenance, TargetBackend};
 use symmc_ir::types::DType;
-use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
-use symmc_runtime::host::{Comm, CommConfig};
+use symmc_runtime::call::{CallRegion, CollectiveCall, RegionMemory};
+use symmc_runtime::host::{CommConfig, HostCommunicator};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -49,7 +51,7 @@ fn main() -> Result<(), Failure> {
 /// A way to run a collective of so many bytes.
 struct Trial {
     kind: CollectiveKind,
-    variant: Variant,
+    variant: CollectiveVariant,
     exit: Option<ExitBarrier>,
     bytes: usize,
 }
@@ -63,7 +65,7 @@ impl Trial {
     }
     /// Bytes of operand and result.
     fn sizes(&self, n: usize) -> (usize, usize) {
-        let (operand, result) = self.kind.sides(self.bytes as u64, n as u64);
+        let (operand, result) = self.kind.operand_and_result_sizes(self.bytes as u64, n as u64);
         (operand as usize, result as usize)
     }
     /// Bytes of a landing zone.
@@ -78,10 +80,10 @@ const COMPARED: usize = 3;
 /// All kinds, those that are compared first.
 fn kinds(n: u32) -> Vec<CollectiveKind> {
     vec![
-        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
         CollectiveKind::AllGather,
-        CollectiveKind::AllToAll(Splits::Even),
-        CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::AllToAll(AllToAllSplits::Even),
+        CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum),
         CollectiveKind::Broadcast { root: 0 },
         CollectiveKind::Permute { pairs: (0..n).map(|r| (r, (r + 1) % n)).collect() },
     ]
@@ -91,10 +93,10 @@ fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
     let mut out = Vec::new();
     for bytes in sizes(largest) {
         for kind in kinds {
-            for &variant in Variant::ALL {
+            for &variant in CollectiveVariant::ALL {
                 let Some(contract) = variant.contract(kind) else { continue };
-                let exits = match contract.exit {
-                    Exit::Droppable => vec![Some(ExitBarrier::Dropped), Some(ExitBarrier::Kept)],
+                let exits = match contract.exit_barrier {
+                    ExitBarrierPolicy::Droppable => vec![Some(ExitBarrier::Dropped), Some(ExitBarrier::Kept)],
                     _ => vec![None],
                 };
                 for exit in exits {
@@ -109,8 +111,8 @@ fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
 fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> {
     let n = ranks as usize;
     let zone = trials.iter().map(|t| t.zone(n)).max().unwrap_or(0).next_multiple_of(4096);
-    let domain = Domain::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
-    let times = Segment::create("times", 8 * n * trials.len())?;
+    let domain = SharedRunMemory::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
+    let times = MemorySegment::create("times", 8 * n * trials.len())?;
     let children = (0..ranks).map(|rank| {
         // SAFETY: this process has one thread.
         match unsafe { fork() }? {
@@ -136,15 +138,15 @@ fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> 
 }
 
 fn run_rank(
-    domain: Domain,
+    domain: SharedRunMemory,
     rank: u32,
     trials: &[Trial],
     zone: usize,
     largest: usize,
-    times: &Segment,
+    times: &MemorySegment,
 ) -> Result<(), Failure> {
     let ranks = domain.arenas.len() as u32;
-    let comm = Comm::new(domain, rank, CommConfig::new(ranks, Duration::from_secs(60)))?;
+    let comm = HostCommunicator::new(domain, rank, CommConfig::new(ranks, Duration::from_secs(60)))?;
     for (i, trial) in trials.iter().enumerate() {
         let time = run_trial(&comm, trial, zone, largest)?;
         // SAFETY: the segment has room for one number for each rank and trial.
@@ -154,7 +156,7 @@ fn run_rank(
 }
 
 fn copies(largest: usize) -> Result<(), Failure> {
-    let memory = Segment::private("the buffers", 2 * largest)?;
+    let memory = MemorySegment::create_private("the buffers", 2 * largest)?;
     for bytes in sizes(largest) {
         let calls = (100_000_000 / (bytes + 40_000)).clamp(9, 1000);
         let copy = |i: usize| {
@@ -179,7 +181,7 @@ fn sizes(largest: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The median time of a call in microseconds.
-fn run_trial(comm: &Comm, trial: &Trial, zone: usize, largest: usize) -> Result<f64, Failure> {
+fn run_trial(comm: &HostCommunicator, trial: &Trial, zone: usize, largest: usize) -> Result<f64, Failure> {
     let n = comm.ranks() as usize;
     let cell: Vec<u32> = (0..n as u32).collect();
     let operand = trial.sizes(n).0;
@@ -188,7 +190,7 @@ fn run_trial(comm: &Comm, trial: &Trial, zone: usize, largest: usize) -> Result<
     for i in 0..calls + calls / 4 + 2 {
         let at = |slot: usize| {
             let offset = 2 * zone + (2 * slot + i % 2) * largest;
-            Region { memory: RegionMemory::Symmetric, offset, by_rank: None }
+            CallRegion { memory: RegionMemory::Symmetric, offset, by_rank: None }
         };
         let (x, y) = (at(0), at(1));
         // SAFETY: the operand lies within this rank's arena; peers have left it since the call before the
@@ -215,7 +217,7 @@ fn run_trial(comm: &Comm, trial: &Trial, zone: usize, largest: usize) -> Result<
         };
         let start = Instant::now();
         // SAFETY: all regions lie within the arena.
-        unsafe { comm.collective(&call)? };
+        unsafe { comm.run_collective(&call)? };
         if i >= calls / 4 + 2 {
             times.push(start.elapsed().as_nanos() as f64 / 1000.0);
         }
@@ -287,9 +289,10 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
             None => None,
         };
         let variant = kept.unwrap_or(name);
-        Ok(Curve {
+        Ok(CollectiveCurve {
             collective: CollectiveName::from_name(kind).ok_or_else(|| format!("{kind} is no collective"))?,
-            variant: Variant::from_name(variant).ok_or_else(|| format!("{variant} is no variant"))?,
+            variant: CollectiveVariant::from_name(variant)
+                .ok_or_else(|| format!("{variant} is no variant"))?,
             exit,
             ranks,
             provenance: Provenance::Measured,
@@ -300,7 +303,7 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         })
     };
     let cores = std::thread::available_parallelism()?;
-    let profile = Profile {
+    let profile = MachineProfile {
         version: symmc_ir::machine::VERSION,
         name: "host".into(),
         about: format!("Processes of one machine with {cores} processors, over shared memory."),
@@ -310,9 +313,9 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         product_rates: vec![],
         contention: vec![],
         dispatches: Default::default(),
-        copy: Copying { provenance: Provenance::Measured, note: String::new(), points: copy },
+        copy: CopyCurve { provenance: Provenance::Measured, note: String::new(), points: copy },
         curves: series.iter().map(curve).collect::<Result<_, Failure>>()?,
     };
-    print!("{}", Profile::from_json(&profile.to_json())?.to_json());
+    print!("{}", MachineProfile::from_json(&profile.to_json())?.to_json());
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! All sizes and offsets are concrete: the bindings of the run are already applied. Ranks of a cell call
 //! with equal values, but for `Private` addresses and the contents of memory.
 
-use symmc_ir::collective::{CollectiveKind, Variant};
+use symmc_ir::collective::{CollectiveKind, CollectiveVariant};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
 
@@ -17,7 +17,7 @@ pub struct CollectiveCall<'a> {
     /// The node that the step runs: the name of its first result.
     pub name: &'a str,
     pub kind: &'a CollectiveKind,
-    pub variant: Variant,
+    pub variant: CollectiveVariant,
     /// Whether a droppable exit barrier runs; `None` for variants without one, and taken as kept for those
     /// that have one.
     pub exit: Option<ExitBarrier>,
@@ -30,17 +30,17 @@ pub struct CollectiveCall<'a> {
     pub elements: usize,
     /// The number of elements of one row of the operand's leading axis. Only read with `splits`.
     pub row: usize,
-    pub operand: Region<'a>,
-    pub result: Region<'a>,
+    pub operand: CallRegion<'a>,
+    pub result: CallRegion<'a>,
     /// Offsets of the two landing zones in the symmetric arena, for `ll`.
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device: `[n]` i64 each.
-    pub splits: Option<(Region<'a>, Region<'a>)>,
+    pub splits: Option<(CallRegion<'a>, CallRegion<'a>)>,
 }
 
 /// Contiguous memory of one operand or result.
 #[derive(Clone, Copy, Debug)]
-pub struct Region<'a> {
+pub struct CallRegion<'a> {
     pub memory: RegionMemory,
     /// Bytes from the start of that memory to the region on this rank.
     pub offset: usize,
@@ -48,10 +48,10 @@ pub struct Region<'a> {
     pub by_rank: Option<&'a [usize]>,
 }
 
-impl Region<'_> {
+impl CallRegion<'_> {
     /// Bytes from the start of the memory to the region on a rank of the run.
-    pub fn on(&self, rank: u32) -> usize {
-        offset_on(self.offset, self.by_rank, rank)
+    pub fn offset_on_rank(&self, rank: u32) -> usize {
+        rank_offset(self.offset, self.by_rank, rank)
     }
 }
 
@@ -77,13 +77,13 @@ pub struct PeerCall<'a> {
 pub trait PeerMemory {
     /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number. Fails if they do not
     /// lie in the arena.
-    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8>;
+    fn peer_address(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8>;
 
     /// Comes before or after a touch of a peer.
-    fn touch(&self) {}
+    fn on_peer_access(&self) {}
 }
 
 /// Where bytes start on a rank: at the same place on all, or as the list says, which has every rank of the run.
-pub(crate) fn offset_on(offset: usize, by_rank: Option<&[usize]>, rank: u32) -> usize {
+pub(crate) fn rank_offset(offset: usize, by_rank: Option<&[usize]>, rank: u32) -> usize {
     by_rank.map_or(offset, |list| list.get(rank as usize).copied().unwrap_or(usize::MAX))
 }

@@ -14,8 +14,8 @@ pub mod kernels;
 pub mod output_file;
 pub mod session;
 
-pub use call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
-pub use custom::Registry;
+pub use call::{CallRegion, CollectiveCall, PeerCall, PeerMemory, RegionMemory};
+pub use custom::CustomKernelRegistry;
 pub use error::{DataFault, RunError};
-pub use exec::unread_plan;
+pub use exec::unread_plan_error;
 pub use symmc_control::error;

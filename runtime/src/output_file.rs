@@ -31,7 +31,7 @@ pub enum Destination {
 impl Destination {
     /// Finds the kind of entry at a path. Fails if the path cannot be searched, for example because one of its folders
     /// is a file.
-    pub fn at(path: &Path) -> io::Result<Destination> {
+    pub fn detect(path: &Path) -> io::Result<Destination> {
         let found = match fs::symlink_metadata(path) {
             Ok(found) => found.file_type(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Destination::File),
@@ -52,8 +52,8 @@ fn is_stream(kind: fs::FileType) -> bool {
 
 /// Writes a file, or sends the bytes to the stream at `path`. Fails if it cannot be written. A file that was there
 /// before is still there, unchanged.
-pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    match Destination::at(path)? {
+pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match Destination::detect(path)? {
         Destination::Stream => open_stream(path)?.write_all(bytes),
         Destination::File | Destination::Folder => {
             let mut pending = PendingFile::create(path)?;
@@ -65,9 +65,9 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Checks that a file can be written at `path`, without changing an existing file. Fails if `path` is a folder, or no
 /// file can be created in its folder.
-pub fn check(path: &Path) -> io::Result<()> {
-    refuse_folder(path)?;
-    tempfile::tempfile_in(folder_of(path)).map(drop)
+pub fn check_writable(path: &Path) -> io::Result<()> {
+    reject_folder(path)?;
+    tempfile::tempfile_in(parent_folder(path)).map(drop)
 }
 
 /// A file under a random name next to its destination. Dropped before [`commit`](Self::commit), it is removed.
@@ -82,11 +82,11 @@ impl PendingFile {
     /// and else those that the umask leaves. Fails if `destination` is a folder, or no file can be created in its
     /// folder.
     pub fn create(destination: &Path) -> io::Result<PendingFile> {
-        refuse_folder(destination)?;
+        reject_folder(destination)?;
         let mut builder = Builder::new();
         builder.prefix(".symmc-").suffix(".part").rand_bytes(12);
         builder.permissions(Permissions::from_mode(NEW_FILE_MODE));
-        let file = builder.tempfile_in(folder_of(destination))?;
+        let file = builder.tempfile_in(parent_folder(destination))?;
         if let Some(mode) = replaced_mode(destination) {
             file.as_file().set_permissions(Permissions::from_mode(mode))?;
         }
@@ -100,16 +100,16 @@ impl PendingFile {
 
     /// Has the bytes written to the disk, then renames the file to its destination, replacing an existing file.
     pub fn commit(self) -> io::Result<()> {
-        sync(self.file.as_file())?;
+        sync_to_disk(self.file.as_file())?;
         self.file.persist(&self.destination).map(drop).map_err(|error| error.error)?;
         // The rename itself may be lost in a crash of the machine, with which the older file is back.
-        let _ = File::open(folder_of(&self.destination)).and_then(|folder| folder.sync_all());
+        let _ = File::open(parent_folder(&self.destination)).and_then(|folder| folder.sync_all());
         Ok(())
     }
 }
 
 /// Has the contents of a file written to the disk, where the file system can do that.
-fn sync(file: &File) -> io::Result<()> {
+fn sync_to_disk(file: &File) -> io::Result<()> {
     match file.sync_all() {
         Err(error)
             if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)) =>
@@ -128,12 +128,12 @@ fn replaced_mode(path: &Path) -> Option<u32> {
     own.then(|| found.permissions().mode() & 0o777)
 }
 
-fn refuse_folder(path: &Path) -> io::Result<()> {
-    let is_folder = matches!(Destination::at(path)?, Destination::Folder) || path.file_name().is_none();
+fn reject_folder(path: &Path) -> io::Result<()> {
+    let is_folder = matches!(Destination::detect(path)?, Destination::Folder) || path.file_name().is_none();
     if is_folder { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -147,7 +147,7 @@ fn open_stream(path: &Path) -> io::Result<File> {
         };
     }
     let duplicate = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
-    match descriptor(path) {
+    match descriptor_number(path) {
         Some(1) => duplicate(io::stdout().as_fd()),
         Some(2) => duplicate(io::stderr().as_fd()),
         // A file that is opened again has a separate position.
@@ -158,7 +158,7 @@ fn open_stream(path: &Path) -> io::Result<File> {
 /// Whether a path is a name that the system gives to a device or to a descriptor of this process: a link directly in `/dev`
 /// or in the folder of its descriptors.
 fn is_system_link(path: &Path) -> bool {
-    let Ok(folder) = fs::canonicalize(folder_of(path)) else { return false };
+    let Ok(folder) = fs::canonicalize(parent_folder(path)) else { return false };
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
     is_link && (folder == Path::new("/dev") || is_descriptor_folder(&folder))
 }
@@ -168,7 +168,7 @@ fn is_descriptor_folder(folder: &Path) -> bool {
 }
 
 /// The number of the descriptor that a link of the system names.
-fn descriptor(path: &Path) -> Option<u32> {
+fn descriptor_number(path: &Path) -> Option<u32> {
     let target = fs::read_link(path).ok()?;
     let named = match target.strip_prefix("/proc/self/fd") {
         Ok(name) => name.to_path_buf(),
@@ -186,11 +186,11 @@ pub struct FileId {
 
 impl FileId {
     /// The regular file that `path` leads to, if there is one.
-    pub fn of(path: &Path) -> Option<FileId> {
-        fs::metadata(path).ok().filter(Metadata::is_file).map(|found| FileId::of_metadata(&found))
+    pub fn from_path(path: &Path) -> Option<FileId> {
+        fs::metadata(path).ok().filter(Metadata::is_file).map(|found| FileId::from_metadata(&found))
     }
 
-    fn of_metadata(found: &Metadata) -> FileId {
+    fn from_metadata(found: &Metadata) -> FileId {
         FileId { device: found.dev(), inode: found.ino() }
     }
 }
@@ -228,8 +228,8 @@ mod tests {
         fs::hard_link(at("target"), at("hard link")).unwrap();
         let links = ["to file", "relative", "dangling", "to device", "loop", "to folder", "hard link", "new"];
         for name in links {
-            check(&at(name)).unwrap();
-            write(&at(name), b"plan").unwrap();
+            check_writable(&at(name)).unwrap();
+            write_output(&at(name), b"plan").unwrap();
             assert!(fs::symlink_metadata(at(name)).unwrap().is_file(), "{name}");
             assert_eq!(fs::read(at(name)).unwrap(), b"plan", "{name}");
             assert_eq!(fs::read(at("target")).unwrap(), b"keep", "{name}");
@@ -250,8 +250,8 @@ mod tests {
         for id in std::process::id()..std::process::id() + 50 {
             symlink(&secret, folder.path().join(format!(".plan.json.{id}.part"))).unwrap();
         }
-        check(&out).unwrap();
-        write(&out, b"plan").unwrap();
+        check_writable(&out).unwrap();
+        write_output(&out, b"plan").unwrap();
         assert_eq!((fs::read(&secret).unwrap(), fs::read(&out).unwrap()), (b"keep".into(), b"plan".into()));
     }
 
@@ -259,19 +259,19 @@ mod tests {
     fn the_own_file_that_is_replaced_gives_the_permissions() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plan.json");
-        write(&path, b"1").unwrap();
+        write_output(&path, b"1").unwrap();
         let umask = nix::sys::stat::umask(nix::sys::stat::Mode::empty());
         nix::sys::stat::umask(umask);
         assert_eq!(mode(&path), NEW_FILE_MODE & !umask.bits());
         for kept in [0o600, 0o640, 0o444] {
             fs::set_permissions(&path, Permissions::from_mode(kept)).unwrap();
-            write(&path, b"2").unwrap();
+            write_output(&path, b"2").unwrap();
             assert_eq!(mode(&path), kept);
         }
         if geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-            write(&path, b"3").unwrap();
+            write_output(&path, b"3").unwrap();
             assert_eq!(mode(&path), NEW_FILE_MODE & !umask.bits(), "another user's file decides nothing");
         }
     }
@@ -294,26 +294,29 @@ mod tests {
     fn streams_take_the_bytes_and_folders_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        write(Path::new("/dev/null"), b"plan").unwrap();
-        assert_eq!(write(Path::new("/dev/full"), b"plan").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        write_output(Path::new("/dev/null"), b"plan").unwrap();
+        assert_eq!(
+            write_output(Path::new("/dev/full"), b"plan").unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
         let _listener = UnixListener::bind(at("socket")).unwrap();
-        write(&at("socket"), b"plan").unwrap_err();
-        assert_eq!(Destination::at(&at("socket")).unwrap(), Destination::Stream);
+        write_output(&at("socket"), b"plan").unwrap_err();
+        assert_eq!(Destination::detect(&at("socket")).unwrap(), Destination::Stream);
         nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let reader = std::thread::spawn({
             let pipe = at("pipe");
             move || fs::read(pipe).unwrap()
         });
-        write(&at("pipe"), b"plan").unwrap();
+        write_output(&at("pipe"), b"plan").unwrap();
         assert_eq!(reader.join().unwrap(), b"plan");
-        assert_eq!(Destination::at(&at("pipe")).unwrap(), Destination::Stream, "it stays");
+        assert_eq!(Destination::detect(&at("pipe")).unwrap(), Destination::Stream, "it stays");
         for refused in [folder.path(), Path::new("/"), Path::new("..")] {
-            let kinds = [write(refused, b""), check(refused)].map(|e| e.unwrap_err().kind());
+            let kinds = [write_output(refused, b""), check_writable(refused)].map(|e| e.unwrap_err().kind());
             assert_eq!(kinds, [io::ErrorKind::IsADirectory; 2], "{}", refused.display());
         }
         for missing in [at("none/plan.json"), at("pipe/plan.json")] {
-            write(&missing, b"plan").unwrap_err();
-            check(&missing).unwrap_err();
+            write_output(&missing, b"plan").unwrap_err();
+            check_writable(&missing).unwrap_err();
         }
     }
 
@@ -323,13 +326,13 @@ mod tests {
         let file = File::create(folder.path().join("log")).unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         for name in [format!("/dev/fd/{number}"), format!("/proc/self/fd/{number}")] {
-            assert_eq!(Destination::at(Path::new(&name)).unwrap(), Destination::Stream, "{name}");
-            write(Path::new(&name), b"plan").unwrap();
+            assert_eq!(Destination::detect(Path::new(&name)).unwrap(), Destination::Stream, "{name}");
+            write_output(Path::new(&name), b"plan").unwrap();
         }
         assert_eq!(fs::read(folder.path().join("log")).unwrap(), b"planplan");
         for (name, number) in [("/dev/stdout", 1), ("/dev/stderr", 2), ("/proc/self/fd/1", 1)] {
-            assert_eq!(Destination::at(Path::new(name)).unwrap(), Destination::Stream, "{name}");
-            assert_eq!(descriptor(Path::new(name)), Some(number), "{name}");
+            assert_eq!(Destination::detect(Path::new(name)).unwrap(), Destination::Stream, "{name}");
+            assert_eq!(descriptor_number(Path::new(name)), Some(number), "{name}");
         }
     }
 
@@ -342,14 +345,18 @@ mod tests {
         fs::hard_link(at("a"), at("hard")).unwrap();
         symlink("a", at("soft")).unwrap();
         symlink(folder.path(), at("folder")).unwrap();
-        let a = FileId::of(&at("a"));
+        let a = FileId::from_path(&at("a"));
         assert!(a.is_some());
         for same in ["hard", "soft", "folder/a", "folder/soft", "./a"] {
-            assert_eq!(FileId::of(&at(same)), a, "{same}");
+            assert_eq!(FileId::from_path(&at(same)), a, "{same}");
         }
-        assert_ne!(FileId::of(&at("b")), a);
+        assert_ne!(FileId::from_path(&at("b")), a);
         assert_eq!(
-            [FileId::of(&at("none")), FileId::of(folder.path()), FileId::of(Path::new("/dev/null"))],
+            [
+                FileId::from_path(&at("none")),
+                FileId::from_path(folder.path()),
+                FileId::from_path(Path::new("/dev/null"))
+            ],
             [None; 3]
         );
     }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use symmc::{CheckedPlan, Config, Group, Program, Session, SessionConfig};
+use symmc::{CheckedPlan, CompileConfig, Group, Program, Session, SessionConfig};
 
 const RANKS: u32 = 2;
 const STEPS: usize = 250;
@@ -15,7 +15,7 @@ const RUNS: usize = 1001;
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
-    let plan = symmc::compile(&Program::from_text(&program())?, &Config::default())?;
+    let plan = symmc::compile(&Program::from_text(&program())?, &CompileConfig::default())?;
     let steps = plan.buckets[0].steps.len();
     let ranks: Vec<Result<Vec<(&str, f64)>>> = thread::scope(|scope| {
         let rank = |group: Group| {
@@ -73,12 +73,12 @@ fn one_rank(plan: &CheckedPlan, group: &Group) -> Result<Vec<(&'static str, f64)
     let mut opening = Vec::new();
     for _ in 0..21 {
         let start = Instant::now();
-        let session = Session::open(plan, group, &SessionConfig::default().with_limit(LIMIT))?;
+        let session = Session::open(plan, group, &SessionConfig::default().with_timeout(LIMIT))?;
         opening.push(start.elapsed().as_secs_f64() * 1e6);
         session.close()?;
     }
     opening.sort_by(f64::total_cmp);
-    let mut session = Session::open(plan, group, &SessionConfig::default().with_limit(LIMIT))?;
+    let mut session = Session::open(plan, group, &SessionConfig::default().with_timeout(LIMIT))?;
     session.set("n", 1)?;
     session.write("w", &1f32.to_ne_bytes().repeat(16))?;
     // SAFETY: the blocks live as long as the session and hold 64 rows.

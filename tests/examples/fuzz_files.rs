@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use symmc::{Config, Draw, Error, ErrorKind, OpenOptions, Program, TensorFile, Workload};
+use symmc::{CompileConfig, DrawConfig, Error, ErrorKind, OpenOptions, Program, TensorFile, Workload};
 use symmc_support::random::SplitMix;
 use symmc_tests::root;
 
@@ -116,7 +116,7 @@ impl Files {
                     if program.graph.ranks.is_none() {
                         program.set_ranks(ranks)?;
                     }
-                    seeds.push(symmc::compile(&program, &Config::default())?.to_json().into_bytes());
+                    seeds.push(symmc::compile(&program, &CompileConfig::default())?.to_json().into_bytes());
                 }
                 (Kind::Plan, "json", seeds, None)
             }
@@ -151,16 +151,16 @@ impl Files {
                 if program.graph.ranks.is_none() {
                     program.set_ranks(4)?;
                 }
-                symmc::compile(&program, &Config::default()).map(drop)
+                symmc::compile(&program, &CompileConfig::default()).map(drop)
             }
             Kind::Safetensors => {
                 let none = || Error::new(ErrorKind::Defect, "no program");
                 let program = self.program.as_ref().ok_or_else(none)?;
                 let file = TensorFile::open(path)?;
-                let draw = Draw::default().with_seed(1);
+                let draw = DrawConfig::default().with_seed(1);
                 Workload::gather(&program.graph, &program.weights, Some(&file), &draw).map(drop)
             }
-            Kind::Plan => symmc::read_plan(path).and_then(symmc::checked).map(drop),
+            Kind::Plan => symmc::read_plan(path).and_then(symmc::into_checked_plan).map(drop),
         }
     }
 }

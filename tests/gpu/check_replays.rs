@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use symmc::unstable::ir::entity::Entity;
-use symmc::unstable::ir::graph::{Input, Output};
+use symmc::unstable::ir::graph::{GraphInput, GraphOutput};
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::ir::{InputKind, OutputKind};
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
-    CheckedPlan, Config, Draw, Gpu, Graph, Group, OpenOptions, Profile, Program, Progress, Session,
-    SessionConfig, Tensor, TensorFile, Variant, Workload,
+    CheckedPlan, CollectiveVariant, CompileConfig, DrawConfig, GpuConfig, Graph, Group, MachineProfile,
+    OpenOptions, Program, ProgressReporting, Session, SessionConfig, Tensor, TensorFile, Workload,
 };
 use threads::on_ranks;
 
@@ -45,7 +45,7 @@ struct Job {
     replays: usize,
     /// The values of the program's symbols.
     symbols: Vec<(String, i64)>,
-    progress: Progress,
+    progress: ProgressReporting,
 }
 
 /// The elements of a tensor, so many places further: a set of its own with values that fit where the first did.
@@ -64,7 +64,7 @@ fn rotated(tensor: &Tensor, by: usize) -> Arc<Tensor> {
 fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
     let turn = |set: usize, inputs: &Vec<Arc<Tensor>>| {
         let each = graph.inputs.values().zip(inputs);
-        let one = |(input, tensor): (&Input, &Arc<Tensor>)| match input.kind {
+        let one = |(input, tensor): (&GraphInput, &Arc<Tensor>)| match input.kind {
             InputKind::Argument => rotated(tensor, set * 37),
             _ => tensor.clone(),
         };
@@ -74,25 +74,33 @@ fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
 }
 
 impl Job {
-    fn new(replays: usize, ranks: usize, files: &[PathBuf], variant: Option<Variant>) -> Result<Job> {
+    fn new(
+        replays: usize,
+        ranks: usize,
+        files: &[PathBuf],
+        variant: Option<CollectiveVariant>,
+    ) -> Result<Job> {
         let options = OpenOptions::default().with_ranks(ranks as u32);
         let (tensors, programs): (Vec<PathBuf>, _) =
             files.iter().cloned().partition(|f| f.extension().is_some_and(|e| e == "safetensors"));
         let program = Program::open_files(&programs, &options)?;
         let file = tensors.first().map(|path| TensorFile::open(path)).transpose()?;
         let graph = &program.graph;
-        let work = Workload::gather(graph, &program.weights, file.as_ref(), &Draw::default())?;
+        let work = Workload::gather(graph, &program.weights, file.as_ref(), &DrawConfig::default())?;
         let name = format!("h200x{ranks}");
-        let profile = Profile::builtin(&name).with_context(|| format!("no profile {name}"))?;
+        let profile = MachineProfile::builtin(&name).with_context(|| format!("no profile {name}"))?;
         let variants = variant.map(|v| vec![v]);
-        let plan =
-            symmc::compile(&program, &Config::default().with_profile(profile).with_variants(variants))?;
+        let plan = symmc::compile(
+            &program,
+            &CompileConfig::default().with_profile(profile).with_variants(variants),
+        )?;
         if let Some(variant) = variant {
             let decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
             let chosen = decisions.filter(|d| d.chosen == variant.name()).count();
             ensure!(chosen > 0, "no collective runs as {variant}");
         }
-        let progress = if variant.is_some() { Progress::Untold } else { Progress::Told };
+        let progress =
+            if variant.is_some() { ProgressReporting::Disabled } else { ProgressReporting::Enabled };
         let sets = sets(graph, &work.inputs);
         let run = |inputs: &Inputs| interp::run(plan.source_program(), &work.bindings, inputs);
         let expected = sets.iter().map(run).collect::<Result<_, _>>()?;
@@ -109,8 +117,8 @@ impl Job {
 
     /// All replays of one rank.
     fn rank(&self, gpu: u32, group: &Group) -> Result<()> {
-        let gpu = Gpu::new(gpu).with_progress(self.progress);
-        let config = SessionConfig::default().with_limit(LIMIT).with_gpu(gpu);
+        let gpu = GpuConfig::new(gpu).with_progress(self.progress);
+        let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(gpu);
         let mut session = Session::open(&self.plan, group, &config)?;
         for (symbol, value) in &self.symbols {
             session.set(symbol, *value)?;
@@ -143,13 +151,13 @@ impl Job {
         let inputs = graph.inputs.values().zip(&self.sets[set][rank]).zip(&self.written);
         for ((input, tensor), &written) in inputs {
             if input.data.is_none() && (all || written) {
-                session.write(graph.name_of(input.value), tensor.loaded()?.data())?;
+                session.write(graph.value_name(input.value), tensor.load_to_memory()?.data())?;
             }
         }
         session.run()?;
         let outputs = graph.outputs.iter().enumerate();
-        let read = |(k, output): (usize, &Output)| match output.kind {
-            OutputKind::Mutates(input) => session.read(graph.name_of(graph.inputs[input].value)),
+        let read = |(k, output): (usize, &GraphOutput)| match output.kind {
+            OutputKind::Mutates(input) => session.read(graph.value_name(graph.inputs[input].value)),
             OutputKind::Returned => {
                 let before = graph.outputs[..k].iter().filter(|o| o.kind == OutputKind::Returned).count();
                 session.read(&format!("out.{before}"))
@@ -173,9 +181,10 @@ impl Job {
 
 fn run(args: &[String]) -> Result<()> {
     let (variant, args) = match args {
-        [option, name, rest @ ..] if option == "--variant" => {
-            (Some(Variant::from_name(name).with_context(|| format!("there is no variant {name}"))?), rest)
-        }
+        [option, name, rest @ ..] if option == "--variant" => (
+            Some(CollectiveVariant::from_name(name).with_context(|| format!("there is no variant {name}"))?),
+            rest,
+        ),
         all => (None, all),
     };
     let [replays, gpus, files @ ..] = args else { bail!("expected REPLAYS, GPUS and files") };

@@ -14,8 +14,9 @@ use symmc::unstable::cuda::device::driver;
 use symmc::unstable::ir::interp::{self, Tolerance};
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
-    Bind, BucketSpec, CheckedPlan, Config, CudaConfig, DType, Device, Draw, Gpu, Group, Membership, Profile,
-    Program, RunConfig, Session, SessionConfig, Tensor, Variant, Weights, Workload,
+    ArgumentBinding, BucketSpec, CheckedPlan, CollectiveVariant, CompileConfig, CudaConfig, DType,
+    DrawConfig, GpuConfig, Group, MachineProfile, Membership, Program, RunConfig, RunDevice, Session,
+    SessionConfig, Tensor, Weights, Workload,
 };
 use threads::on_ranks;
 
@@ -49,7 +50,7 @@ fn expected(program: &Program) -> Result<Expected> {
     let mut random = SplitMix(5);
     let mut draw = |shape: &[usize], scale: f64| {
         let n = shape.iter().product();
-        let elements: Vec<f64> = (0..n).map(|_| random.symmetric() * scale).collect();
+        let elements: Vec<f64> = (0..n).map(|_| random.symmetric_unit() * scale).collect();
         Arc::new(Tensor::from_f64(DType::F32, shape, &elements).expect("as many as the shape says"))
     };
     let weights: Vec<_> = (0..RANKS).map(|_| draw(&[256, 256], 0.1)).collect();
@@ -58,7 +59,7 @@ fn expected(program: &Program) -> Result<Expected> {
     let mut out = Expected { inputs: vec![], outputs: vec![] };
     for which in ORDER {
         let x = draw(&[SIZES[which] as usize, 256], 1.0);
-        let bindings = symmc::bindings(&program.graph, &[("n".into(), SIZES[which])])?;
+        let bindings = symmc::resolve_bindings(&program.graph, &[("n".into(), SIZES[which])])?;
         let inputs: Vec<Vec<_>> =
             (0..RANKS).map(|r| vec![x.clone(), states[r].clone(), weights[r].clone()]).collect();
         let results = interp::run(&program.graph, &bindings, &inputs)?;
@@ -71,7 +72,7 @@ fn expected(program: &Program) -> Result<Expected> {
 
 /// One rank: a session whose sizes change, run in the order above.
 fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
-    let config = SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(gpu));
+    let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(gpu));
     let mut session = Session::open(plan, group, &config)?;
     for (run, &which) in ORDER.iter().enumerate() {
         let rank = group.rank() as usize;
@@ -93,7 +94,7 @@ fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Res
 
 /// One rank: a session in which more and more programs take turns, each of which has a state that lives on.
 fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
-    let config = SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(gpu));
+    let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(gpu));
     let mut sessions: Vec<(Session, usize)> = Vec::new();
     for _ in 0..plans.len() + ORDER.len() {
         if let Some(plan) = plans.get(sessions.len()) {
@@ -135,8 +136,8 @@ fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -
     let other = driver::Device::open(gpus[RANKS - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
     let place = Membership { rank: rank as u32, ranks: RANKS as u32, run };
-    let device = Device::Gpus(CudaConfig::default().with_gpus(gpus));
-    symmc::run_joined(plan, work, &place, &RunConfig::default().with_device(device).with_limit(LIMIT))?;
+    let device = RunDevice::Gpus(CudaConfig::default().with_gpus(gpus));
+    symmc::run_joined(plan, work, &place, &RunConfig::default().with_device(device).with_timeout(LIMIT))?;
     ensure!(other.is_current()?, "rank {rank}: the caller's context is not current after the run");
     Ok(())
 }
@@ -144,23 +145,31 @@ fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -
 fn run(gpus: [u32; RANKS]) -> Result<()> {
     let program = Program::from_text(PROGRAM)?;
     let buckets = [BucketSpec::new("n", [4, 64])];
-    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
-    let plan = symmc::compile(&program, &Config::default().with_profile(profile).with_buckets(buckets))?;
+    let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
+    let plan =
+        symmc::compile(&program, &CompileConfig::default().with_profile(profile).with_buckets(buckets))?;
     let wanted = expected(&program)?;
     ensure!(plan.buckets.len() == 2, "expected 2 buckets, found {}", plan.buckets.len());
     let groups = Group::threads(RANKS as u32);
     on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &groups[rank], &wanted))?;
     println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
-    let variants = [Variant::OneShot, Variant::Ll, Variant::NcclWindow, Variant::Plain, Variant::TwoShot];
+    let variants = [
+        CollectiveVariant::OneShot,
+        CollectiveVariant::Ll,
+        CollectiveVariant::NcclWindow,
+        CollectiveVariant::Plain,
+        CollectiveVariant::TwoShot,
+    ];
     let plans = variants.map(|variant| {
-        let config = Config::default().with_profile(Profile::builtin("h200x2").context("no profile h200x2")?);
-        let config = config.with_bind(Bind::All).with_variants(Some(vec![variant]));
+        let config = CompileConfig::default()
+            .with_profile(MachineProfile::builtin("h200x2").context("no profile h200x2")?);
+        let config = config.with_bind(ArgumentBinding::All).with_variants(Some(vec![variant]));
         Ok(symmc::compile(&program, &config)?)
     });
     let plans = plans.into_iter().collect::<Result<Vec<_>>>()?;
     on_ranks(RANKS, |rank| turns(&plans, gpus[rank], &groups[rank], &wanted))?;
     println!("{} programs take turns in one session: as the interpreter", plans.len());
-    let draw = Draw::default().with_symbols([("n", 4)]);
+    let draw = DrawConfig::default().with_symbols([("n", 4)]);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;
     on_ranks(RANKS, |rank| joins(&plan, &work, rank, gpus))?;
     println!("joined runs leave the caller's context as it was");

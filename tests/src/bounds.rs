@@ -14,19 +14,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use symmc::unstable::cuda::codegen::command::Command;
+use symmc::unstable::cuda::codegen::command::GpuCommand;
 use symmc::unstable::cuda::codegen::compute::{
-    Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower, workspace,
+    AttentionBackend, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES,
+    lower, workspace,
 };
 use symmc::unstable::cuda::device::launch::{DevicePtr, PortBases};
-use symmc::{BucketSpec, CheckedPlan, Config, Profile, Program};
+use symmc::{BucketSpec, CheckedPlan, CompileConfig, MachineProfile, Program};
 use symmc_cases::{KernelLibrary, bounds};
 use symmc_control::Group;
-use symmc_ir::{Bindings, Graph, Tensor, interp, text};
-use symmc_runtime::exec::{Bound, ExecConfig, Executor, Located, MemorySpace, Work};
+use symmc_ir::{Graph, SymbolBindings, Tensor, interp, text};
+use symmc_runtime::exec::{ExecConfig, Executor, LocatedTensor, MemorySpace, ResolvedProgram, StepWork};
 use symmc_runtime::host::{HostConfig, HostSession};
-use symmc_runtime::session::{DeviceSession, Extent, Port};
-use symmc_runtime::{Registry, RunError};
+use symmc_runtime::session::{DeviceRange, DeviceSession, Port};
+use symmc_runtime::{CustomKernelRegistry, RunError};
 use symmc_support::random::SplitMix;
 
 /// No rank of a trial waits longer.
@@ -69,7 +70,7 @@ pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) ->
 
 /// The sizes of a run, and what it gives on each rank; `None` where a position is outside of its axis.
 struct Sized {
-    bindings: Bindings,
+    bindings: SymbolBindings,
     inputs: Vec<Vec<Arc<Tensor>>>,
     outputs: Option<Vec<Vec<Tensor>>>,
 }
@@ -79,8 +80,8 @@ fn trial(graph: &Graph, seed: u64, all: &mut Trials) -> Result<Option<Emulated>,
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
     let divided = graph.symbols.values().filter(|_| r.one_in(3));
     let buckets: Vec<BucketSpec> = divided.map(|s| BucketSpec::new(&s.name, [s.min + 2, s.max])).collect();
-    let profile = Profile::builtin("host").ok_or("no such machine")?;
-    let config = Config::default().with_profile(profile).with_buckets(buckets);
+    let profile = MachineProfile::builtin("host").ok_or("no such machine")?;
+    let config = CompileConfig::default().with_profile(profile).with_buckets(buckets);
     let plan = symmc::compile(&program, &config).map_err(|e| format!("compile: {e}"))?;
     let ranks = plan.ranks;
     let runs = chosen(graph, &plan, &mut r, all)?;
@@ -106,7 +107,7 @@ fn chosen(
     r: &mut SplitMix,
     all: &mut Trials,
 ) -> Result<Vec<Sized>, String> {
-    let executor = Executor::new(plan, 0, &Registry::new(), ExecConfig::default());
+    let executor = Executor::new(plan, 0, &CustomKernelRegistry::new(), ExecConfig::default());
     let mut executor = executor.map_err(|e| e.to_string())?;
     let (mut sizes, mut left) = (bounds::sizes(graph), SIZES);
     let mut runs = Vec::new();
@@ -114,7 +115,7 @@ fn chosen(
         let bindings = sizes.swap_remove(r.below(sizes.len()));
         let inputs: Vec<_> = (0..plan.ranks).map(|rank| bounds::inputs(graph, &bindings, rank)).collect();
         let outputs = interp::run(graph, &bindings, &inputs);
-        let bound = executor.bind(&bindings);
+        let bound = executor.resolve_bindings(&bindings);
         all.bound += 1;
         let left = match (&outputs, &bound) {
             (Ok(_), Ok(_)) => &mut left[0],
@@ -133,7 +134,7 @@ fn chosen(
 /// Runs all sizes in one session of host ranks.
 fn on_rank(plan: &CheckedPlan, runs: &[Sized], group: &Group) -> Result<(), String> {
     let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
-    let session = HostSession::open(plan, group, &Registry::new(), &config, vec![]);
+    let session = HostSession::open(plan, group, &CustomKernelRegistry::new(), &config, vec![]);
     let mut session = session.map_err(|e| e.to_string())?;
     // Memory that is lent lives until the session ends.
     let mut lent: Vec<Memory> = Vec::new();
@@ -141,12 +142,12 @@ fn on_rank(plan: &CheckedPlan, runs: &[Sized], group: &Group) -> Result<(), Stri
         let rank = group.rank() as usize;
         let fail = |what: String| format!("{:?}, rank {rank}: {what}", run.bindings);
         let Some(expected) = &run.outputs else {
-            match session.set(&run.bindings) {
+            match session.set_sizes(&run.bindings) {
                 Err(RunError::Bounds { .. }) => continue,
                 found => return Err(fail(format!("expected an index outside of its axis, found {found:?}"))),
             }
         };
-        session.set(&run.bindings).map_err(|e| fail(e.to_string()))?;
+        session.set_sizes(&run.bindings).map_err(|e| fail(e.to_string()))?;
         let found = run_once(&mut session, plan, run, rank, &mut lent).map_err(|e| fail(e.to_string()))?;
         for (k, (found, expected)) in found.iter().zip(&expected[rank]).enumerate() {
             same(found, expected).map_err(|e| fail(format!("output {k}: {e}")))?;
@@ -167,16 +168,16 @@ fn run_once(
         if input.data.is_none() {
             let memory = Memory::of(tensor.data());
             // SAFETY: the memory lives as long as the session, and is used between runs only.
-            unsafe { session.lend(Port::Input(i), Some(memory.extent())) }?;
+            unsafe { session.bind_port(Port::Input(i), Some(memory.extent())) }?;
             lent.push(memory);
         }
     }
-    let sizes: Vec<usize> = session.bound()?.outputs.iter().map(|output| output.bytes).collect();
+    let sizes: Vec<usize> = session.resolved_program()?.outputs.iter().map(|output| output.bytes).collect();
     let from = lent.len();
     for (k, bytes) in sizes.into_iter().enumerate() {
         let memory = Memory::of(&vec![0xa5; bytes]);
         // SAFETY: as above.
-        unsafe { session.lend(Port::Output(k), Some(memory.extent())) }?;
+        unsafe { session.bind_port(Port::Output(k), Some(memory.extent())) }?;
         lent.push(memory);
     }
     session.run()?;
@@ -213,8 +214,8 @@ impl Memory {
         std::ptr::with_exposed_provenance_mut(self.address() as usize)
     }
 
-    fn extent(&self) -> Extent {
-        Extent { address: self.address(), bytes: self.len }
+    fn extent(&self) -> DeviceRange {
+        DeviceRange { address: self.address(), bytes: self.len }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -226,7 +227,7 @@ impl Memory {
 /// A program of one rank at one size, for the kernels of GPUs.
 struct Emulated {
     seed: u64,
-    bound: Arc<Bound>,
+    bound: Arc<ResolvedProgram>,
     expected: Vec<Tensor>,
     spaces: HashMap<MemorySpace, Memory>,
 }
@@ -235,13 +236,13 @@ impl Emulated {
     /// The last size that runs, if there is one.
     fn of(plan: &CheckedPlan, runs: Vec<Sized>, seed: u64) -> Result<Option<Emulated>, String> {
         let Some(run) = runs.into_iter().rfind(|run| run.outputs.is_some()) else { return Ok(None) };
-        let mut executor =
-            Executor::new(plan, 0, &Registry::new(), ExecConfig::default()).map_err(|e| e.to_string())?;
-        let bound = executor.bind(&run.bindings).map_err(|e| e.to_string())?;
+        let mut executor = Executor::new(plan, 0, &CustomKernelRegistry::new(), ExecConfig::default())
+            .map_err(|e| e.to_string())?;
+        let bound = executor.resolve_bindings(&run.bindings).map_err(|e| e.to_string())?;
         let zeros = |len: usize| Memory::of(&vec![0; len]);
         let mut spaces = HashMap::new();
-        spaces.insert(MemorySpace::Ordinary, zeros(bound.ordinary));
-        spaces.insert(MemorySpace::Symmetric, zeros(bound.symmetric));
+        spaces.insert(MemorySpace::Ordinary, zeros(bound.ordinary_bytes));
+        spaces.insert(MemorySpace::Symmetric, zeros(bound.symmetric_bytes));
         for (i, tensor) in run.inputs.iter().flatten().enumerate() {
             spaces.insert(MemorySpace::Input(i), Memory::of(tensor.data()));
         }
@@ -252,16 +253,16 @@ impl Emulated {
         Ok(Some(Emulated { seed, bound, expected, spaces }))
     }
 
-    fn address(&self, at: &Located) -> u64 {
+    fn address(&self, at: &LocatedTensor) -> u64 {
         self.spaces.get(&at.space).map_or(0, |memory| memory.address() + at.offset as u64)
     }
 
-    fn operations(&self) -> Vec<Operation<'_>> {
+    fn operations(&self) -> Vec<BoundOperation<'_>> {
         let mut out = Vec::new();
         for step in &self.bound.steps {
-            for work in step.work.parts() {
-                if let Work::Kernel { op, operands, results } = work {
-                    out.push(Operation { index: step.index, op, operands, results });
+            for work in step.work.node_work() {
+                if let StepWork::Kernel { op, operands, results } = work {
+                    out.push(BoundOperation { index: step.index, op, operands, results });
                 }
             }
         }
@@ -271,10 +272,10 @@ impl Emulated {
 
 /// Runs programs by the kernels that GPUs would run; how many gave what the interpreter gives.
 fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
-    let operations: Vec<Vec<Operation<'_>>> = programs.iter().map(Emulated::operations).collect();
+    let operations: Vec<Vec<BoundOperation<'_>>> = programs.iter().map(Emulated::operations).collect();
     let Some(first) = programs.first() else { return 0 };
     let status = Memory::of(&[0; STATUS_BYTES]);
-    let machine = Machine {
+    let machine = KernelTarget {
         multiprocessors: 4,
         bandwidth: 4917,
         status: status.address(),
@@ -283,19 +284,19 @@ fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
         shared: 225 << 10,
         wgmma: true,
         inputs: InputUse::Read,
-        attention: Attentions::Kernels,
+        attention: AttentionBackend::Kernels,
     };
-    let needed = |of: &Operation<'_>| workspace(of.op, of.operands, of.results, &machine);
+    let needed = |of: &BoundOperation<'_>| workspace(of.op, of.operands, of.results, &machine);
     let room = operations.iter().flatten().map(needed).max().unwrap_or(0).max(GEMM_WORKSPACE);
     let scratch = Memory::of(&vec![0; room]);
-    let machine = Machine { workspace: scratch.address(), workspace_bytes: room, ..machine };
+    let machine = KernelTarget { workspace: scratch.address(), workspace_bytes: room, ..machine };
     let current = Cell::new(first);
-    let at = |located: &Located| DevicePtr::from(current.get().address(located));
-    let mut lowering = Lowering::new(&at, &machine);
+    let at = |located: &LocatedTensor| DevicePtr::from(current.get().address(located));
+    let mut lowering = KernelLowering::new(&at, &machine);
     let mut works = Vec::with_capacity(programs.len());
     for (program, operations) in programs.iter().zip(&operations) {
         current.set(program);
-        let lowered: Result<Vec<Vec<Command>>, _> =
+        let lowered: Result<Vec<Vec<GpuCommand>>, _> =
             operations.iter().map(|operation| lower(operation, &mut lowering)).collect();
         works.push(lowered);
     }
@@ -323,20 +324,20 @@ fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
     right
 }
 
-fn run_command(library: &KernelLibrary, work: &Command) -> Result<(), String> {
+fn run_command(library: &KernelLibrary, work: &GpuCommand) -> Result<(), String> {
     let pointer =
         |at: &DevicePtr| std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize);
     match work {
-        Command::Kernel(kernel) => {
+        GpuCommand::Kernel(kernel) => {
             let params: Vec<*const u64> = kernel.params.iter().map(|p| p.as_ptr()).collect();
             let shape = [kernel.grid[0], kernel.block[0], kernel.cluster];
             // SAFETY: lowering gave the kernel addresses within the memory of its program, which lives.
             unsafe { library.run(&kernel.entry, &params, shape) };
         }
         // SAFETY: as above.
-        Command::Copy { to, from, bytes } => unsafe { pointer(to).copy_from(pointer(from), *bytes) },
+        GpuCommand::Copy { to, from, bytes } => unsafe { pointer(to).copy_from(pointer(from), *bytes) },
         // SAFETY: as above.
-        Command::Zero { at, bytes } => unsafe { pointer(at).write_bytes(0, *bytes) },
+        GpuCommand::Zero { at, bytes } => unsafe { pointer(at).write_bytes(0, *bytes) },
         other => return Err(format!("no means to emulate {other:?}")),
     }
     Ok(())

@@ -13,11 +13,11 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use symmc::{Config, ErrorKind, Numerics, NumericsClass, Profile, Program, SourceStatus};
+use symmc::{CompileConfig, ErrorKind, MachineProfile, Numerics, NumericsClass, Program, SourceStatus};
 use symmc_cases::idioms::{self, Idioms};
 use symmc_ir::entity::Entity;
-use symmc_ir::interp::{self, RoundingHistory, Runs};
-use symmc_ir::{Bindings, DType, Graph, Op, Tensor, text};
+use symmc_ir::interp::{self, RoundingHistory, RunCount};
+use symmc_ir::{DType, Graph, Op, SymbolBindings, Tensor, text};
 use symmc_passes::{LowerConfig, canonicalize, lower};
 use symmc_support::random::SplitMix;
 
@@ -76,7 +76,7 @@ fn compare_forms(seed: u64, program: &Idioms, all: &mut Rewritten) -> Result<(),
     all.with_fewer_collectives += usize::from(least < needed_collectives(&program.graph));
     for (draw, &(numbers, is_shared)) in DRAWS.iter().enumerate() {
         let mut r = SplitMix(seed ^ (draw as u64 + 1) << 40);
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         for (id, symbol) in program.graph.symbols.iter() {
             bindings.set(id, symbol.min + r.below((symbol.max - symbol.min) as usize + 1) as i64);
         }
@@ -142,8 +142,8 @@ fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
     let mut out = Vec::new();
     let mut add = |name: String, form: Graph, numerics: Numerics| {
         if seen.insert(text::print(&form)) {
-            let own = interp::output_histories(&form, Runs::Several);
-            let source = interp::output_histories(graph, Runs::Several);
+            let own = interp::output_histories(&form, RunCount::Several);
+            let source = interp::output_histories(graph, RunCount::Several);
             let histories = own.into_iter().zip(source).map(|(a, b)| a.join(b)).collect();
             out.push(Form { name, graph: form, numerics, histories });
         }
@@ -151,8 +151,8 @@ fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
     add("canonical form".into(), canonical.clone(), Numerics::EXACT);
     let narrow = [NumericsClass::Reassociate, NumericsClass::Narrow].into_iter().collect();
     for numerics in [Numerics::EXACT, NumericsClass::Reassociate.into(), narrow] {
-        for machine in Profile::builtin_names() {
-            let profile = Profile::builtin(machine).ok_or("no such machine")?;
+        for machine in MachineProfile::builtin_names() {
+            let profile = MachineProfile::builtin(machine).ok_or("no such machine")?;
             let config = LowerConfig { numerics, ..LowerConfig::new(profile) };
             let (mut lowered, ..) = lower(&canonical, &config).map_err(|e| e.to_string())?;
             for node in lowered.nodes.values_mut() {
@@ -169,9 +169,10 @@ fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
 fn plan_and_check(seed: u64, graph: &Graph) -> Result<(), String> {
     let mut r = SplitMix(seed ^ 0x0b1a_4ced);
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
-    let profile = Profile::builtin(r.pick(&Profile::builtin_names())).ok_or("no such machine")?;
+    let profile =
+        MachineProfile::builtin(r.pick(&MachineProfile::builtin_names())).ok_or("no such machine")?;
     let classes: Numerics = NumericsClass::ALL.iter().copied().filter(|_| r.one_in(3)).collect();
-    let config = Config::default().with_profile(profile).with_numerics(classes);
+    let config = CompileConfig::default().with_profile(profile).with_numerics(classes);
     let plan = match symmc::compile(&program, &config) {
         Err(e) if e.kind() == ErrorKind::Unsupported => return Ok(()),
         plan => plan.map_err(|e| e.to_string())?,
@@ -185,7 +186,7 @@ fn plan_and_check(seed: u64, graph: &Graph) -> Result<(), String> {
 
 fn inputs(
     graph: &Graph,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     numbers: Numbers,
     is_shared: bool,
     r: &mut SplitMix,
@@ -225,7 +226,7 @@ fn tensor(dtype: DType, shape: &[usize], numbers: Numbers, r: &mut SplitMix) -> 
         };
         match numbers {
             Numbers::SmallIntegers => integer,
-            Numbers::Fractions if dtype.is_float() => r.symmetric(),
+            Numbers::Fractions if dtype.is_float() => r.symmetric_unit(),
             Numbers::Special if dtype.is_float() => {
                 r.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -2.0, 1e-40, integer])
             }

@@ -15,21 +15,23 @@ use std::thread;
 use std::time::Duration;
 
 use symmc::{
-    Bind, BucketSpec, CheckedPlan, Config, ErrorKind, Numerics, NumericsClass, Order, Profile, Program,
-    SourceStatus,
+    ArgumentBinding, BucketSpec, CheckedPlan, CompileConfig, ErrorKind, MachineProfile, Numerics,
+    NumericsClass, OrderStrategy, Program, SourceStatus,
 };
 use symmc_cases::programs::{self, Variants};
 use symmc_control::{Group, RankCommand};
 use symmc_ir::entity::Entity;
-use symmc_ir::interp::{self, Draw, RoundingHistory, Runs, SeedConfig, Tolerance};
-use symmc_ir::machine::Capabilities;
-use symmc_ir::{Bindings, Graph, InputId, InputKind, OutputKind, SymbolId, Tensor, Variant, text};
+use symmc_ir::interp::{self, RoundingHistory, RunCount, SeedConfig, SeedScope, Tolerance};
+use symmc_ir::machine::DispatchCapabilities;
+use symmc_ir::{
+    CollectiveVariant, Graph, InputId, InputKind, OutputKind, SymbolBindings, SymbolId, Tensor, text,
+};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, PlanError, Planner};
-use symmc_runtime::Registry;
+use symmc_runtime::CustomKernelRegistry;
 use symmc_runtime::host::{HostConfig, HostSession, LaneThreads};
-use symmc_runtime::job::{Job, launch};
-use symmc_runtime::session::{DeviceSession, Extent, Port, Taken};
+use symmc_runtime::job::{Job, launch_job};
+use symmc_runtime::session::{DeviceRange, DeviceSession, MemoryUsage, Port};
 use symmc_support::random::SplitMix;
 
 /// No rank of a trial waits longer.
@@ -137,7 +139,7 @@ fn shared_cases(
 
 /// The runs of a rank. Each program is opened when it runs first, and closed after its last run.
 fn shared_rank(cases: &[Case], order: &[usize], group: &Group, config: &HostConfig) -> Result<(), String> {
-    let kernels = Registry::new();
+    let kernels = CustomKernelRegistry::new();
     let opened = HostSession::open(&cases[0].plan, group, &kernels, config, vec![]);
     let mut session = opened.map_err(|e| e.to_string())?;
     let mut programs: Vec<Option<(usize, usize, Memory)>> = cases.iter().map(|_| None).collect();
@@ -149,7 +151,7 @@ fn shared_rank(cases: &[Case], order: &[usize], group: &Group, config: &HostConf
             programs[case] = Some((number, 0, Memory::default()));
         }
         let Some((number, k, memory)) = &mut programs[case] else { continue };
-        session.select(*number).map_err(|e| e.to_string())?;
+        session.switch_to_program(*number).map_err(|e| e.to_string())?;
         let turn = (*k, &turns[*k]);
         one_turn(&mut session, (graph, histories), turn, group.rank() as usize, memory)
             .map_err(|e| format!("program {case}, {e}"))?;
@@ -180,7 +182,7 @@ fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedP
     };
     let buckets: Vec<BucketInput> = ranges.iter().map(narrow).collect();
     let bind = graph.inputs.keys().filter(|_| r.one_in(3)).collect();
-    let profile = r.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
+    let profile = r.one_in(2).then(|| MachineProfile::builtin("h200x2")).flatten().map(capable);
     let config = PlanConfig { bind, order: order(r), profile, ..PlanConfig::default() };
     *story +=
         &format!(", variants given, {} buckets, {:?}, bound {:?}", buckets.len(), config.order, config.bind);
@@ -211,21 +213,22 @@ fn planned(
 /// The plan of a program by all passes.
 fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
-    let machine = r.pick(&Profile::builtin_names());
-    let mut profile = Profile::builtin(machine).ok_or("no such machine")?;
+    let machine = r.pick(&MachineProfile::builtin_names());
+    let mut profile = MachineProfile::builtin(machine).ok_or("no such machine")?;
     if r.one_in(2) {
         profile = capable(profile);
         story.push_str(", with dispatches");
     }
-    let variants: Vec<Variant> = Variant::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
+    let variants: Vec<CollectiveVariant> =
+        CollectiveVariant::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
     let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument);
-    let names: Vec<String> = arguments.map(|i| graph.name_of(i.value).to_string()).collect();
+    let names: Vec<String> = arguments.map(|i| graph.value_name(i.value).to_string()).collect();
     let bind = match r.below(3) {
-        0 => Bind::All,
-        1 => Bind::Named(names.into_iter().filter(|_| r.one_in(2)).collect()),
-        _ => Bind::None,
+        0 => ArgumentBinding::All,
+        1 => ArgumentBinding::Named(names.into_iter().filter(|_| r.one_in(2)).collect()),
+        _ => ArgumentBinding::None,
     };
-    let config = Config::default().with_profile(profile).with_buckets(specs(graph, r)).with_bind(bind);
+    let config = CompileConfig::default().with_profile(profile).with_buckets(specs(graph, r)).with_bind(bind);
     let classes: Numerics = NumericsClass::ALL.iter().copied().filter(|_| r.one_in(2)).collect();
     let config = config.with_numerics(if r.one_in(2) { classes } else { Numerics::EXACT });
     let mut config = config.with_variants(r.one_in(2).then_some(variants)).with_order(order(r));
@@ -237,7 +240,7 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
         // What GPUs cannot run is told when a plan is made for them; host ranks run all.
         Err(e) if e.kind() == ErrorKind::Unsupported => {
             story.push_str(", but for the host");
-            config.profile = Profile::builtin("host").ok_or("no such machine")?;
+            config.profile = MachineProfile::builtin("host").ok_or("no such machine")?;
             symmc::compile(&program, &config)
         }
         made => made,
@@ -262,16 +265,23 @@ fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<Checked
 }
 
 /// A machine that runs all dispatches.
-fn capable(profile: Profile) -> Profile {
-    Profile { dispatches: Capabilities::GPU, ..profile }
+fn capable(profile: MachineProfile) -> MachineProfile {
+    MachineProfile { dispatches: DispatchCapabilities::GPU, ..profile }
 }
 
 fn tighter(bytes: u64, r: &mut SplitMix) -> u64 {
     bytes / 100 * (30 + r.below(70) as u64)
 }
 
-fn order(r: &mut SplitMix) -> Order {
-    r.pick(&[Order::Chosen, Order::Chosen, Order::Lean, Order::Program, Order::List, Order::Dfs])
+fn order(r: &mut SplitMix) -> OrderStrategy {
+    r.pick(&[
+        OrderStrategy::Chosen,
+        OrderStrategy::Chosen,
+        OrderStrategy::Lean,
+        OrderStrategy::Program,
+        OrderStrategy::List,
+        OrderStrategy::Dfs,
+    ])
 }
 
 /// Upper bounds that divide the range of each symbol, for some.
@@ -306,7 +316,7 @@ fn ranges(graph: &Graph, r: &mut SplitMix) -> Vec<Vec<(SymbolId, i64, i64)>> {
 
 /// One run of a session: what all ranks get and must give.
 struct Turn {
-    bindings: Bindings,
+    bindings: SymbolBindings,
     /// Whether its sizes are others than those of the run before.
     changed: bool,
     /// By rank.
@@ -321,7 +331,7 @@ fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<Turn>, String> {
     let ranks = graph.ranks.ok_or("the number of ranks is open")?;
     let mut turns: Vec<Turn> = Vec::new();
     for run in 0..2 + r.below(4) {
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         for (id, s) in graph.symbols.iter() {
             let any = s.min + r.below((s.max - s.min + 1) as usize) as i64;
             bindings.set(id, r.pick(&[s.min, s.max, any]));
@@ -331,7 +341,8 @@ fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<Turn>, String> {
             bindings = last.bindings.clone();
         }
         let changed = last.is_none_or(|last| last.bindings != bindings);
-        let draw = SeedConfig { seed: r.next(), arguments: Draw::PerRank, parameters: Draw::PerRank };
+        let draw =
+            SeedConfig { seed: r.next(), arguments: SeedScope::PerRank, parameters: SeedScope::PerRank };
         let drawn = (0..ranks).map(|rank| interp::seeded_inputs(graph, &bindings, &draw, rank));
         let mut inputs = drawn.collect::<Result<Vec<_>, _>>().map_err(|e| format!("inputs: {e}"))?;
         if let Some(last) = last {
@@ -388,9 +399,9 @@ fn run(
 
 /// The rounding history of each output, by any of the programs of the plan.
 fn histories(graph: &Graph, plan: &CheckedPlan) -> Result<Vec<RoundingHistory>, String> {
-    let mut all = interp::output_histories(graph, Runs::Several);
+    let mut all = interp::output_histories(graph, RunCount::Several);
     for program in 0..plan.programs.len() {
-        let of_program = plan.output_histories(program, Runs::Several).map_err(|e| e.to_string())?;
+        let of_program = plan.output_histories(program, RunCount::Several).map_err(|e| e.to_string())?;
         all.iter_mut().zip(of_program).for_each(|(all, one)| *all = all.join(one));
     }
     Ok(all)
@@ -413,7 +424,7 @@ fn as_processes(
             trace: None,
             config: HostConfig { limit: LIMIT, chaos, ..HostConfig::default() },
         };
-        let found = launch(&job, command, |job| job).map_err(|e| format!("run {k}: {e}"))?.outputs;
+        let found = launch_job(&job, command, |job| job).map_err(|e| format!("run {k}: {e}"))?.outputs;
         for (rank, (found, expected)) in found.iter().zip(&turn.outputs).enumerate() {
             compare((graph, histories), found, expected)
                 .map_err(|e| format!("run {k} {:?}, rank {rank}: {e}", turn.bindings))?;
@@ -462,14 +473,14 @@ fn one_rank(
     config: &HostConfig,
 ) -> Result<(), String> {
     let mut memory = Memory::default();
-    let mut session =
-        HostSession::open(plan, group, &Registry::new(), config, vec![]).map_err(|e| e.to_string())?;
-    let told =
-        HostSession::budget(plan, group.rank(), &Registry::new(), config).map_err(|e| e.to_string())?;
+    let mut session = HostSession::open(plan, group, &CustomKernelRegistry::new(), config, vec![])
+        .map_err(|e| e.to_string())?;
+    let told = HostSession::memory_budget(plan, group.rank(), &CustomKernelRegistry::new(), config)
+        .map_err(|e| e.to_string())?;
     for (k, turn) in turns.iter().enumerate() {
         one_turn(&mut session, (graph, histories), (k, turn), group.rank() as usize, &mut memory)?;
         let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
-        within(told, session.taken()).map_err(|e| fail(&e))?;
+        within(told, session.memory_usage()).map_err(|e| fail(&e))?;
     }
     drop(session);
     drop(memory);
@@ -493,13 +504,13 @@ fn one_turn(
 ) -> Result<(), String> {
     let Memory { inputs, outputs } = memory;
     let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
-    session.set(&turn.bindings).map_err(|e| fail(&e))?;
+    session.set_sizes(&turn.bindings).map_err(|e| fail(&e))?;
     let mut lend = |port: Port, memory: &mut Block| {
         // SAFETY: the block lives until another is lent in its place, and is used between runs only.
-        unsafe { session.lend(port, Some(memory.extent())) }.map_err(|e| fail(&e))
+        unsafe { session.bind_port(port, Some(memory.extent())) }.map_err(|e| fail(&e))
     };
     for (i, (input, tensor)) in graph.inputs.values().zip(&turn.inputs[rank]).enumerate() {
-        let varies = graph.ty(input.value).concrete(&Bindings::new()).is_none();
+        let varies = graph.ty(input.value).concrete_shape(&SymbolBindings::new()).is_none();
         if k == 0 || input.kind == InputKind::Argument || (turn.changed && varies) {
             let mut fresh = Block::of(tensor);
             if input.data.is_none() {
@@ -525,9 +536,9 @@ fn one_turn(
 }
 
 /// What a session takes is what was told before it was opened, and no more where that depends on what is run.
-fn within(told: Taken, taken: Taken) -> Result<(), String> {
-    let always = |t: Taken| [t.ordinary, t.symmetric, t.flags];
-    match always(told) == always(taken) && taken.scratch <= told.scratch && taken.held <= told.held {
+fn within(told: MemoryUsage, taken: MemoryUsage) -> Result<(), String> {
+    let always = |t: MemoryUsage| [t.ordinary, t.symmetric, t.flags];
+    match always(told) == always(taken) && taken.scratch <= told.scratch && taken.ports <= told.ports {
         true => Ok(()),
         false => Err(format!("the session takes {taken:?}, told were {told:?}")),
     }
@@ -556,7 +567,7 @@ fn compare(
     expected: &[Tensor],
 ) -> Result<(), String> {
     for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let name = graph.name_of(graph.outputs[k].value);
+        let name = graph.value_name(graph.outputs[k].value);
         near(found, expected, &histories[k]).map_err(|e| format!("output {k} (%{name}): {e}"))?;
     }
     Ok(())
@@ -575,7 +586,7 @@ pub fn tolerance_of(history: &RoundingHistory, expected: &Tensor, scale: f64) ->
         Some(2) => 3e-2,
         Some(_) => 1e-4,
     };
-    let default = Tolerance::of_history(history, expected);
+    let default = Tolerance::for_history(history, expected);
     Tolerance { absolute: default.absolute.max(scale * fraction), ..default }
 }
 
@@ -609,8 +620,8 @@ impl Block {
         out
     }
 
-    fn extent(&mut self) -> Extent {
-        Extent { address: self.lines.as_mut_ptr().expose_provenance() as u64, bytes: self.len }
+    fn extent(&mut self) -> DeviceRange {
+        DeviceRange { address: self.lines.as_mut_ptr().expose_provenance() as u64, bytes: self.len }
     }
 
     fn bytes(&self) -> Vec<u8> {

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use symmc::{
-    Bind, CheckedPlan, Config, Draw, Group, OpenOptions, Program, Session, SessionConfig, Taken, TensorFile,
-    Workload,
+    ArgumentBinding, CheckedPlan, CompileConfig, DrawConfig, Group, MemoryUsage, OpenOptions, Program,
+    Session, SessionConfig, TensorFile, Workload,
 };
 use symmc_ir::Symbol;
 use symmc_tests::{RECORDED, program};
@@ -34,14 +34,14 @@ fn told_and_taken(
     plan: &CheckedPlan,
     sizes: &[(String, i64)],
     work: Option<&Workload>,
-) -> Vec<(Taken, Taken, Taken)> {
+) -> Vec<(MemoryUsage, MemoryUsage, MemoryUsage)> {
     let together = Barrier::new(plan.ranks as usize);
     let before = shared();
-    let config = SessionConfig::default().with_limit(Duration::from_secs(20)).with_symmetric(5000);
+    let config = SessionConfig::default().with_timeout(Duration::from_secs(20)).with_symmetric_bytes(5000);
     let of_rank = |group: Group| {
         let told = Session::budget(plan, group.rank(), &config).expect("it is told");
         let mut session = Session::open(plan, &group, &config).expect("a session");
-        let opened = session.taken();
+        let opened = session.memory_usage();
         together.wait();
         // What coordinated the sessions before lets go of their memory in its own time.
         let mapped =
@@ -52,11 +52,11 @@ fn told_and_taken(
         }
         let source = plan.source_program();
         for (k, input) in source.inputs.values().enumerate().filter(|(_, input)| input.data.is_none()) {
-            let name = source.name_of(input.value);
+            let name = source.value_name(input.value);
             match work {
                 Some(work) => {
                     let tensor = &work.inputs[group.rank() as usize][k];
-                    session.write(name, tensor.loaded().expect("data").data()).expect("it fits");
+                    session.write(name, tensor.load_to_memory().expect("data").data()).expect("it fits");
                 }
                 None => _ = session.address(name).expect("memory"),
             }
@@ -68,7 +68,7 @@ fn told_and_taken(
         if work.is_some() {
             session.run().expect("a run");
         }
-        let taken = session.taken();
+        let taken = session.memory_usage();
         session.close().expect("all went well");
         (told, opened, taken, mapped)
     };
@@ -85,16 +85,16 @@ fn told_and_taken(
     found.into_iter().map(|(told, opened, taken, _)| (told, opened, taken)).collect()
 }
 
-fn expect_within(context: &str, found: Vec<(Taken, Taken, Taken)>, at_most: bool) {
+fn expect_within(context: &str, found: Vec<(MemoryUsage, MemoryUsage, MemoryUsage)>, at_most: bool) {
     for (told, opened, taken) in found {
-        let always = |t: Taken| [t.ordinary, t.symmetric, t.flags];
+        let always = |t: MemoryUsage| [t.ordinary, t.symmetric, t.flags];
         assert_eq!(always(told), always(opened), "{context}");
-        assert_eq!((opened.scratch, opened.held), (0, 0), "{context}: nothing was asked for yet");
+        assert_eq!((opened.scratch, opened.ports), (0, 0), "{context}: nothing was asked for yet");
         assert_eq!(always(told), always(taken), "{context}");
-        assert!(taken.scratch <= told.scratch && taken.held <= told.held, "{context}: {told:?}, {taken:?}");
-        assert!(!at_most || taken.held == told.held, "{context}: {told:?}, {taken:?}");
-        let parts = [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.held];
-        assert_eq!(taken.total(), parts.iter().sum::<usize>());
+        assert!(taken.scratch <= told.scratch && taken.ports <= told.ports, "{context}: {told:?}, {taken:?}");
+        assert!(!at_most || taken.ports == told.ports, "{context}: {told:?}, {taken:?}");
+        let parts = [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.ports];
+        assert_eq!(taken.total_bytes(), parts.iter().sum::<usize>());
     }
 }
 
@@ -110,11 +110,12 @@ fn sessions_take_what_was_told_before() {
         let tensors = Arc::new(tensors);
         let options = OpenOptions::default().with_tensors(tensors.clone());
         let program = Program::open(&program(&format!("{stem}.pt2")), &options).expect("a program");
-        let draw = Draw::default();
+        let draw = DrawConfig::default();
         let work =
             Workload::gather(&program.graph, &program.weights, Some(&tensors), &draw).expect("a workload");
-        for bind in [Bind::None, Bind::All] {
-            let plan = symmc::compile(&program, &Config::default().with_bind(bind.clone())).expect("a plan");
+        for bind in [ArgumentBinding::None, ArgumentBinding::All] {
+            let plan =
+                symmc::compile(&program, &CompileConfig::default().with_bind(bind.clone())).expect("a plan");
             let symbols = plan.source_program().symbols.iter();
             let recorded = symbols.map(|(id, s)| (s.name.clone(), work.bindings.get(id).expect("a value")));
             let found = told_and_taken(&plan, &recorded.collect::<Vec<_>>(), Some(&work));
@@ -131,7 +132,7 @@ fn sessions_take_what_was_told_before() {
     // An extent that falls as a symbol grows takes the most at the least size; a rank that there is not is named.
     let text = "program \"falling\" ranks 1\nsymbol n in 1..=8\narg %x: f32[64 - 8 * n, 4]\n%y: f32[64 - 8 * n, 4] = neg %x\nreturn %y\n";
     let falling = Program::from_text(text).expect("a program");
-    let plan = symmc::compile(&falling, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&falling, &CompileConfig::default()).expect("a plan");
     expect_within("falling", told_and_taken(&plan, &[("n".into(), 1)], None), true);
     let error = Session::budget(&plan, 7, &SessionConfig::default()).expect_err("there is one rank");
     assert!(error.is_bad_input() && error.to_string().contains("rank 7"), "{error}");

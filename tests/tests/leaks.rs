@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use symmc::{CheckedPlan, Config, Group, Program, Session, SessionConfig};
+use symmc::{CheckedPlan, CompileConfig, Group, Program, Session, SessionConfig};
 
 const SESSIONS: usize = 1000;
 /// Sessions before what is taken is counted for the first time.
@@ -57,7 +57,7 @@ fn open_run_and_end(plan: &CheckedPlan, groups: &[Group], number: usize) {
 #[test]
 fn a_thousand_sessions_leave_nothing_behind() {
     let program = Program::from_text(SUM).expect("a program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let groups = Group::threads(2);
     let mut before = [0; 3];
     for number in 0..SESSIONS {

@@ -2,14 +2,17 @@
 
 use std::ffi::{c_char, c_void};
 
-use symmc::Buffer;
+use symmc::SessionBuffer;
 
-use crate::error::{free, give_bytes, guard, handle, handle_mut, make, slice, symmc_status, text};
+use crate::error::{
+    borrow_handle, borrow_handle_mut, create_handle, free_handle, guard, read_slice, read_text, symmc_status,
+    write_bytes,
+};
 use crate::session::symmc_session;
 
 /// Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Any number
 /// of threads may use it at once.
-pub struct symmc_buffer(Buffer);
+pub struct symmc_buffer(SessionBuffer);
 
 /// Memory of the session's device, full of zeros, at a multiple of 256 bytes. Every session of this process on that device may
 /// have it bound. It is the caller's, freed by `symmc_buffer_free`; it outlives the session.
@@ -20,7 +23,9 @@ pub unsafe extern "C" fn symmc_session_allocate(
     out: *mut *mut symmc_buffer,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { make(out, || handle(session, "session")?.session.allocate(bytes).map(symmc_buffer)) }
+    unsafe {
+        create_handle(out, || borrow_handle(session, "session")?.session.allocate(bytes).map(symmc_buffer))
+    }
 }
 
 /// Symmetric memory of the session for the caller, of what `symmc_session_options_set_symmetric` said. All ranks allocate the
@@ -35,11 +40,11 @@ pub unsafe extern "C" fn symmc_session_allocate_symmetric(
 ) -> symmc_status {
     let allocate = || {
         // SAFETY: by the caller.
-        let session = unsafe { handle_mut(session, "session") }?;
+        let session = unsafe { borrow_handle_mut(session, "session") }?;
         session.session.allocate_symmetric(bytes).map(symmc_buffer)
     };
     // SAFETY: by the caller.
-    unsafe { make(out, allocate) }
+    unsafe { create_handle(out, allocate) }
 }
 
 /// As `symmc_session_bind`, for all of a buffer of the session's device. The session keeps the memory as long as a run may use
@@ -52,9 +57,10 @@ pub unsafe extern "C" fn symmc_session_bind_buffer(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (session, name) = unsafe { (handle_mut(session, "session")?, text(name, "the name")?) };
+        let (session, name) =
+            unsafe { (borrow_handle_mut(session, "session")?, read_text(name, "the name")?) };
         // SAFETY: by the caller.
-        unsafe { session.session.bind_buffer(name, &handle(buffer, "buffer")?.0) }
+        unsafe { session.session.bind_buffer(name, &borrow_handle(buffer, "buffer")?.0) }
     })
 }
 
@@ -81,7 +87,9 @@ pub unsafe extern "C" fn symmc_buffer_write(
     bytes: usize,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    guard(|| unsafe { handle(buffer, "buffer")?.0.write(at, slice(data.cast(), bytes, "the data")?) })
+    guard(|| unsafe {
+        borrow_handle(buffer, "buffer")?.0.write(at, read_slice(data.cast(), bytes, "the data")?)
+    })
 }
 
 /// Copies so many bytes from `at` on to memory of the host. No run that writes them may be in progress.
@@ -94,9 +102,9 @@ pub unsafe extern "C" fn symmc_buffer_read(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let found = unsafe { handle(buffer, "buffer") }?.0.read(at, bytes)?;
+        let found = unsafe { borrow_handle(buffer, "buffer") }?.0.read(at, bytes)?;
         // SAFETY: by the caller.
-        unsafe { give_bytes(data, bytes, &found, "the buffer") }
+        unsafe { write_bytes(data, bytes, &found, "the buffer") }
     })
 }
 
@@ -104,5 +112,5 @@ pub unsafe extern "C" fn symmc_buffer_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_free(buffer: *mut symmc_buffer) {
     // SAFETY: by the caller.
-    unsafe { free(buffer) }
+    unsafe { free_handle(buffer) }
 }

@@ -29,7 +29,7 @@ pub const SYMMC_ERROR_PEER: symmc_status = 7;
 pub const SYMMC_ERROR_DEFECT: symmc_status = 8;
 
 /// What is known of an error.
-struct Last {
+struct LastError {
     status: symmc_status,
     text: CString,
     node: Option<CString>,
@@ -40,7 +40,7 @@ struct Last {
 }
 
 thread_local! {
-    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
 }
 
 /// The status of a kind. Kinds that this interface does not know yet are faults of symmc.
@@ -64,13 +64,13 @@ pub(crate) fn c_text(text: &str) -> CString {
 }
 
 /// What the caller did wrong.
-pub(crate) fn refused(message: impl Into<String>) -> Error {
+pub(crate) fn input_error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
 /// Starts the log by the environment, when the process first calls a function.
 fn start_log() -> Result<(), Error> {
-    symmc_log::init_from_env().map_err(|error| refused(error.to_string()))
+    symmc_log::init_from_env().map_err(|error| input_error(error.to_string()))
 }
 
 /// Does what a function is for. An error is kept for the thread, a panic too.
@@ -86,13 +86,13 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<(), Error>) -> symmc_status {
         });
     match ended {
         Ok(()) => SYMMC_OK,
-        Err(error) => keep(&error),
+        Err(error) => store_error(&error),
     }
 }
 
-fn keep(error: &Error) -> symmc_status {
+fn store_error(error: &Error) -> symmc_status {
     let number = |n: Option<i64>| n.unwrap_or(-1);
-    let last = Last {
+    let last = LastError {
         status: status_of(error.kind()),
         text: c_text(&error.to_string()),
         node: error.node().map(c_text),
@@ -106,103 +106,110 @@ fn keep(error: &Error) -> symmc_status {
     status
 }
 
-fn last<T>(none: T, of: impl FnOnce(&Last) -> T) -> T {
+fn read_last_error<T>(none: T, of: impl FnOnce(&LastError) -> T) -> T {
     LAST.with(|cell| cell.borrow().as_ref().map_or(none, of))
 }
 
-fn pointer(text: Option<&CString>) -> *const c_char {
+fn text_pointer(text: Option<&CString>) -> *const c_char {
     text.map_or(std::ptr::null(), |text| text.as_ptr())
 }
 
 /// The status of the last call of this thread that failed, `SYMMC_OK` if none did. Calls that succeed leave it.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_kind() -> symmc_status {
-    last(SYMMC_OK, |last| last.status)
+    read_last_error(SYMMC_OK, |last| last.status)
 }
 
 /// What went wrong in the last call of this thread that failed: what it is about, what was expected and what was found. Empty
 /// if none did. The text is the library's; it stays until another call of this thread fails, or the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error() -> *const c_char {
-    last(c"".as_ptr(), |last| last.text.as_ptr())
+    read_last_error(c"".as_ptr(), |last| last.text.as_ptr())
 }
 
 /// The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not come, or differs from
 /// the others; never a rank that only waited. -1 if there is none or it is not known.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_culprit() -> i64 {
-    last(-1, |last| last.culprit)
+    read_last_error(-1, |last| last.culprit)
 }
 
 /// The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are the same on all ranks.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_reporter() -> i64 {
-    last(-1, |last| last.reporter)
+    read_last_error(-1, |last| last.reporter)
 }
 
 /// Another name of symmc_last_error_culprit.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_rank() -> i64 {
-    last(-1, |last| last.culprit)
+    read_last_error(-1, |last| last.culprit)
 }
 
 /// The step that the last error of this thread is about, counted from 0 in its bucket, -1 if it is about none.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_step() -> i64 {
-    last(-1, |last| last.step)
+    read_last_error(-1, |last| last.step)
 }
 
 /// The node that the last error of this thread is about, by the name of its first result; NULL if it is about none. Stays as
 /// long as the text.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_node() -> *const c_char {
-    last(std::ptr::null(), |last| pointer(last.node.as_ref()))
+    read_last_error(std::ptr::null(), |last| text_pointer(last.node.as_ref()))
 }
 
 /// The op of that node; NULL if it is not known. Stays as long as the text.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_op() -> *const c_char {
-    last(std::ptr::null(), |last| pointer(last.op.as_ref()))
+    read_last_error(std::ptr::null(), |last| text_pointer(last.op.as_ref()))
 }
 
 /// A text that the caller gave; `what` names it.
 ///
 /// # Safety
 /// It ends with a NUL, or is NULL.
-pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Error> {
+pub(crate) unsafe fn read_text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Error> {
     if pointer.is_null() {
-        return Err(refused(format!("{what} is NULL")));
+        return Err(input_error(format!("{what} is NULL")));
     }
     // SAFETY: by the caller.
     let bytes = unsafe { CStr::from_ptr(pointer) };
-    bytes.to_str().map_err(|e| refused(format!("{what} is not UTF-8: {e}")))
+    bytes.to_str().map_err(|e| input_error(format!("{what} is not UTF-8: {e}")))
 }
 
 /// The same where it may be left out.
 ///
 /// # Safety
 /// As [`text`].
-pub(crate) unsafe fn optional<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>, Error> {
+pub(crate) unsafe fn read_optional_text<'a>(
+    pointer: *const c_char,
+    what: &str,
+) -> Result<Option<&'a str>, Error> {
     if pointer.is_null() {
         return Ok(None);
     }
     // SAFETY: by the caller.
-    unsafe { text(pointer, what) }.map(Some)
+    unsafe { read_text(pointer, what) }.map(Some)
 }
 
 /// An array that the caller gave. It may be NULL where it has no elements.
 ///
 /// # Safety
 /// It has so many elements that nobody writes meanwhile, or is NULL.
-pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, what: &str) -> Result<&'a [T], Error> {
+pub(crate) unsafe fn read_slice<'a, T>(
+    pointer: *const T,
+    count: usize,
+    what: &str,
+) -> Result<&'a [T], Error> {
     if count == 0 {
         return Ok(&[]);
     }
     if pointer.is_null() {
-        return Err(refused(format!("{what} is NULL, and has {count} elements")));
+        return Err(input_error(format!("{what} is NULL, and has {count} elements")));
     }
     if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
-        return Err(refused(format!("{what} has {count} elements: no memory has so many")));
+        return Err(input_error(format!("{what} has {count} elements: no memory has so many")));
     }
     // SAFETY: by the caller; the size was asked.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
@@ -212,27 +219,27 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, what: &str) -
 ///
 /// # Safety
 /// It came from this library and was not freed, or is NULL.
-pub(crate) unsafe fn handle<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Error> {
+pub(crate) unsafe fn borrow_handle<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Error> {
     // SAFETY: by the caller.
-    unsafe { pointer.as_ref() }.ok_or_else(|| refused(format!("the handle of the {what} is NULL")))
+    unsafe { pointer.as_ref() }.ok_or_else(|| input_error(format!("the handle of the {what} is NULL")))
 }
 
 /// The same to be changed.
 ///
 /// # Safety
 /// As [`handle`], and no other thread uses it.
-pub(crate) unsafe fn handle_mut<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, Error> {
+pub(crate) unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T, Error> {
     // SAFETY: by the caller.
-    unsafe { pointer.as_mut() }.ok_or_else(|| refused(format!("the handle of the {what} is NULL")))
+    unsafe { pointer.as_mut() }.ok_or_else(|| input_error(format!("the handle of the {what} is NULL")))
 }
 
 /// Gives the caller a result through its pointer.
 ///
 /// # Safety
 /// The pointer is valid for a write, or NULL.
-pub(crate) unsafe fn give<T>(out: *mut T, value: T) -> Result<(), Error> {
+pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error> {
     if out.is_null() {
-        return Err(refused("the pointer to the result is NULL"));
+        return Err(input_error("the pointer to the result is NULL"));
     }
     // SAFETY: by the caller.
     unsafe { out.write(value) };
@@ -243,17 +250,17 @@ pub(crate) unsafe fn give<T>(out: *mut T, value: T) -> Result<(), Error> {
 ///
 /// # Safety
 /// `to` has `room` bytes, none of which are those of `from`.
-pub(crate) unsafe fn give_bytes(
+pub(crate) unsafe fn write_bytes(
     to: *mut std::ffi::c_void,
     room: usize,
     from: &[u8],
     what: &str,
 ) -> Result<(), Error> {
     if from.len() != room {
-        return Err(refused(format!("{what}: it has {} bytes, the memory for it {room}", from.len())));
+        return Err(input_error(format!("{what}: it has {} bytes, the memory for it {room}", from.len())));
     }
     if room > 0 && to.is_null() {
-        return Err(refused(format!("{what}: the memory for it is NULL")));
+        return Err(input_error(format!("{what}: the memory for it is NULL")));
     }
     // SAFETY: by the caller.
     unsafe { std::ptr::copy(from.as_ptr(), to.cast(), room) };
@@ -264,13 +271,16 @@ pub(crate) unsafe fn give_bytes(
 ///
 /// # Safety
 /// As [`give`].
-pub(crate) unsafe fn make<T>(out: *mut *mut T, what: impl FnOnce() -> Result<T, Error>) -> symmc_status {
+pub(crate) unsafe fn create_handle<T>(
+    out: *mut *mut T,
+    what: impl FnOnce() -> Result<T, Error>,
+) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        unsafe { give(out, std::ptr::null_mut()) }?;
+        unsafe { write_result(out, std::ptr::null_mut()) }?;
         let made = Box::into_raw(Box::new(what()?));
         // SAFETY: by the caller.
-        unsafe { give(out, made) }
+        unsafe { write_result(out, made) }
     })
 }
 
@@ -278,7 +288,7 @@ pub(crate) unsafe fn make<T>(out: *mut *mut T, what: impl FnOnce() -> Result<T, 
 ///
 /// # Safety
 /// It came from [`make`] and was not freed.
-pub(crate) unsafe fn free<T>(handle: *mut T) {
+pub(crate) unsafe fn free_handle<T>(handle: *mut T) {
     if !handle.is_null() {
         // What goes wrong has no one to be told.
         guard(|| {

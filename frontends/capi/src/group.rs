@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use symmc::unstable::ir::verify::MAX_RANKS;
 use symmc::{Bootstrap, Group, Membership};
 
-use crate::error::{free, guard, make, refused, symmc_status};
+use crate::error::{create_handle, free_handle, guard, input_error, symmc_status};
 
 /// One rank's place among others. Its rank opens sessions in it, one after the other, in the same order as the others: one
 /// thread at a time uses it. It may be handed to another thread.
@@ -24,10 +24,10 @@ pub type symmc_all_gather = Option<
 pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc_group) -> symmc_status {
     guard(|| {
         if groups.is_null() {
-            return Err(refused("the pointer to the groups is NULL"));
+            return Err(input_error("the pointer to the groups is NULL"));
         }
         if !(1..=MAX_RANKS).contains(&ranks) {
-            return Err(refused(format!("expected 1 to {MAX_RANKS} ranks, found {ranks}")));
+            return Err(input_error(format!("expected 1 to {MAX_RANKS} ranks, found {ranks}")));
         }
         for (rank, group) in Group::threads(ranks).into_iter().enumerate() {
             // SAFETY: by the caller, there are so many.
@@ -44,9 +44,13 @@ pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc
 /// `out` takes a pointer; nobody changes the environment meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_from_environment(out: *mut *mut symmc_group) -> symmc_status {
-    let none = || refused("the environment names no rank: expected that of torchrun, mpirun or srun");
+    let none = || input_error("the environment names no rank: expected that of torchrun, mpirun or srun");
     // SAFETY: by the caller.
-    unsafe { make(out, || Ok(symmc_group(Group::of(Membership::from_env()?.ok_or_else(none)?)))) }
+    unsafe {
+        create_handle(out, || {
+            Ok(symmc_group(Group::from_membership(Membership::from_env()?.ok_or_else(none)?)))
+        })
+    }
 }
 
 /// The place of `rank` among `ranks` ranks of one machine that have means of their own to tell each other something. All of
@@ -63,27 +67,27 @@ pub unsafe extern "C" fn symmc_group_bootstrap(
     out: *mut *mut symmc_group,
 ) -> symmc_status {
     let open = || {
-        let call = all_gather.ok_or_else(|| refused("all_gather is NULL"))?;
+        let call = all_gather.ok_or_else(|| input_error("all_gather is NULL"))?;
         if rank >= ranks || ranks > MAX_RANKS {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "rank {rank} of {ranks}: expected 1 to {MAX_RANKS} ranks, from 0 on"
             )));
         }
-        let mut means = Means { call, context, ranks };
+        let mut means = CallerBootstrap { call, context, ranks };
         Ok(symmc_group(Group::bootstrap(rank, ranks, &mut means)?))
     };
     // SAFETY: by the caller.
-    unsafe { make(out, open) }
+    unsafe { create_handle(out, open) }
 }
 
 /// The caller's means.
-struct Means {
+struct CallerBootstrap {
     call: unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int,
     context: *mut c_void,
     ranks: u32,
 }
 
-impl Bootstrap for Means {
+impl Bootstrap for CallerBootstrap {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let bytes = mine.len();
         if bytes == 0 {
@@ -118,5 +122,5 @@ pub unsafe extern "C" fn symmc_group_ranks(group: *const symmc_group) -> u32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_free(group: *mut symmc_group) {
     // SAFETY: by the caller.
-    unsafe { free(group) }
+    unsafe { free_handle(group) }
 }

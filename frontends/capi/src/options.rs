@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use symmc::{Error, SessionConfig};
 
-use crate::error::{free, guard, handle_mut, make, refused, slice, symmc_status};
+use crate::error::{
+    borrow_handle_mut, create_handle, free_handle, guard, input_error, read_slice, symmc_status,
+};
 
 /// The GPU whose number is that of the rank.
 pub const SYMMC_GPU_OF_RANK: u32 = 0xffffffff;
@@ -25,11 +27,11 @@ pub struct symmc_session_options {
     limit: Option<Duration>,
     /// Bytes of symmetric memory for the caller.
     symmetric: usize,
-    gpu: Option<Lent>,
+    gpu: Option<GpuOptions>,
 }
 
 /// A GPU and what the caller lends of it. What is not set is as it is by itself.
-struct Lent {
+struct GpuOptions {
     ordinal: Option<u32>,
     stream: *mut c_void,
     communicator: Option<(*mut c_void, Vec<u32>)>,
@@ -38,9 +40,9 @@ struct Lent {
     kept: Option<usize>,
 }
 
-impl Default for Lent {
+impl Default for GpuOptions {
     fn default() -> Self {
-        Lent {
+        GpuOptions {
             ordinal: None,
             stream: std::ptr::null_mut(),
             communicator: None,
@@ -53,8 +55,8 @@ impl Default for Lent {
 
 impl symmc_session_options {
     /// The GPU that was set.
-    fn gpu(&mut self) -> Result<&mut Lent, Error> {
-        let none = || refused("the session is on the host: symmc_session_options_set_gpu comes first");
+    fn gpu_options(&mut self) -> Result<&mut GpuOptions, Error> {
+        let none = || input_error("the session is on the host: symmc_session_options_set_gpu comes first");
         self.gpu.as_mut().ok_or_else(none)
     }
 
@@ -62,10 +64,10 @@ impl symmc_session_options {
     ///
     /// # Safety
     /// Stream and communicator are what was said of them.
-    pub(crate) unsafe fn config(&self) -> Result<SessionConfig, Error> {
-        let config = SessionConfig::default().with_symmetric(self.symmetric);
+    pub(crate) unsafe fn session_config(&self) -> Result<SessionConfig, Error> {
+        let config = SessionConfig::default().with_symmetric_bytes(self.symmetric);
         let config = match self.limit {
-            Some(limit) => config.with_limit(limit),
+            Some(limit) => config.with_timeout(limit),
             None => config,
         };
         match &self.gpu {
@@ -79,8 +81,8 @@ impl symmc_session_options {
 /// # Safety
 /// Stream and communicator are what was said of them.
 #[cfg(feature = "cuda")]
-unsafe fn on_gpu(config: SessionConfig, lent: &Lent) -> Result<SessionConfig, Error> {
-    let mut gpu = lent.ordinal.map_or_else(symmc::Gpu::default, symmc::Gpu::new);
+unsafe fn on_gpu(config: SessionConfig, lent: &GpuOptions) -> Result<SessionConfig, Error> {
+    let mut gpu = lent.ordinal.map_or_else(symmc::GpuConfig::default, symmc::GpuConfig::new);
     if !lent.stream.is_null() {
         // SAFETY: by the caller.
         gpu = unsafe { gpu.with_stream(lent.stream) };
@@ -93,19 +95,19 @@ unsafe fn on_gpu(config: SessionConfig, lent: &Lent) -> Result<SessionConfig, Er
         gpu = gpu.with_arena(symmc::ArenaSource::Nccl);
     }
     if lent.products == SYMMC_PRODUCTS_HEURISTIC {
-        gpu = gpu.with_products(symmc::Products::Heuristic);
+        gpu = gpu.with_products(symmc::AlgorithmSelection::Heuristic);
     }
     if let Some(kept) = lent.kept {
-        gpu = gpu.with_kept(kept);
+        gpu = gpu.with_cached_recordings(kept);
     }
     Ok(config.with_gpu(gpu))
 }
 
 #[cfg(not(feature = "cuda"))]
-unsafe fn on_gpu(config: SessionConfig, lent: &Lent) -> Result<SessionConfig, Error> {
-    let Lent { ordinal, stream, communicator, arena, products, kept } = lent;
+unsafe fn on_gpu(config: SessionConfig, lent: &GpuOptions) -> Result<SessionConfig, Error> {
+    let GpuOptions { ordinal, stream, communicator, arena, products, kept } = lent;
     let _ = (ordinal, stream, communicator, arena, products, kept, config);
-    expect_gpus().and_then(|()| Err(refused("no session runs on a GPU")))
+    expect_gpus().and_then(|()| Err(input_error("no session runs on a GPU")))
 }
 
 /// Whether this library knows GPUs.
@@ -123,12 +125,12 @@ fn expect_gpus() -> Result<(), Error> {
 ///
 /// # Safety
 /// `options` are options that no other thread uses, or NULL.
-unsafe fn with(
+unsafe fn with_options(
     options: *mut symmc_session_options,
     work: impl FnOnce(&mut symmc_session_options) -> Result<(), Error>,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    guard(|| work(unsafe { handle_mut(options, "options of the session") }?))
+    guard(|| work(unsafe { borrow_handle_mut(options, "options of the session") }?))
 }
 
 /// Options with which everything is as it is by itself: a session on the host, no wait longer than 30 seconds. They are the
@@ -136,7 +138,7 @@ unsafe fn with(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_session_options) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { make(out, || Ok(symmc_session_options { limit: None, symmetric: 0, gpu: None })) }
+    unsafe { create_handle(out, || Ok(symmc_session_options { limit: None, symmetric: 0, gpu: None })) }
 }
 
 /// Sets the milliseconds that no wait for other ranks takes longer than, also in runs; 0 for 30,000.
@@ -150,7 +152,7 @@ pub unsafe extern "C" fn symmc_session_options_set_limit(
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Sets the bytes of symmetric memory for the caller beside what the plan needs, the same on all ranks
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn symmc_session_options_set_symmetric(
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Has the session run on a GPU, by its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank has a GPU
@@ -183,7 +185,7 @@ pub unsafe extern "C" fn symmc_session_options_set_gpu(
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Has runs that are given no stream of their own go to this one, a `cudaStream_t` or `CUstream`; NULL for one of the
@@ -197,11 +199,11 @@ pub unsafe extern "C" fn symmc_session_options_set_stream(
     stream: *mut c_void,
 ) -> symmc_status {
     let set = |options: &mut symmc_session_options| {
-        options.gpu()?.stream = stream;
+        options.gpu_options()?.stream = stream;
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Has plain collectives of exactly these ranks run on a communicator of the caller, an `ncclComm_t`, whose ranks they are in
@@ -220,15 +222,15 @@ pub unsafe extern "C" fn symmc_session_options_set_communicator(
 ) -> symmc_status {
     let set = |options: &mut symmc_session_options| {
         // SAFETY: by the caller.
-        let ranks = unsafe { slice(ranks, count, "ranks") }?.to_vec();
+        let ranks = unsafe { read_slice(ranks, count, "ranks") }?.to_vec();
         if !communicator.is_null() && ranks.is_empty() {
-            return Err(refused("the communicator has no ranks"));
+            return Err(input_error("the communicator has no ranks"));
         }
-        options.gpu()?.communicator = (!communicator.is_null()).then_some((communicator, ranks));
+        options.gpu_options()?.communicator = (!communicator.is_null()).then_some((communicator, ranks));
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Sets who allocates symmetric memory: `SYMMC_ARENA_DRIVER` or `SYMMC_ARENA_NCCL`, the same on all ranks.
@@ -238,11 +240,12 @@ pub unsafe extern "C" fn symmc_session_options_set_arena(
     arena: i32,
 ) -> symmc_status {
     let set = |options: &mut symmc_session_options| {
-        options.gpu()?.arena = one_of(arena, SYMMC_ARENA_NCCL, "SYMMC_ARENA_DRIVER or SYMMC_ARENA_NCCL")?;
+        options.gpu_options()?.arena =
+            check_choice(arena, SYMMC_ARENA_NCCL, "SYMMC_ARENA_DRIVER or SYMMC_ARENA_NCCL")?;
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Sets how algorithms of matrix products are chosen: `SYMMC_PRODUCTS_MEASURED` or `SYMMC_PRODUCTS_HEURISTIC`, the same on all
@@ -254,11 +257,11 @@ pub unsafe extern "C" fn symmc_session_options_set_products(
 ) -> symmc_status {
     let expected = "SYMMC_PRODUCTS_MEASURED or SYMMC_PRODUCTS_HEURISTIC";
     let set = |options: &mut symmc_session_options| {
-        options.gpu()?.products = one_of(products, SYMMC_PRODUCTS_HEURISTIC, expected)?;
+        options.gpu_options()?.products = check_choice(products, SYMMC_PRODUCTS_HEURISTIC, expected)?;
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// Sets how many recorded runs are kept, each for some sizes and some memory; the same on all ranks.
@@ -268,18 +271,18 @@ pub unsafe extern "C" fn symmc_session_options_set_kept(
     kept: usize,
 ) -> symmc_status {
     let set = |options: &mut symmc_session_options| {
-        options.gpu()?.kept = Some(kept);
+        options.gpu_options()?.kept = Some(kept);
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(options, set) }
+    unsafe { with_options(options, set) }
 }
 
 /// A choice from 0 to `last`.
-fn one_of(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
+fn check_choice(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
     match (0..=last).contains(&choice) {
         true => Ok(choice),
-        false => Err(refused(format!("expected {expected}, found {choice}"))),
+        false => Err(input_error(format!("expected {expected}, found {choice}"))),
     }
 }
 
@@ -287,5 +290,5 @@ fn one_of(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_free(options: *mut symmc_session_options) {
     // SAFETY: by the caller.
-    unsafe { free(options) }
+    unsafe { free_handle(options) }
 }

@@ -4,13 +4,18 @@ use std::ffi::{CString, c_char};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Error, ErrorKind, Numerics, SourceComparison};
+use symmc::{
+    ArgumentBinding, BucketSpec, CheckedPlan, CompileConfig, Error, ErrorKind, Numerics, SourceComparison,
+};
 
-use crate::error::{c_text, free, guard, handle, handle_mut, make, slice, symmc_status, text};
+use crate::error::{
+    borrow_handle, borrow_handle_mut, c_text, create_handle, free_handle, guard, read_slice, read_text,
+    symmc_status,
+};
 use crate::program::symmc_program;
 
 /// How to compile. One thread at a time uses it.
-pub struct symmc_options(Config);
+pub struct symmc_options(CompileConfig);
 
 /// A plan that is proved safe. Any number of threads may read it at once.
 pub struct symmc_plan {
@@ -22,7 +27,7 @@ pub struct symmc_plan {
 
 impl symmc_plan {
     fn new(plan: CheckedPlan) -> symmc_plan {
-        let report = c_text(&report(&plan));
+        let report = c_text(&plan_report(&plan));
         symmc_plan { plan, report, comparison: OnceLock::new() }
     }
 
@@ -36,12 +41,12 @@ impl symmc_plan {
 }
 
 /// What was decided, for people.
-fn report(plan: &CheckedPlan) -> String {
+fn plan_report(plan: &CheckedPlan) -> String {
     let numerics = plan.numerics.report_suffix();
     let mut lines =
         vec![format!("{}: {} ranks, machine {}{numerics}", plan.source.name, plan.ranks, plan.machine)];
     for bucket in &plan.buckets {
-        lines.push(bucket.range());
+        lines.push(bucket.describe_range());
         for decision in &bucket.decisions {
             let chosen = decision.alternatives.iter().find(|way| way.name == decision.chosen);
             let estimate = chosen.map_or_else(String::new, |way| format!(", estimated {:.1} us", way.us));
@@ -61,7 +66,7 @@ fn report(plan: &CheckedPlan) -> String {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { make(out, || Ok(symmc_options(Config::default()))) }
+    unsafe { create_handle(out, || Ok(symmc_options(CompileConfig::default()))) }
 }
 
 /// Sets the machine that choices are made for: the name of a built-in profile, as `host` or `h200x8`, or the path of one that
@@ -73,8 +78,9 @@ pub unsafe extern "C" fn symmc_options_set_machine(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (options, machine) = unsafe { (handle_mut(options, "options")?, text(machine, "the machine")?) };
-        options.0.profile = symmc::machine(machine)?;
+        let (options, machine) =
+            unsafe { (borrow_handle_mut(options, "options")?, read_text(machine, "the machine")?) };
+        options.0.profile = symmc::machine_profile(machine)?;
         Ok(())
     })
 }
@@ -89,9 +95,10 @@ pub unsafe extern "C" fn symmc_options_set_buckets(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (options, symbol) = unsafe { (handle_mut(options, "options")?, text(symbol, "the symbol")?) };
+        let (options, symbol) =
+            unsafe { (borrow_handle_mut(options, "options")?, read_text(symbol, "the symbol")?) };
         // SAFETY: by the caller.
-        let upper = unsafe { slice(upper, count, "upper") }?;
+        let upper = unsafe { read_slice(upper, count, "upper") }?;
         options.0.buckets.retain(|spec| spec.symbol != symbol);
         if !upper.is_empty() {
             options.0.buckets.push(BucketSpec::new(symbol, upper));
@@ -109,8 +116,8 @@ pub unsafe extern "C" fn symmc_options_set_bind_arguments(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let options = unsafe { handle_mut(options, "options") }?;
-        options.0.bind = if all == 0 { Bind::None } else { Bind::All };
+        let options = unsafe { borrow_handle_mut(options, "options") }?;
+        options.0.bind = if all == 0 { ArgumentBinding::None } else { ArgumentBinding::All };
         Ok(())
     })
 }
@@ -123,7 +130,7 @@ pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let options = unsafe { handle_mut(options, "options") }?;
+        let options = unsafe { borrow_handle_mut(options, "options") }?;
         options.0.symm_limit = Some(bytes).filter(|&bytes| bytes > 0);
         Ok(())
     })
@@ -137,7 +144,7 @@ pub unsafe extern "C" fn symmc_options_set_coalesce(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let options = unsafe { handle_mut(options, "options") }?;
+        let options = unsafe { borrow_handle_mut(options, "options") }?;
         options.0.coalesce = coalesce != 0;
         Ok(())
     })
@@ -152,7 +159,8 @@ pub unsafe extern "C" fn symmc_options_set_numerics(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (options, classes) = unsafe { (handle_mut(options, "options")?, text(classes, "the classes")?) };
+        let (options, classes) =
+            unsafe { (borrow_handle_mut(options, "options")?, read_text(classes, "the classes")?) };
         let numerics = classes.parse::<Numerics>();
         options.0.numerics = numerics.map_err(|e| Error::new(ErrorKind::Input, format!("numerics: {e}")))?;
         Ok(())
@@ -163,7 +171,7 @@ pub unsafe extern "C" fn symmc_options_set_numerics(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
     // SAFETY: by the caller.
-    unsafe { free(options) }
+    unsafe { free_handle(options) }
 }
 
 /// Compiles a program into a plan and proves that safe. `options` may be NULL. The plan is the caller's, freed by
@@ -177,15 +185,15 @@ pub unsafe extern "C" fn symmc_compile(
 ) -> symmc_status {
     let compile = || {
         // SAFETY: by the caller.
-        let (program, options) = unsafe { (handle(program, "program")?, options.as_ref()) };
+        let (program, options) = unsafe { (borrow_handle(program, "program")?, options.as_ref()) };
         let plan = match options {
             Some(options) => symmc::compile(&program.0, &options.0),
-            None => symmc::compile(&program.0, &Config::default()),
+            None => symmc::compile(&program.0, &CompileConfig::default()),
         };
         plan.map(symmc_plan::new)
     };
     // SAFETY: by the caller.
-    unsafe { make(out, compile) }
+    unsafe { create_handle(out, compile) }
 }
 
 /// Reads a plan from a file and proves it safe. It is the caller's, freed by `symmc_plan_free`.
@@ -193,11 +201,11 @@ pub unsafe extern "C" fn symmc_compile(
 pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut symmc_plan) -> symmc_status {
     let read = || {
         // SAFETY: by the caller.
-        let path = unsafe { text(path, "the path of the plan") }?;
-        symmc::checked(symmc::read_plan(Path::new(path))?).map(symmc_plan::new)
+        let path = unsafe { read_text(path, "the path of the plan") }?;
+        symmc::into_checked_plan(symmc::read_plan(Path::new(path))?).map(symmc_plan::new)
     };
     // SAFETY: by the caller.
-    unsafe { make(out, read) }
+    unsafe { create_handle(out, read) }
 }
 
 /// Writes a plan to a file, which it replaces.
@@ -205,7 +213,8 @@ pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut sym
 pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const c_char) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (plan, path) = unsafe { (handle(plan, "plan")?, text(path, "the path of the plan")?) };
+        let (plan, path) =
+            unsafe { (borrow_handle(plan, "plan")?, read_text(path, "the path of the plan")?) };
         symmc::write_file(path.as_ref(), plan.plan.to_json().as_bytes())
     })
 }
@@ -231,9 +240,9 @@ pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_
 pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_compared: i32) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let plan = unsafe { handle(plan, "plan") }?;
-        let comparison = plan.comparison().0.clone().agreed()?;
-        if require_compared != 0 { symmc::require_compared(&comparison) } else { Ok(()) }
+        let plan = unsafe { borrow_handle(plan, "plan") }?;
+        let comparison = plan.comparison().0.clone().into_agreement()?;
+        if require_compared != 0 { symmc::require_full_comparison(&comparison) } else { Ok(()) }
     })
 }
 
@@ -250,5 +259,5 @@ pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *cons
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_free(plan: *mut symmc_plan) {
     // SAFETY: by the caller.
-    unsafe { free(plan) }
+    unsafe { free_handle(plan) }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use symmc::{OpenOptions, Program, Tensor, TensorFile};
 
-use crate::error::{free, handle, make, optional, slice, symmc_status, text};
+use crate::error::{
+    borrow_handle, create_handle, free_handle, read_optional_text, read_slice, read_text, symmc_status,
+};
 
 /// A program as it was opened. Any number of threads may read it at once.
 pub struct symmc_program(pub(crate) Program);
@@ -20,7 +22,7 @@ pub struct symmc_weights(pub(crate) Vec<(String, Arc<Tensor>)>);
 /// As [`optional`].
 unsafe fn tensor_file(path: *const c_char) -> Result<Option<Arc<TensorFile>>, symmc::Error> {
     // SAFETY: by the caller.
-    let path = unsafe { optional(path, "the path of the tensors") }?;
+    let path = unsafe { read_optional_text(path, "the path of the tensors") }?;
     path.map(|path| TensorFile::open(Path::new(path)).map(Arc::new)).transpose()
 }
 
@@ -38,18 +40,18 @@ pub unsafe extern "C" fn symmc_program_open(
 ) -> symmc_status {
     let open = || {
         // SAFETY: by the caller.
-        let (paths, tensors) = unsafe { (slice(paths, count, "paths")?, tensor_file(tensors)?) };
+        let (paths, tensors) = unsafe { (read_slice(paths, count, "paths")?, tensor_file(tensors)?) };
         // SAFETY: by the caller.
-        let path = |path: &*const c_char| unsafe { text(*path, "a path") }.map(PathBuf::from);
+        let path = |path: &*const c_char| unsafe { read_text(*path, "a path") }.map(PathBuf::from);
         let paths = paths.iter().map(path).collect::<Result<Vec<_>, _>>()?;
         if paths.is_empty() {
-            return Err(crate::error::refused("no path of a program is given"));
+            return Err(crate::error::input_error("no path of a program is given"));
         }
         let options = OpenOptions::default().with_ranks(Some(ranks).filter(|&n| n > 0)).with_tensors(tensors);
         Program::open_files(&paths, &options).map(symmc_program)
     };
     // SAFETY: by the caller.
-    unsafe { make(out, open) }
+    unsafe { create_handle(out, open) }
 }
 
 /// A program in text form. It is the caller's, freed by `symmc_program_free`.
@@ -59,7 +61,9 @@ pub unsafe extern "C" fn symmc_program_from_text(
     out: *mut *mut symmc_program,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { make(out, || Program::from_text(text(program, "the program")?).map(symmc_program)) }
+    unsafe {
+        create_handle(out, || Program::from_text(read_text(program, "the program")?).map(symmc_program))
+    }
 }
 
 /// The number of ranks of a program; 0 while it is open, and for NULL.
@@ -73,7 +77,7 @@ pub unsafe extern "C" fn symmc_program_ranks(program: *const symmc_program) -> u
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_free(program: *mut symmc_program) {
     // SAFETY: by the caller.
-    unsafe { free(program) }
+    unsafe { free_handle(program) }
 }
 
 /// Reads the weights of a rank into memory: from the safetensors file `tensors`, whose names are `rank<r>.w.<name>`, or with
@@ -88,16 +92,16 @@ pub unsafe extern "C" fn symmc_weights_open(
 ) -> symmc_status {
     let open = || {
         // SAFETY: by the caller.
-        let (program, tensors) = unsafe { (handle(program, "program")?, tensor_file(tensors)?) };
+        let (program, tensors) = unsafe { (borrow_handle(program, "program")?, tensor_file(tensors)?) };
         program.0.parameters(rank, tensors.as_deref()).map(symmc_weights)
     };
     // SAFETY: by the caller.
-    unsafe { make(out, open) }
+    unsafe { create_handle(out, open) }
 }
 
 /// Frees weights. Sessions that share them go on. NULL is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_weights_free(weights: *mut symmc_weights) {
     // SAFETY: by the caller.
-    unsafe { free(weights) }
+    unsafe { free_handle(weights) }
 }

@@ -4,29 +4,32 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Duration;
 
 use symmc::unstable::runtime::RunError;
-use symmc::{Error, Session, SessionConfig, Taken};
+use symmc::{Error, MemoryUsage, Session, SessionConfig};
 
-use crate::error::{free, give, give_bytes, guard, handle, handle_mut, refused, slice, symmc_status, text};
+use crate::error::{
+    borrow_handle, borrow_handle_mut, free_handle, guard, input_error, read_slice, read_text, symmc_status,
+    write_bytes, write_result,
+};
 use crate::group::symmc_group;
 use crate::options::symmc_session_options;
 use crate::plan::symmc_plan;
 use crate::program::symmc_weights;
-use crate::values::{Described, SYMMC_ARGUMENT, SYMMC_OUTPUT, place, symmc_memory, symmc_value};
+use crate::values::{DescribedValue, SYMMC_ARGUMENT, SYMMC_OUTPUT, storage_code, symmc_memory, symmc_value};
 
 /// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be handed to another thread.
 /// After a run that failed every call gives the error of that.
 pub struct symmc_session {
     pub(crate) session: Session,
     /// What the caller was told of values, until other sizes are set.
-    described: Option<Vec<Described>>,
+    described: Option<Vec<DescribedValue>>,
 }
 
 impl symmc_session {
-    fn described(&mut self) -> Result<&[Described], Error> {
+    fn described_values(&mut self) -> Result<&[DescribedValue], Error> {
         if self.described.is_none() {
             let (arguments, parameters) = (self.session.inputs()?, self.session.parameters()?);
             let all = arguments.into_iter().chain(parameters).chain(self.session.outputs()?);
-            self.described = Some(all.map(Described::of).collect::<Result<_, _>>()?);
+            self.described = Some(all.map(DescribedValue::from_value).collect::<Result<_, _>>()?);
         }
         Ok(self.described.as_deref().unwrap_or_default())
     }
@@ -36,12 +39,12 @@ impl symmc_session {
 ///
 /// # Safety
 /// `session` is a session that no other thread uses, or NULL.
-unsafe fn with(
+unsafe fn with_session(
     session: *mut symmc_session,
     work: impl FnOnce(&mut symmc_session) -> Result<(), Error>,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    guard(|| work(unsafe { handle_mut(session, "session") }?))
+    guard(|| work(unsafe { borrow_handle_mut(session, "session") }?))
 }
 
 /// Bytes that a session takes of its device: of a GPU, or of the host.
@@ -61,10 +64,10 @@ pub struct symmc_session_memory {
     pub held: u64,
 }
 
-impl From<Taken> for symmc_session_memory {
-    fn from(taken: Taken) -> Self {
+impl From<MemoryUsage> for symmc_session_memory {
+    fn from(taken: MemoryUsage) -> Self {
         let [ordinary, symmetric, flags, scratch, held] =
-            [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.held].map(|n| n as u64);
+            [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.ports].map(|n| n as u64);
         symmc_session_memory { ordinary, symmetric, flags, scratch, held }
     }
 }
@@ -73,9 +76,11 @@ impl From<Taken> for symmc_session_memory {
 ///
 /// # Safety
 /// `options` are options or NULL, and stream and communicator what was said of them.
-unsafe fn config(options: *const symmc_session_options) -> Result<SessionConfig, Error> {
+unsafe fn session_config(options: *const symmc_session_options) -> Result<SessionConfig, Error> {
     // SAFETY: by the caller.
-    unsafe { options.as_ref().map_or_else(|| Ok(SessionConfig::default()), |options| options.config()) }
+    unsafe {
+        options.as_ref().map_or_else(|| Ok(SessionConfig::default()), |options| options.session_config())
+    }
 }
 
 /// What the session of a rank will take of its device when it is opened with these options, which may be NULL: arenas and
@@ -90,10 +95,10 @@ pub unsafe extern "C" fn symmc_plan_get_memory(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let (plan, config) = unsafe { (handle(plan, "plan")?, config(options)?) };
+        let (plan, config) = unsafe { (borrow_handle(plan, "plan")?, session_config(options)?) };
         let told = Session::budget(&plan.plan, rank, &config)?;
         // SAFETY: by the caller.
-        unsafe { give(memory, told.into()) }
+        unsafe { write_result(memory, told.into()) }
     })
 }
 
@@ -111,23 +116,23 @@ pub unsafe extern "C" fn symmc_session_open(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: by the caller.
-        let group = unsafe { handle(group, "group") }?;
+        let group = unsafe { borrow_handle(group, "group") }?;
         let arguments = || {
             // SAFETY: by the caller.
-            unsafe { give(out, std::ptr::null_mut()) }?;
+            unsafe { write_result(out, std::ptr::null_mut()) }?;
             // SAFETY: by the caller.
-            unsafe { Ok((handle(plan, "plan")?, config(options)?)) }
+            unsafe { Ok((borrow_handle(plan, "plan")?, session_config(options)?)) }
         };
-        let (plan, config) = arguments().map_err(|error: Error| declined(group, &error))?;
+        let (plan, config) = arguments().map_err(|error: Error| decline_session(group, &error))?;
         let session = Session::open(&plan.plan, &group.0, &config)?;
         let made = Box::into_raw(Box::new(symmc_session { session, described: None }));
         // SAFETY: by the caller.
-        unsafe { give(out, made) }
+        unsafe { write_result(out, made) }
     })
 }
 
 /// Notifies the other ranks of a group that this one does not open a session, and why; the error as all ranks get it.
-fn declined(group: &symmc_group, error: &Error) -> Error {
+fn decline_session(group: &symmc_group, error: &Error) -> Error {
     group.0.decline(RunError::Invalid(error.to_string())).into()
 }
 
@@ -149,9 +154,10 @@ pub unsafe extern "C" fn symmc_session_set(
 ) -> symmc_status {
     let set = |session: &mut symmc_session| {
         // SAFETY: by the caller.
-        let (names, values) = unsafe { (slice(symbols, count, "symbols")?, slice(values, count, "values")?) };
+        let (names, values) =
+            unsafe { (read_slice(symbols, count, "symbols")?, read_slice(values, count, "values")?) };
         // SAFETY: by the caller.
-        let name = |name: &*const c_char| unsafe { text(*name, "the name of a symbol") };
+        let name = |name: &*const c_char| unsafe { read_text(*name, "the name of a symbol") };
         let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
         let all: Vec<(&str, i64)> = names.into_iter().zip(values.iter().copied()).collect();
         session.session.set_all(&all)?;
@@ -159,7 +165,7 @@ pub unsafe extern "C" fn symmc_session_set(
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(session, set) }
+    unsafe { with_session(session, set) }
 }
 
 /// The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`.
@@ -170,13 +176,13 @@ pub unsafe extern "C" fn symmc_session_count(
     count: *mut usize,
 ) -> symmc_status {
     let of = |session: &mut symmc_session| {
-        let found = session.described()?.iter().filter(|value| value.kind == kind).count();
+        let found = session.described_values()?.iter().filter(|value| value.kind == kind).count();
         expect_kind(kind)?;
         // SAFETY: by the caller.
-        unsafe { give(count, found) }
+        unsafe { write_result(count, found) }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, of) }
+    unsafe { with_session(session, of) }
 }
 
 /// The value of a kind by its number, from 0 on. Arguments and outputs are those of the program in its order, constants stand
@@ -190,20 +196,22 @@ pub unsafe extern "C" fn symmc_session_value(
 ) -> symmc_status {
     let of = |session: &mut symmc_session| {
         expect_kind(kind)?;
-        let mut all = session.described()?.iter().filter(|value| value.kind == kind);
-        let none = || refused(format!("there is no value {index} of the kind {kind}"));
-        let found = all.nth(index).ok_or_else(none)?.as_c();
+        let mut all = session.described_values()?.iter().filter(|value| value.kind == kind);
+        let none = || input_error(format!("there is no value {index} of the kind {kind}"));
+        let found = all.nth(index).ok_or_else(none)?.to_c_value();
         // SAFETY: by the caller.
-        unsafe { give(value, found) }
+        unsafe { write_result(value, found) }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, of) }
+    unsafe { with_session(session, of) }
 }
 
 fn expect_kind(kind: i32) -> Result<(), Error> {
     match (SYMMC_ARGUMENT..=SYMMC_OUTPUT).contains(&kind) {
         true => Ok(()),
-        false => Err(refused(format!("there is no kind {kind}: expected SYMMC_ARGUMENT to SYMMC_OUTPUT"))),
+        false => {
+            Err(input_error(format!("there is no kind {kind}: expected SYMMC_ARGUMENT to SYMMC_OUTPUT")))
+        }
     }
 }
 
@@ -219,14 +227,17 @@ pub unsafe extern "C" fn symmc_session_address(
 ) -> symmc_status {
     let of = |session: &mut symmc_session| {
         // SAFETY: by the caller.
-        let found = session.session.address(unsafe { text(name, "the name") }?)?;
-        let found =
-            symmc_memory { data: found.as_ptr().cast(), bytes: found.bytes, place: place(found.storage) };
+        let found = session.session.address(unsafe { read_text(name, "the name") }?)?;
+        let found = symmc_memory {
+            data: found.as_ptr().cast(),
+            bytes: found.bytes,
+            place: storage_code(found.storage),
+        };
         // SAFETY: by the caller.
-        unsafe { give(memory, found) }
+        unsafe { write_result(memory, found) }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, of) }
+    unsafe { with_session(session, of) }
 }
 
 /// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied, unless
@@ -246,10 +257,10 @@ pub unsafe extern "C" fn symmc_session_bind(
 ) -> symmc_status {
     let bind = |session: &mut symmc_session| {
         // SAFETY: by the caller.
-        unsafe { session.session.bind(text(name, "the name")?, data.cast(), bytes) }
+        unsafe { session.session.bind(read_text(name, "the name")?, data.cast(), bytes) }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, bind) }
+    unsafe { with_session(session, bind) }
 }
 
 /// Has the runs that come use memory of the session again. What was in the caller's is not copied.
@@ -259,7 +270,7 @@ pub unsafe extern "C" fn symmc_session_unbind(
     name: *const c_char,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.unbind(text(name, "the name")?)) }
+    unsafe { with_session(session, |session| session.session.unbind(read_text(name, "the name")?)) }
 }
 
 /// Has the runs that come read the weights of this rank where they lie: several sessions may share them. All symbols must have
@@ -271,12 +282,12 @@ pub unsafe extern "C" fn symmc_session_share_weights(
 ) -> symmc_status {
     let share = |session: &mut symmc_session| {
         // SAFETY: by the caller.
-        let weights = unsafe { handle(weights, "weights") }?;
+        let weights = unsafe { borrow_handle(weights, "weights") }?;
         let mut each = weights.0.iter();
         each.try_for_each(|(name, tensor)| session.session.share(&format!("w.{name}"), tensor.clone()))
     };
     // SAFETY: by the caller.
-    unsafe { with(session, share) }
+    unsafe { with_session(session, share) }
 }
 
 /// Copies the data of an input from memory of the host to where it lies; `bytes` is its whole size. No run may be in progress.
@@ -289,10 +300,12 @@ pub unsafe extern "C" fn symmc_session_write(
 ) -> symmc_status {
     let write = |session: &mut symmc_session| {
         // SAFETY: by the caller.
-        unsafe { session.session.write(text(name, "the name")?, slice(data.cast(), bytes, "the data")?) }
+        unsafe {
+            session.session.write(read_text(name, "the name")?, read_slice(data.cast(), bytes, "the data")?)
+        }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, write) }
+    unsafe { with_session(session, write) }
 }
 
 /// Copies an output, or an input, as it is now to memory of the caller on the host; `bytes` is its whole size. No run may be in
@@ -306,27 +319,27 @@ pub unsafe extern "C" fn symmc_session_read(
 ) -> symmc_status {
     let read = |session: &mut symmc_session| {
         // SAFETY: by the caller.
-        let name = unsafe { text(name, "the name") }?;
+        let name = unsafe { read_text(name, "the name") }?;
         let tensor = session.session.read(name)?;
         // SAFETY: by the caller; the tensor is a copy.
-        unsafe { give_bytes(data, bytes, tensor.data(), name) }
+        unsafe { write_bytes(data, bytes, tensor.data(), name) }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, read) }
+    unsafe { with_session(session, read) }
 }
 
 /// Runs once and waits for the end. All ranks run the same, in the same order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.run()) }
+    unsafe { with_session(session, |session| session.session.run()) }
 }
 
 /// Starts one run behind those that were started, and returns. It takes the sizes and the memory that are set now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_enqueue(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.enqueue()) }
+    unsafe { with_session(session, |session| session.session.enqueue()) }
 }
 
 /// As `symmc_session_enqueue`, on a stream of the caller, a `cudaStream_t` or `CUstream` of the session's GPU: the run begins
@@ -343,7 +356,7 @@ pub unsafe extern "C" fn symmc_session_enqueue_on(
     stream: *mut c_void,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.enqueue_on(stream)) }
+    unsafe { with_session(session, |session| session.session.enqueue_on(stream)) }
 }
 
 /// What the session takes of its device now.
@@ -353,7 +366,7 @@ pub unsafe extern "C" fn symmc_session_taken(
     memory: *mut symmc_session_memory,
 ) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| give(memory, session.session.taken().into())) }
+    unsafe { with_session(session, |session| write_result(memory, session.session.memory_usage().into())) }
 }
 
 /// How often the session recorded runs on its GPU (`made`), had a recording take over other memory instead (`moved`), and gave
@@ -370,7 +383,7 @@ pub unsafe extern "C" fn symmc_session_recordings(
 ) -> symmc_status {
     let tell = |session: &mut symmc_session| {
         let found = session.session.recordings();
-        for (to, number) in [(made, found.made), (moved, found.moved), (evicted, found.evicted)] {
+        for (to, number) in [(made, found.created), (moved, found.retargeted), (evicted, found.evicted)] {
             if !to.is_null() {
                 // SAFETY: by the caller.
                 unsafe { to.write(number) };
@@ -379,7 +392,7 @@ pub unsafe extern "C" fn symmc_session_recordings(
         Ok(())
     };
     // SAFETY: by the caller.
-    unsafe { with(session, tell) }
+    unsafe { with_session(session, tell) }
 }
 
 /// Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed.
@@ -388,10 +401,10 @@ pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *
     let poll = |session: &mut symmc_session| {
         let ended = session.session.poll()?;
         // SAFETY: by the caller.
-        unsafe { give(done, c_int::from(ended)) }
+        unsafe { write_result(done, c_int::from(ended)) }
     };
     // SAFETY: by the caller.
-    unsafe { with(session, poll) }
+    unsafe { with_session(session, poll) }
 }
 
 /// Waits until all runs have ended, for `limit_ms` milliseconds at most. Fails if one failed, or if they have not ended by
@@ -399,7 +412,7 @@ pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_ms: u64) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.wait(Duration::from_millis(limit_ms))) }
+    unsafe { with_session(session, |session| session.session.wait(Duration::from_millis(limit_ms))) }
 }
 
 /// Gives the memory of the arenas back until `symmc_session_resume`. All ranks call both, between runs. Memory of inputs and
@@ -407,14 +420,14 @@ pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_release(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.release()) }
+    unsafe { with_session(session, |session| session.session.release()) }
 }
 
 /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> symmc_status {
     // SAFETY: by the caller.
-    unsafe { with(session, |session| session.session.resume()) }
+    unsafe { with_session(session, |session| session.session.resume()) }
 }
 
 /// Waits until all runs of this rank have ended, and ends and frees the session, also on errors. In a process that was forked
@@ -423,7 +436,7 @@ pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> sy
 pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> symmc_status {
     guard(|| {
         if session.is_null() {
-            return Err(refused("the handle of the session is NULL"));
+            return Err(input_error("the handle of the session is NULL"));
         }
         // SAFETY: by the caller.
         let session = unsafe { Box::from_raw(session) };
@@ -441,7 +454,7 @@ pub unsafe extern "C" fn symmc_session_abort(
 ) -> symmc_status {
     guard(|| {
         if session.is_null() {
-            return Err(refused("the handle of the session is NULL"));
+            return Err(input_error("the handle of the session is NULL"));
         }
         // SAFETY: by the caller.
         let session = unsafe { Box::from_raw(session) };
@@ -461,5 +474,5 @@ pub unsafe extern "C" fn symmc_session_abort(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_free(session: *mut symmc_session) {
     // SAFETY: by the caller.
-    unsafe { free(session) }
+    unsafe { free_handle(session) }
 }

@@ -2,9 +2,9 @@
 
 use std::ffi::{CString, c_char};
 
-use symmc::{DType, Error, Storage, Value, ValueKind};
+use symmc::{DType, Error, PortStorage, SessionValue, ValueKind};
 
-use crate::error::{c_text, refused};
+use crate::error::{c_text, input_error};
 
 /// Inputs that change from run to run.
 pub const SYMMC_ARGUMENT: i32 = 0;
@@ -71,7 +71,7 @@ pub struct symmc_memory {
 }
 
 /// A value with what C is told of it.
-pub(crate) struct Described {
+pub(crate) struct DescribedValue {
     pub kind: i32,
     name: CString,
     source: Option<CString>,
@@ -81,8 +81,8 @@ pub(crate) struct Described {
     dtype: i32,
 }
 
-impl Described {
-    pub(crate) fn of(value: Value) -> Result<Described, Error> {
+impl DescribedValue {
+    pub(crate) fn from_value(value: SessionValue) -> Result<DescribedValue, Error> {
         let text = |text: Option<String>| text.map(|text| c_text(&text));
         let kind = match value.kind {
             ValueKind::Argument => SYMMC_ARGUMENT,
@@ -91,18 +91,19 @@ impl Described {
         };
         let extents = value.extents.iter().map(|&extent| i64::try_from(extent));
         let extents: Result<Vec<i64>, _> = extents.collect();
-        Ok(Described {
+        Ok(DescribedValue {
             kind,
             name: c_text(&value.name),
             source: text(value.source),
             replaces: text(value.replaces),
-            extents: extents.map_err(|_| refused(format!("%{}: its extents are too large", value.name)))?,
+            extents: extents
+                .map_err(|_| input_error(format!("%{}: its extents are too large", value.name)))?,
             bytes: value.bytes,
-            dtype: dtype(value.dtype),
+            dtype: dtype_code(value.dtype),
         })
     }
 
-    pub(crate) fn as_c(&self) -> symmc_value {
+    pub(crate) fn to_c_value(&self) -> symmc_value {
         let pointer = |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |t| t.as_ptr());
         symmc_value {
             name: self.name.as_ptr(),
@@ -116,7 +117,7 @@ impl Described {
     }
 }
 
-fn dtype(dtype: DType) -> i32 {
+fn dtype_code(dtype: DType) -> i32 {
     match dtype {
         DType::Bool => SYMMC_BOOL,
         DType::U8 => SYMMC_U8,
@@ -129,10 +130,10 @@ fn dtype(dtype: DType) -> i32 {
     }
 }
 
-pub(crate) fn place(storage: Storage) -> i32 {
+pub(crate) fn storage_code(storage: PortStorage) -> i32 {
     match storage {
-        Storage::Symmetric(_) => SYMMC_PLACE_SYMMETRIC,
-        Storage::Caller(_) => SYMMC_PLACE_BOUND,
+        PortStorage::Symmetric(_) => SYMMC_PLACE_SYMMETRIC,
+        PortStorage::Caller(_) => SYMMC_PLACE_BOUND,
         _ => SYMMC_PLACE_OWN,
     }
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 
 use crate::gpu;
-use crate::say;
+use crate::messages;
 
 mod doctor;
 mod program;
@@ -18,7 +18,7 @@ mod values;
 use doctor::DOCTOR_EXAMPLES;
 pub use doctor::{DoctorArgs, DoctorFormat};
 pub use program::{CompileArgs, ProgramArgs};
-pub use run::{BackendArg, Compare, LaunchArg, ProductsArg, RunArgs};
+pub use run::{BackendArg, CompareMode, LaunchArg, ProductsArg, RunArgs};
 use run::{RUN_EXAMPLES, RUN_PROGRAM};
 use values::{parse_bytes, parse_dtype, parse_name, parse_rows, parse_setting};
 
@@ -29,7 +29,7 @@ use values::{parse_bytes, parse_dtype, parse_name, parse_rows, parse_setting};
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -49,7 +49,7 @@ impl Args {
     /// Parses arguments, the first of which is the name of the command. Libraries are searched only for `--version`.
     /// Gives the exit code with which the command ends if help was requested and is printed, or the arguments are
     /// invalid.
-    pub fn of(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
+    pub fn parse_arguments(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
         let mut command = Args::command();
         if arguments.get(1).is_some_and(|first| first == "--version") {
             let text = format!("{}{}", env!("CARGO_PKG_VERSION"), gpu::libraries());
@@ -58,13 +58,13 @@ impl Args {
         let parsed = command.try_get_matches_from(arguments).and_then(|found| Args::from_arg_matches(&found));
         parsed.map_err(|error| {
             if error.use_stderr() {
-                say::usage(&error);
+                messages::usage_error(&error);
                 return ExitCode::from(2);
             }
             match error.print().and_then(|()| std::io::stdout().flush()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
-                    say::error(&format!("writing to standard output: {error}"));
+                    messages::error(&format!("writing to standard output: {error}"));
                     ExitCode::from(2)
                 }
             }
@@ -74,7 +74,7 @@ impl Args {
 
 /// What to do.
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub enum CliCommand {
     /// Plan a program and say what was chosen, where every operand lives, and why
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
@@ -95,7 +95,7 @@ pub enum Command {
     Tune(TuneArgs),
     /// Measure what this machine's GPUs do
     #[command(subcommand)]
-    Bench(Bench),
+    Bench(BenchCommand),
     /// List the operators that each frontend supports
     Ops(OpsArgs),
     /// Say what this machine can do and what it lacks: GPUs, which reach which, libraries, limits
@@ -210,8 +210,8 @@ pub struct PrintArgs {
     #[arg(long, value_enum, default_value_t = PrintFormat::Symm)]
     pub format: PrintFormat,
     /// Which stage to print
-    #[arg(long, value_enum, default_value_t = Stage::Imported)]
-    pub stage: Stage,
+    #[arg(long, value_enum, default_value_t = PrintStage::Imported)]
+    pub stage: PrintStage,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,7 +224,7 @@ pub enum PrintFormat {
 
 /// The stages of a program on its way to the plan.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum PrintStage {
     /// As it was read
     Imported,
     /// After canonicalisation and recognition
@@ -310,7 +310,7 @@ pub struct TuneArgs {
 
 /// What is measured.
 #[derive(Subcommand, Debug)]
-pub enum Bench {
+pub enum BenchCommand {
     /// Every variant of the collectives, with the vendor's own beside them
     #[command(after_help = BENCH_EXAMPLES)]
     Collectives(BenchArgs),

@@ -3,30 +3,30 @@
 
 use std::fmt::Write;
 
-use symmc::unstable::control::{Bounded, exit_at_once};
+use symmc::unstable::control::{BoundedAllocator, exit_immediately};
 
 #[global_allocator]
-static ALLOCATOR: Bounded = Bounded(refused);
+static ALLOCATOR: BoundedAllocator = BoundedAllocator(exit_out_of_memory);
 
 /// Ends the command without allocating, and without running what was in progress.
 #[cold]
-fn refused(size: usize) -> ! {
-    let mut text = Text { bytes: [0; 160], len: 0 };
+fn exit_out_of_memory(size: usize) -> ! {
+    let mut text = FixedText { bytes: [0; 160], len: 0 };
     // The text fits.
     let _ = writeln!(
         text,
         "error: {size} bytes of memory cannot be allocated: the machine or a limit (ulimit -v, ulimit -d) has no more"
     );
-    exit_at_once(&text.bytes[..text.len], 2)
+    exit_immediately(&text.bytes[..text.len], 2)
 }
 
 /// Text of bounded length in place.
-struct Text {
+struct FixedText {
     bytes: [u8; 160],
     len: usize,
 }
 
-impl Write for Text {
+impl Write for FixedText {
     fn write_str(&mut self, s: &str) -> std::fmt::Result {
         let room = self.bytes.get_mut(self.len..).and_then(|room| room.get_mut(..s.len()));
         room.ok_or(std::fmt::Error)?.copy_from_slice(s.as_bytes());

@@ -15,11 +15,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use symmc::unstable::ir::text;
 
-use crate::args::{Args, Bench, CheckArgs, Command, OpsArgs, RankArgs};
+use crate::args::{Args, BenchCommand, CheckArgs, CliCommand, OpsArgs, RankArgs};
 use crate::load;
-use crate::out::put;
-use crate::own::Own;
-use crate::units::{count, table};
+use crate::self_command::SelfCommand;
+use crate::stdout::print_text;
+use crate::units::{format_count, format_table};
 
 /// Stands in for what measures GPUs.
 #[cfg(not(feature = "cuda"))]
@@ -30,46 +30,46 @@ mod bench {
 
     use crate::args::{BenchArgs, TuneArgs};
     use crate::gpu::absent;
-    use crate::own::Own;
+    use crate::self_command::SelfCommand;
 
-    pub fn collectives(_: &BenchArgs, _: &Own) -> Result<ExitCode> {
+    pub fn collectives(_: &BenchArgs, _: &SelfCommand) -> Result<ExitCode> {
         Err(absent())
     }
 
-    pub fn tune(_: &TuneArgs, _: &Own) -> Result<ExitCode> {
+    pub fn tune(_: &TuneArgs, _: &SelfCommand) -> Result<ExitCode> {
         Err(absent())
     }
 }
 
-pub fn dispatch(args: Args, own: &Own) -> Result<ExitCode> {
+pub fn run_command(args: Args, own: &SelfCommand) -> Result<ExitCode> {
     match args.command {
-        Command::Plan(args) => plan::plan(&args),
-        Command::Check(args) => check(&args),
-        Command::Run(args) => run::run(&args, own),
-        Command::Print(args) => print::print(&args),
-        Command::Pack(args) => pack::pack(&args),
-        Command::Tune(args) => bench::tune(&args, own),
-        Command::Bench(Bench::Collectives(args)) => bench::collectives(&args, own),
-        Command::Bench(Bench::Program(args)) => bench_program::program(&args, own),
-        Command::Ops(args) => ops(&args),
-        Command::Doctor(args) => doctor::doctor(&args, own),
-        Command::Rank(args) => rank(&args),
+        CliCommand::Plan(args) => plan::plan(&args),
+        CliCommand::Check(args) => run_check(&args),
+        CliCommand::Run(args) => run::run(&args, own),
+        CliCommand::Print(args) => print::print(&args),
+        CliCommand::Pack(args) => pack::pack(&args),
+        CliCommand::Tune(args) => bench::tune(&args, own),
+        CliCommand::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args, own),
+        CliCommand::Bench(BenchCommand::Program(args)) => bench_program::bench_program(&args, own),
+        CliCommand::Ops(args) => print_ops(&args),
+        CliCommand::Doctor(args) => doctor::doctor(&args, own),
+        CliCommand::Rank(args) => run_rank(&args),
     }
 }
 
-fn check(args: &CheckArgs) -> Result<ExitCode> {
-    let plan = symmc::checked(load::plan(&args.plan)?)?;
+fn run_check(args: &CheckArgs) -> Result<ExitCode> {
+    let plan = symmc::into_checked_plan(load::read_plan(&args.plan)?)?;
     let at = args.plan.display();
-    put(&format!("{at}: safe on {}. {}\n", count(plan.ranks, "rank"), plan.report()))?;
+    print_text(&format!("{at}: safe on {}. {}\n", format_count(plan.ranks, "rank"), plan.report()))?;
     let compared = symmc::compare_with_source(&plan);
-    put(&format!("{at}: {compared}"))?;
-    let compared = compared.agreed().map_err(symmc::Error::from)?;
+    print_text(&format!("{at}: {compared}"))?;
+    let compared = compared.into_agreement().map_err(symmc::Error::from)?;
     let failed = args.require_compared && !compared.is_complete();
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn ops_of_text(filter: Option<&str>) -> Result<ExitCode> {
-    put(&match filter {
+fn print_text_ops(filter: Option<&str>) -> Result<ExitCode> {
+    print_text(&match filter {
         None => text::reference(),
         Some(filter) => {
             let found: Vec<String> = text::forms::forms()
@@ -87,9 +87,9 @@ fn ops_of_text(filter: Option<&str>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ops(args: &OpsArgs) -> Result<ExitCode> {
+fn print_ops(args: &OpsArgs) -> Result<ExitCode> {
     if args.symm {
-        return ops_of_text(args.filter.as_deref());
+        return print_text_ops(args.filter.as_deref());
     }
     let frontends: &[(&str, Vec<(&str, &str)>)] = &[
         #[cfg(feature = "torch")]
@@ -107,20 +107,24 @@ fn ops(args: &OpsArgs) -> Result<ExitCode> {
             .map(|(name, becomes)| vec![name.to_string(), becomes.to_string()])
             .collect();
         if !rows.is_empty() {
-            text += &format!("{frontend}: {}\n{}", count(rows.len() as u64, "operator"), table(&rows));
+            text += &format!(
+                "{frontend}: {}\n{}",
+                format_count(rows.len() as u64, "operator"),
+                format_table(&rows)
+            );
         }
     }
     if let (true, Some(filter)) = (text.is_empty(), &args.filter) {
         let all: usize = frontends.iter().map(|(_, all)| all.len()).sum();
         bail!("no operator's name contains {filter}; symmc ops lists all {all}");
     }
-    put(&format!(
+    print_text(&format!(
         "{text}Any other operator is imported as opaque: it is planned, and running it fails with its name.\n"
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn rank(args: &RankArgs) -> Result<ExitCode> {
-    symmc::rank_on(args.fd, &symmc::Registry::new())?;
+fn run_rank(args: &RankArgs) -> Result<ExitCode> {
+    symmc::run_rank_from_fd(args.fd, &symmc::CustomKernelRegistry::new())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,39 +1,39 @@
 //! `symmc plan --explain %value`: where a value lives, until when, who may touch it ([`life`]), with what it is computed
 //! in one step ([`crate::together`]), and how its collective was chosen.
 
-mod life;
+mod lifetime;
 
 use std::collections::HashSet;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
 use symmc::unstable::ir::{ValueId, text};
-use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, Memory, Place};
+use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, MemoryRef, ValuePlacement};
 use symmc::{CheckedPlan, Plan};
 
-use crate::planned::{self, Planned};
-use crate::report::kept_because;
-use crate::together;
-use crate::units::{bytes, micros};
+use crate::dispatch_report;
+use crate::planned_bucket::{self, PlannedBucket};
+use crate::report::kept_barrier_reason;
+use crate::units::{format_bytes, format_micros};
 
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = value.trim_start_matches('%');
     let mut out = String::new();
     let mut known = 0;
     for bucket in &plan.buckets {
-        let planned = Planned::new(plan, bucket)?;
+        let planned = PlannedBucket::new(plan, bucket)?;
         let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else {
             continue;
         };
         known += 1;
         if plan.buckets.len() > 1 {
-            writeln!(out, "{}:", bucket.range())?;
+            writeln!(out, "{}:", bucket.describe_range())?;
         }
-        out.push_str(&one(plan, bucket, &planned, id)?);
+        out.push_str(&explain_value(plan, bucket, &planned, id)?);
     }
     let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
     if known == 0 && !is_replaced {
-        return unknown(plan, name);
+        return explain_unknown(plan, name);
     }
     // Where only a part of it is communicated, all buckets have a value of its name.
     let in_part = plan.replacements.iter().any(|r| r.collective == name && r.by[..] == [name.to_string()]);
@@ -41,43 +41,44 @@ pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
         if known > 0 && !in_part {
             writeln!(out, "other buckets:")?;
         }
-        replaced(plan, name, &mut out, usize::from(known > 0), &mut HashSet::new());
+        explain_replacements(plan, name, &mut out, usize::from(known > 0), &mut HashSet::new());
     }
     Ok(out)
 }
 
-fn one(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>, id: ValueId) -> Result<String> {
+fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: ValueId) -> Result<String> {
     let graph = planned.graph;
     let mut out = String::new();
     let ty = graph.ty(id).display(&graph.symbols);
-    writeln!(out, "%{}: {ty}", graph.name_of(id))?;
-    if let Some(node) = graph.def_node(id) {
-        let step = planned.step_of(id).map_or_else(|| "a view, no step".into(), |s| format!("step {s}"));
+    writeln!(out, "%{}: {ty}", graph.value_name(id))?;
+    if let Some(node) = graph.defining_node(id) {
+        let step =
+            planned.step_of_value(id).map_or_else(|| "a view, no step".into(), |s| format!("step {s}"));
         writeln!(out, "  made by {} ({step})", text::op_name(&graph.nodes[node].op))?;
-        out.push_str(&together::text(planned, node, &plan.machine));
+        out.push_str(&dispatch_report::dispatch_text(planned, node, &plan.machine));
     }
     let base = planned.program.base(id);
     if base != id {
-        writeln!(out, "  a view of %{}", graph.name_of(base))?;
+        writeln!(out, "  a view of %{}", graph.value_name(base))?;
     }
-    if planned.program.is_inner(base) {
+    if planned.program.is_dispatch_internal(base) {
         writeln!(out, "  has no memory: only this step knows it")?;
     }
-    if let Some(place) = planned.place(id) {
-        out.push_str(&place_text(plan, bucket, place));
-        out.push_str(&life::text(planned, base, place));
+    if let Some(place) = planned.placement(id) {
+        out.push_str(&placement_text(plan, bucket, place));
+        out.push_str(&lifetime::lifetime_text(planned, base, place));
     }
-    for decision in bucket.decisions.iter().filter(|d| about(d, graph.name_of(id))) {
+    for decision in bucket.decisions.iter().filter(|d| concerns(d, graph.value_name(id))) {
         out.push_str(&decision_text(planned, decision));
     }
     Ok(out)
 }
 
-fn about(decision: &Decision, name: &str) -> bool {
+fn concerns(decision: &Decision, name: &str) -> bool {
     decision.collective == name || decision.nodes.iter().any(|n| n == name)
 }
 
-fn place_text(plan: &Plan, bucket: &Bucket, place: &Place) -> String {
+fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> String {
     let mut out = String::new();
     let mut line = |text: String| {
         let _ = writeln!(out, "  {text}");
@@ -86,54 +87,62 @@ fn place_text(plan: &Plan, bucket: &Bucket, place: &Place) -> String {
     let by_rank =
         place.by_rank.as_ref().map_or_else(String::new, |b| format!(" + {} × rank in {}", b.stride, b.group));
     match place.memory {
-        Memory::Buffer(i) => {
+        MemoryRef::Buffer(i) => {
             let Some(b) = bucket.buffers.get(i) else { return out };
             let arena = if b.arena == ArenaKind::Symmetric { "symmetric" } else { "ordinary" };
             line(format!(
                 "lives in the {arena} arena at {}{inner}{by_rank}, in a buffer of {}",
                 b.offset,
-                bytes(b.size)
+                format_bytes(b.size)
             ));
         }
-        memory => line(format!("lives in {}{inner}{by_rank}", planned::memory(plan, bucket, memory))),
+        memory => {
+            line(format!("lives in {}{inner}{by_rank}", planned_bucket::memory_name(plan, bucket, memory)))
+        }
     }
     line(format!("why: {}", place.why));
     out
 }
 
-fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
+fn decision_text(planned: &PlannedBucket<'_>, decision: &Decision) -> String {
     let mut out = String::new();
     let _ = writeln!(
         out,
         "  chosen for %{} of {}: {}",
         decision.collective,
-        bytes(decision.bytes),
+        format_bytes(decision.bytes),
         decision.chosen
     );
     for a in &decision.alternatives {
         let mark = if a.name == decision.chosen { "→" } else { " " };
-        let copies =
-            if a.copy_us > 0.0 { format!(", {} of it copies", micros(a.copy_us)) } else { String::new() };
+        let copies = if a.copy_us > 0.0 {
+            format!(", {} of it copies", format_micros(a.copy_us))
+        } else {
+            String::new()
+        };
         let saved = match a.saved_us {
             us if us > 0.0 => {
-                format!(", {} less because the step that follows is part of its kernel", micros(us))
+                format!(", {} less because the step that follows is part of its kernel", format_micros(us))
             }
             _ => String::new(),
         };
-        let _ = writeln!(out, "    {mark} {} {}{copies}{saved}", a.name, micros(a.us));
+        let _ = writeln!(out, "    {mark} {} {}{copies}{saved}", a.name, format_micros(a.us));
     }
     let _ = writeln!(out, "  rules that led there:");
     for rule in &decision.rules {
-        let us = rule.us.map_or_else(String::new, |us| format!(" {}", micros(us)));
+        let us = rule.us.map_or_else(String::new, |us| format!(" {}", format_micros(us)));
         let _ = writeln!(out, "    {}{us}", rule.name);
     }
-    for step in planned.steps_of(decision) {
+    for step in planned.steps_of_decision(decision) {
         let barrier = match step.exit {
             Some(ExitBarrier::Dropped) => match step.exit_bytes.unwrap_or(0) {
                 0 => "dropped: lifetimes stand in for it, in memory that is there".into(),
-                n => format!("dropped: lifetimes stand in for it, for {} of the symmetric arena", bytes(n)),
+                n => format!(
+                    "dropped: lifetimes stand in for it, for {} of the symmetric arena",
+                    format_bytes(n)
+                ),
             },
-            Some(ExitBarrier::Kept) => format!("kept: {}", kept_because(step.exit_bytes)),
+            Some(ExitBarrier::Kept) => format!("kept: {}", kept_barrier_reason(step.exit_bytes)),
             None => continue,
         };
         let _ = writeln!(out, "  exit barrier of %{}: {barrier}", step.node);
@@ -142,24 +151,36 @@ fn decision_text(planned: &Planned<'_>, decision: &Decision) -> String {
 }
 
 /// What a collective became before the choice of variants, and what became of what stands for it.
-fn replaced(plan: &CheckedPlan, name: &str, out: &mut String, depth: usize, known: &mut HashSet<String>) {
+fn explain_replacements(
+    plan: &CheckedPlan,
+    name: &str,
+    out: &mut String,
+    depth: usize,
+    known: &mut HashSet<String>,
+) {
     if depth >= MAX_DEPTH || !known.insert(name.to_string()) {
         return;
     }
     for r in plan.replacements.iter().filter(|r| r.collective == name) {
         let space = "  ".repeat(depth);
-        let size = if r.bytes > 0 { format!(", {} in the program", bytes(r.bytes)) } else { String::new() };
+        let size =
+            if r.bytes > 0 { format!(", {} in the program", format_bytes(r.bytes)) } else { String::new() };
         let _ = writeln!(out, "{space}%{name}{size}: {} ({})", r.what, r.rule);
         for by in r.by.iter().filter(|by| *by != name) {
-            let decided = plan.buckets.iter().flat_map(|b| &b.decisions).filter(|d| about(d, by));
+            let decided = plan.buckets.iter().flat_map(|b| &b.decisions).filter(|d| concerns(d, by));
             let most = decided.max_by_key(|d| d.bytes);
             let _ = match most {
                 Some(d) => {
-                    writeln!(out, "{space}  in its place: %{by} of {}, by {}", bytes(d.bytes), d.chosen)
+                    writeln!(
+                        out,
+                        "{space}  in its place: %{by} of {}, by {}",
+                        format_bytes(d.bytes),
+                        d.chosen
+                    )
                 }
                 None => writeln!(out, "{space}  in its place: %{by}"),
             };
-            replaced(plan, by, out, depth + 1, known);
+            explain_replacements(plan, by, out, depth + 1, known);
         }
     }
 }
@@ -168,7 +189,7 @@ fn replaced(plan: &CheckedPlan, name: &str, out: &mut String, depth: usize, know
 const MAX_DEPTH: usize = 16;
 
 /// What to say of a value that the planned programs do not have.
-fn unknown(plan: &CheckedPlan, name: &str) -> Result<String> {
+fn explain_unknown(plan: &CheckedPlan, name: &str) -> Result<String> {
     if plan.source_program().values.values().any(|v| v.name == name) {
         return Ok(format!(
             "%{name} was simplified away; `symmc print --stage canonical` shows what remains\n"

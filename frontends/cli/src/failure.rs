@@ -9,7 +9,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 /// The message of an error with what it is about in front. A [`symmc::Error`] says all that its sources do.
-pub fn message(error: &anyhow::Error) -> String {
+pub fn error_message(error: &anyhow::Error) -> String {
     let mut parts = Vec::new();
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<symmc::Error>() {

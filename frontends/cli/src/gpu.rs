@@ -8,9 +8,9 @@ pub use without_cuda::{absent, dependent_launch, has, libraries, note_attention,
 #[cfg(feature = "cuda")]
 mod with_cuda {
     use anyhow::Result;
-    use symmc::unstable::cuda::device::libraries::Unusable;
+    use symmc::unstable::cuda::device::libraries::UnusableLibrary;
     use symmc::unstable::cuda::{self, cudnn, nccl};
-    use symmc::{Plan, Variant};
+    use symmc::{CollectiveVariant, Plan};
 
     pub use nccl::has;
 
@@ -28,21 +28,21 @@ mod with_cuda {
     pub fn note_attention(plan: &Plan) {
         let attends = plan.programs.iter().any(|text| text.contains(" = attention "));
         if attends && let Err(error) = cudnn::version() {
-            crate::say::note(&format!("attention is computed by symmc's own kernels, as {error}"));
+            crate::messages::note(&format!("attention is computed by symmc's own kernels, as {error}"));
         }
     }
 
     /// Notes that the kernel cache is not used because another user can write its folder.
     pub fn note_cache() {
         if let Some(refusal) = cuda::device::libraries::cache_refusal() {
-            let Unusable { found, remedy } = refusal;
-            crate::say::note(&format!("the kernel cache is not used: {found}; {remedy}"));
+            let UnusableLibrary { found, remedy } = refusal;
+            crate::messages::note(&format!("the kernel cache is not used: {found}; {remedy}"));
         }
     }
 
     /// What is to know of versions of the library that launch kernels of windows by PDL without a wait; empty where a plan has none.
     pub fn dependent_launch(plan: &Plan) -> String {
-        let window = Variant::NcclWindow.name();
+        let window = CollectiveVariant::NcclWindow.name();
         let [first, mended] = nccl::PDL_WITHOUT_WAIT;
         let mut decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
         match decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
@@ -58,7 +58,7 @@ mod with_cuda {
 #[cfg(not(feature = "cuda"))]
 mod without_cuda {
     use anyhow::Result;
-    use symmc::{Error, ErrorKind, Plan, Variant};
+    use symmc::{CollectiveVariant, Error, ErrorKind, Plan};
 
     /// Whether this build can run on GPUs at all.
     pub fn present() -> Result<()> {
@@ -70,7 +70,7 @@ mod without_cuda {
         Error::new(ErrorKind::Unsupported, message).into()
     }
 
-    pub fn has(_: Variant) -> bool {
+    pub fn has(_: CollectiveVariant) -> bool {
         false
     }
 

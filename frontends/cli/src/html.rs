@@ -6,12 +6,12 @@ use std::fmt::{Display, Write};
 
 use anyhow::Result;
 use symmc::CheckedPlan;
-use symmc::unstable::plan::{ArenaKind, Bucket, Buffer, ExitBarrier, Lane, Memory, Reach};
+use symmc::unstable::plan::{ArenaKind, Bucket, Buffer, ExitBarrier, Lane, MemoryRef, PeerReach};
 
-use crate::planned::Planned;
+use crate::dispatch_report;
+use crate::planned_bucket::PlannedBucket;
 use crate::report;
-use crate::together;
-use crate::units::{bytes, count};
+use crate::units::{format_bytes, format_count};
 
 const STYLE: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:.6em 0}td,th{padding:.15em .8em .15em 0;text-align:left;border-bottom:1px solid #ddd}\
@@ -29,40 +29,41 @@ const DRAWN: usize = 4000;
 /// How many values of a buffer a drawing names.
 const NAMED: usize = 8;
 
-pub fn html(plan: &CheckedPlan) -> Result<String> {
-    let name = escaped(&plan.source.name);
+pub fn render_plan(plan: &CheckedPlan) -> Result<String> {
+    let name = escape_html(&plan.source.name);
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{name}</title><style>{STYLE}</style></head>\n\
          <body><h1>{name}</h1>\n<p>{}</p>\n",
-        escaped(&report::sizes(plan))
+        escape_html(&report::plan_line(plan))
     );
     for bucket in &plan.buckets {
-        let planned = Planned::new(plan, bucket)?;
-        writeln!(out, "<h2>{}</h2>", escaped(&bucket.range()))?;
+        let planned = PlannedBucket::new(plan, bucket)?;
+        writeln!(out, "<h2>{}</h2>", escape_html(&bucket.describe_range()))?;
         out.push_str("<h3>Collectives</h3>\n");
-        out.push_str(&table(&report::collective_rows(plan, bucket, &planned)));
+        out.push_str(&html_table(&report::collective_rows(plan, bucket, &planned)));
         out.push_str("<h3>Memory</h3>\n");
-        out.push_str(&table(&report::arena_rows(bucket)));
-        let notes =
-            report::notes(plan, bucket) + &together::summary(&planned) + &report::copies(bucket, &planned);
-        writeln!(out, "<pre>{}</pre>", escaped(&notes))?;
+        out.push_str(&html_table(&report::arena_rows(bucket)));
+        let notes = report::arena_notes(plan, bucket)
+            + &dispatch_report::dispatch_summary(&planned)
+            + &report::copy_lines(bucket, &planned);
+        writeln!(out, "<pre>{}</pre>", escape_html(&notes))?;
         let t = &bucket.totals;
         let arenas = [(ArenaKind::Ordinary, t.ordinary_peak), (ArenaKind::Symmetric, t.symmetric_peak)];
         for (arena, peak) in arenas {
-            out.push_str(&drawing(bucket, arena, peak));
+            out.push_str(&arena_drawing(bucket, arena, peak));
         }
-        out.push_str(&steps(bucket, &planned));
+        out.push_str(&step_table(bucket, &planned));
     }
-    let rest = report::rest(plan);
+    let rest = report::common_lines(plan);
     if !rest.is_empty() {
-        writeln!(out, "<pre>{}</pre>", escaped(&rest))?;
+        writeln!(out, "<pre>{}</pre>", escape_html(&rest))?;
     }
     out.push_str("</body></html>\n");
     Ok(out)
 }
 
 /// A text as it stands in a page, within elements and attributes.
-pub fn escaped(text: &str) -> String {
+pub fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for ch in text.chars() {
         match ch {
@@ -78,18 +79,18 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// A table, whose first row is its head.
-fn table(rows: &[Vec<String>]) -> String {
+fn html_table(rows: &[Vec<String>]) -> String {
     let [head, rows @ ..] = rows else { return String::new() };
     if rows.is_empty() {
         return "<p>none</p>\n".into();
     }
     let mut out = String::from("<table><tr>");
-    out.extend(head.iter().map(|cell| format!("<th>{}</th>", escaped(cell))));
+    out.extend(head.iter().map(|cell| format!("<th>{}</th>", escape_html(cell))));
     out.push_str("</tr>\n");
     for row in rows {
         let cell = |cell: &String| {
             let class = if cell.starts_with(|ch: char| ch.is_ascii_digit()) { " class=\"n\"" } else { "" };
-            format!("<td{class}>{}</td>", escaped(cell))
+            format!("<td{class}>{}</td>", escape_html(cell))
         };
         out.push_str("<tr>");
         out.extend(row.iter().map(cell));
@@ -99,7 +100,7 @@ fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// The buffers of an arena: steps from left to right, bytes upwards.
-fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
+fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     let name = if arena == ArenaKind::Symmetric { "symmetric" } else { "ordinary" };
     let mut buffers: Vec<(usize, &Buffer)> =
         bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena).collect();
@@ -115,9 +116,9 @@ fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     let y = |byte: u64| byte as f64 / top as f64 * HEIGHT;
     let mut out = format!(
         "<p>The {name} arena over {}: peak {}, in {}{}.</p>\n<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">\n",
-        count(end as u64, "step"),
-        bytes(peak),
-        count(bucket.buffers.iter().filter(|b| b.arena == arena).count() as u64, "buffer"),
+        format_count(end as u64, "step"),
+        format_bytes(peak),
+        format_count(bucket.buffers.iter().filter(|b| b.arena == arena).count() as u64, "buffer"),
         if left_out > 0 {
             format!(", of which the {left_out} smallest are not drawn")
         } else {
@@ -125,25 +126,25 @@ fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
         },
         HEIGHT + 16.0
     );
-    let values = values(bucket);
+    let values = values_by_buffer(bucket);
     for (index, buffer) in buffers {
         let values = values.get(&index).map_or(&[][..], Vec::as_slice);
         let (named, more) = values.split_at(values.len().min(NAMED));
-        let text = escaped(&format!(
+        let text = escape_html(&format!(
             "{}{}: {} at {}, steps {} to {}",
             named.join(", "),
             if more.is_empty() { "" } else { ", …" },
-            bytes(buffer.size),
+            format_bytes(buffer.size),
             buffer.offset,
             buffer.first,
             buffer.last
         ));
         let class = match buffer.reach {
-            Reach::Local => "local",
-            Reach::Read => "read",
-            Reach::Written => "written",
+            PeerReach::Local => "local",
+            PeerReach::Read => "read",
+            PeerReach::Written => "written",
         };
-        for (first, last) in spans(buffer, end) {
+        for (first, last) in occupied_spans(buffer, end) {
             let (left, right) = (x(first), x(last + 1));
             let _ = writeln!(
                 out,
@@ -158,16 +159,16 @@ fn drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
         format!("<text x=\"{x}\" y=\"{}\" text-anchor=\"{anchor}\">{text}</text>\n", HEIGHT + 12.0)
     };
     out.push_str(&label(0.0, "start", &"step 0"));
-    out.push_str(&label(WIDTH / 2.0, "middle", &format_args!("height {}", bytes(top))));
+    out.push_str(&label(WIDTH / 2.0, "middle", &format_args!("height {}", format_bytes(top))));
     out.push_str(&label(WIDTH, "end", &format_args!("step {}", end.saturating_sub(1))));
     out.push_str("</svg>\n<p class=\"key\">Peers <span style=\"background:#9db4c9\">do not touch</span>");
     out + "<span style=\"background:#e0a458\">read</span><span style=\"background:#c8553d\">write</span> it.</p>\n"
 }
 
-fn values(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
+fn values_by_buffer(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
     let mut out: HashMap<usize, Vec<&str>> = HashMap::new();
     for (name, place) in &bucket.places {
-        if let Memory::Buffer(index) = place.memory {
+        if let MemoryRef::Buffer(index) = place.memory {
             out.entry(index).or_default().push(name);
         }
     }
@@ -175,14 +176,14 @@ fn values(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
 }
 
 /// When a buffer is occupied, from the first step to the last: two spans where it is kept from a run to the next.
-fn spans(buffer: &Buffer, end: usize) -> Vec<(usize, usize)> {
+fn occupied_spans(buffer: &Buffer, end: usize) -> Vec<(usize, usize)> {
     match buffer.last < buffer.first {
         true => vec![(buffer.first, end.saturating_sub(1)), (0, buffer.last)],
         false => vec![(buffer.first, buffer.last)],
     }
 }
 
-fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
+fn step_table(bucket: &Bucket, planned: &PlannedBucket<'_>) -> String {
     let mut rows =
         vec![["step", "node", "op", "lane", "waits for", "exit barrier"].map(str::to_string).to_vec()];
     for (number, step) in bucket.steps.iter().enumerate() {
@@ -199,19 +200,19 @@ fn steps(bucket: &Bucket, planned: &Planned<'_>) -> String {
         rows.push(vec![
             number.to_string(),
             format!("%{}", step.node),
-            planned.ops_of(number),
+            planned.op_names_of_step(number),
             lane.into(),
             waits.join(", "),
             exit.into(),
         ]);
     }
-    let steps = count(bucket.steps.len() as u64, "step");
-    format!("<details><summary>{steps}</summary>\n{}</details>\n", table(&rows))
+    let steps = format_count(bucket.steps.len() as u64, "step");
+    format!("<details><summary>{steps}</summary>\n{}</details>\n", html_table(&rows))
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc::{Config, Program};
+    use symmc::{CompileConfig, Program};
 
     use super::*;
 
@@ -241,9 +242,9 @@ mod tests {
                     %z: f32[n, 512] = add %y, %x\nreturn %z\n";
         let program = Program::from_text(text).unwrap();
         for machine in ["host", "h200x4"] {
-            let config = Config::default().with_profile(symmc::machine(machine).unwrap());
+            let config = CompileConfig::default().with_profile(symmc::machine_profile(machine).unwrap());
             let plan = symmc::compile(&program, &config).unwrap();
-            let page = html(&plan).unwrap();
+            let page = render_plan(&plan).unwrap();
             assert!(balanced(&page), "{page}");
             assert!(!page.contains("<script") && page.contains("a&lt;script&gt;&amp;b"), "{page}");
             let any = plan.buckets.iter().any(|bucket| !bucket.buffers.is_empty());
@@ -271,9 +272,9 @@ mod tests {
             size: 64,
             first,
             last,
-            reach: Reach::Local,
+            reach: PeerReach::Local,
         };
-        assert_eq!(spans(&buffer(2, 5), 8), [(2, 5)]);
-        assert_eq!(spans(&buffer(6, 1), 8), [(6, 7), (0, 1)]);
+        assert_eq!(occupied_spans(&buffer(2, 5), 8), [(2, 5)]);
+        assert_eq!(occupied_spans(&buffer(6, 1), 8), [(6, 7), (0, 1)]);
     }
 }

@@ -6,19 +6,19 @@
 mod args;
 mod bounded;
 mod commands;
+mod dispatch_report;
 mod explain;
 mod failure;
 mod gpu;
 mod html;
 mod load;
-mod out;
-mod own;
-mod planned;
+mod messages;
+mod planned_bucket;
 mod progress;
 mod report;
-mod say;
+mod self_command;
+mod stdout;
 mod summary;
-mod together;
 mod units;
 
 use std::ffi::OsString;
@@ -28,27 +28,28 @@ use std::thread::{Builder, JoinHandle};
 use symmc::unstable::control;
 
 pub use explain::explain;
-pub use html::{escaped, html};
-pub use own::Own;
+pub use html::{escape_html, render_plan};
 pub use report::report;
+pub use self_command::SelfCommand;
 
 /// The stack that the command asks for where the first thread's is limited to less than [`ENOUGH`], in bytes.
 const STACK: usize = 8 << 20;
 const ENOUGH: u64 = 1 << 20;
 
 /// Runs the command with these arguments, the first of which is its name.
-pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &Own) -> ExitCode {
+pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &SelfCommand) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     if control::stack_limit().is_none_or(|limit| limit >= ENOUGH) {
-        return command(arguments, own);
+        return run_arguments(arguments, own);
     }
     let own = own.clone();
-    match Builder::new().stack_size(STACK).spawn(move || command(arguments, &own)).map(JoinHandle::join) {
+    match Builder::new().stack_size(STACK).spawn(move || run_arguments(arguments, &own)).map(JoinHandle::join)
+    {
         Ok(Ok(code)) => code,
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => {
             let least = ENOUGH >> 10;
-            say::error(&format!(
+            messages::error(&format!(
                 "the stack is limited to less than {least} KiB (ulimit -s), and no thread can be had: {error}"
             ));
             ExitCode::from(2)
@@ -56,21 +57,21 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &Own) -> ExitCode
     }
 }
 
-fn command(arguments: Vec<OsString>, own: &Own) -> ExitCode {
-    let args = match args::Args::of(arguments) {
+fn run_arguments(arguments: Vec<OsString>, own: &SelfCommand) -> ExitCode {
+    let args = match args::Args::parse_arguments(arguments) {
         Ok(args) => args,
         Err(code) => return code,
     };
     if let Err(error) = symmc_log::init_from_env() {
-        say::error(&error.to_string());
+        messages::error(&error.to_string());
         return ExitCode::from(2);
     }
-    match commands::dispatch(args, own) {
+    match commands::run_command(args, own) {
         Ok(code) => code,
         Err(error) => {
-            say::error(&failure::message(&error));
+            messages::error(&failure::error_message(&error));
             if error.downcast_ref().is_some_and(|e: &symmc::Error| e.plan().is_some()) {
-                say::note("symmc plan with -o FILE keeps the plan, for the report");
+                messages::note("symmc plan with -o FILE keeps the plan, for the report");
             }
             ExitCode::from(failure::exit_code(&error))
         }

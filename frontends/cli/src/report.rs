@@ -6,16 +6,16 @@ use std::fmt::Write;
 use anyhow::Result;
 use indexmap::IndexMap;
 use symmc::unstable::ir::{Node, text};
-use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, Role};
-use symmc::{CheckedPlan, Estimate, Order, Plan};
+use symmc::unstable::plan::{ArenaKind, Bucket, Decision, ExitBarrier, FixedRole};
+use symmc::{BucketEstimate, CheckedPlan, OrderStrategy, Plan};
 
+use crate::dispatch_report;
 use crate::gpu;
-use crate::planned::Planned;
-use crate::together;
-use crate::units::{bytes, count, gap, micros, table};
+use crate::planned_bucket::PlannedBucket;
+use crate::units::{format_bytes, format_count, format_gap, format_micros, format_table};
 
-pub struct Times {
-    pub chosen: Vec<Estimate>,
+pub struct EstimatedTimes {
+    pub chosen: Vec<BucketEstimate>,
     /// The time of each bucket if all collectives are plain, in microseconds; none where it is not known.
     pub plain: Vec<Option<f64>>,
 }
@@ -25,29 +25,34 @@ pub fn report(plan: &CheckedPlan) -> Result<String> {
     report_with_times(plan, None)
 }
 
-pub fn report_with_times(plan: &CheckedPlan, times: Option<&Times>) -> Result<String> {
+pub fn report_with_times(plan: &CheckedPlan, times: Option<&EstimatedTimes>) -> Result<String> {
     let mut out = String::new();
-    writeln!(out, "{}: {}", plan.source.name, sizes(plan))?;
+    writeln!(out, "{}: {}", plan.source.name, plan_line(plan))?;
     for (b, bucket) in plan.buckets.iter().enumerate() {
-        let planned = Planned::new(plan, bucket)?;
-        writeln!(out, "\n{}", bucket.range())?;
-        out.push_str(&collectives(plan, bucket, &planned));
-        out.push_str(&times.map_or_else(String::new, |t| time(&t.chosen[b], t.plain[b])));
-        out.push_str(&totals(plan, bucket));
-        out.push_str(&together::summary(&planned));
-        out.push_str(&copies(bucket, &planned));
+        let planned = PlannedBucket::new(plan, bucket)?;
+        writeln!(out, "\n{}", bucket.describe_range())?;
+        out.push_str(&collective_table(plan, bucket, &planned));
+        out.push_str(&times.map_or_else(String::new, |t| time_line(&t.chosen[b], t.plain[b])));
+        out.push_str(&total_lines(plan, bucket));
+        out.push_str(&dispatch_report::dispatch_summary(&planned));
+        out.push_str(&copy_lines(bucket, &planned));
     }
-    out.push_str(&rest(plan));
+    out.push_str(&common_lines(plan));
     Ok(out)
 }
 
-fn time(chosen: &Estimate, plain: Option<f64>) -> String {
-    let [total, compute, exposed] = [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(micros);
+fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
+    let [total, compute, exposed] =
+        [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(format_micros);
     let plain = match plain {
         Some(plain) if chosen.total_us < plain => {
-            format!("; {} with plain collectives, saved {}", micros(plain), micros(plain - chosen.total_us))
+            format!(
+                "; {} with plain collectives, saved {}",
+                format_micros(plain),
+                format_micros(plain - chosen.total_us)
+            )
         }
-        Some(plain) => format!("; {} with plain collectives", micros(plain)),
+        Some(plain) => format!("; {} with plain collectives", format_micros(plain)),
         None => String::new(),
     };
     format!(
@@ -56,18 +61,19 @@ fn time(chosen: &Estimate, plain: Option<f64>) -> String {
 }
 
 /// What holds for all buckets, in lines.
-pub fn rest(plan: &CheckedPlan) -> String {
-    fixed(plan) + &unserved(plan) + &gpu::dependent_launch(plan)
+pub fn common_lines(plan: &CheckedPlan) -> String {
+    fixed_memory_lines(plan) + &unserved_lines(plan) + &gpu::dependent_launch(plan)
 }
 
 /// Ranks, machine, numerics classes if there are any, and buckets.
-pub fn sizes(plan: &Plan) -> String {
-    let (ranks, buckets) = (count(plan.ranks, "rank"), count(plan.buckets.len() as u64, "bucket"));
+pub fn plan_line(plan: &Plan) -> String {
+    let (ranks, buckets) =
+        (format_count(plan.ranks, "rank"), format_count(plan.buckets.len() as u64, "bucket"));
     format!("{ranks}, machine {}{}, {buckets}", plan.machine, plan.numerics.report_suffix())
 }
 
 /// One line for each symbol whose largest values no bucket serves.
-fn unserved(plan: &CheckedPlan) -> String {
+fn unserved_lines(plan: &CheckedPlan) -> String {
     let mut out = String::new();
     for symbol in plan.source_program().symbols.values() {
         let served = plan.buckets.iter().filter_map(|b| Some(b.symbols.get(&symbol.name)?[1])).max();
@@ -78,16 +84,16 @@ fn unserved(plan: &CheckedPlan) -> String {
     out
 }
 
-fn collectives(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> String {
+fn collective_table(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>) -> String {
     let rows = collective_rows(plan, bucket, planned);
-    if rows.len() < 2 { "  no collectives\n".into() } else { table(&rows) }
+    if rows.len() < 2 { "  no collectives\n".into() } else { format_table(&rows) }
 }
 
 /// A head, and one row for each collective; equal ones share a row.
-pub fn collective_rows(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> Vec<Vec<String>> {
+pub fn collective_rows(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>) -> Vec<Vec<String>> {
     let mut rows: IndexMap<Vec<String>, Vec<&str>> = IndexMap::new();
     for decision in &bucket.decisions {
-        rows.entry(row(plan, planned, decision)).or_default().push(&decision.collective);
+        rows.entry(decision_row(plan, planned, decision)).or_default().push(&decision.collective);
     }
     let head = ["collective", "bytes", "chosen", "estimate", "runner-up", "", "plain", "operand", "result"];
     let mut cells = vec![head.map(str::to_string).to_vec()];
@@ -106,26 +112,26 @@ pub fn collective_rows(plan: &Plan, bucket: &Bucket, planned: &Planned<'_>) -> V
 const DECIDED: usize = 4;
 
 /// What was decided for the collectives that a run has: a line for each kind.
-pub fn decided(plan: &CheckedPlan, bucket: usize) -> Result<String> {
+pub fn decision_lines(plan: &CheckedPlan, bucket: usize) -> Result<String> {
     let Some(bucket) = plan.buckets.get(bucket) else { return Ok(String::new()) };
-    let planned = Planned::new(plan, bucket)?;
+    let planned = PlannedBucket::new(plan, bucket)?;
     let source = plan.source_program();
-    let named = |node: &Node| Some((source.name_of(*node.outputs.first()?), text::op_name(&node.op)));
+    let named = |node: &Node| Some((source.value_name(*node.outputs.first()?), text::op_name(&node.op)));
     let ops: HashMap<&str, &str> = source.nodes.values().filter_map(named).collect();
     let mut kinds: IndexMap<String, usize> = IndexMap::new();
     for decision in &bucket.decisions {
         let op = ops.get(decision.collective.as_str()).copied().unwrap_or("collective");
-        let place = |v: Option<_>| v.map_or_else(|| "?".into(), |v| planned.short_place(plan, v));
-        let (operand, result) = planned.ends(decision);
+        let place = |v: Option<_>| v.map_or_else(|| "?".into(), |v| planned.placement_name(plan, v));
+        let (operand, result) = planned.operand_and_result(decision);
         let estimate =
-            |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| micros(a.us));
+            |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| format_micros(a.us));
         let estimates = match (estimate(&decision.chosen), estimate("plain")) {
             (Some(chosen), Some(plain)) if decision.chosen != "plain" => {
                 format!("; estimated {chosen}, plain {plain}")
             }
             _ => String::new(),
         };
-        let (size, chosen) = (bytes(decision.bytes), &decision.chosen);
+        let (size, chosen) = (format_bytes(decision.bytes), &decision.chosen);
         let kind =
             format!("{op} of {size} as {chosen}, memory {} to {}{estimates}", place(operand), place(result));
         *kinds.entry(kind).or_default() += 1;
@@ -144,25 +150,26 @@ pub fn decided(plan: &CheckedPlan, bucket: usize) -> Result<String> {
     Ok(out)
 }
 
-fn row(plan: &Plan, planned: &Planned<'_>, decision: &Decision) -> Vec<String> {
-    let estimate = |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| micros(a.us));
+fn decision_row(plan: &Plan, planned: &PlannedBucket<'_>, decision: &Decision) -> Vec<String> {
+    let estimate =
+        |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| format_micros(a.us));
     let runner_up = decision.alternatives.iter().find(|a| a.name != decision.chosen);
     let mut chosen = decision.chosen.clone();
-    for step in planned.steps_of(decision) {
+    for step in planned.steps_of_decision(decision) {
         match step.exit {
             Some(ExitBarrier::Dropped) => chosen.push_str(", no exit barrier"),
             Some(ExitBarrier::Kept) => chosen.push_str(", exit barrier"),
             None => {}
         }
     }
-    let (operand, result) = planned.ends(decision);
-    let place = |v: Option<_>| v.map_or_else(String::new, |v| planned.short_place(plan, v));
+    let (operand, result) = planned.operand_and_result(decision);
+    let place = |v: Option<_>| v.map_or_else(String::new, |v| planned.placement_name(plan, v));
     vec![
-        bytes(decision.bytes),
+        format_bytes(decision.bytes),
         chosen,
         estimate(&decision.chosen).unwrap_or_default(),
         runner_up.map_or_else(|| "none".into(), |a| a.name.clone()),
-        runner_up.map_or_else(String::new, |a| micros(a.us)),
+        runner_up.map_or_else(String::new, |a| format_micros(a.us)),
         estimate("plain").unwrap_or_default(),
         place(operand),
         place(result),
@@ -176,50 +183,53 @@ pub fn arena_rows(bucket: &Bucket) -> [Vec<String>; 3] {
         ["arena", "peak", "max-live bound", "gap"].map(str::to_string).to_vec(),
         vec![
             "ordinary".into(),
-            bytes(t.ordinary_peak),
-            bytes(t.ordinary_bound),
-            gap(t.ordinary_peak, t.ordinary_bound),
+            format_bytes(t.ordinary_peak),
+            format_bytes(t.ordinary_bound),
+            format_gap(t.ordinary_peak, t.ordinary_bound),
         ],
         vec![
             "symmetric".into(),
-            bytes(t.symmetric_peak),
-            bytes(t.symmetric_bound),
-            gap(t.symmetric_peak, t.symmetric_bound),
+            format_bytes(t.symmetric_peak),
+            format_bytes(t.symmetric_bound),
+            format_gap(t.symmetric_peak, t.symmetric_bound),
         ],
     ]
 }
 
-fn totals(plan: &Plan, bucket: &Bucket) -> String {
-    table(&arena_rows(bucket)) + &notes(plan, bucket)
+fn total_lines(plan: &Plan, bucket: &Bucket) -> String {
+    format_table(&arena_rows(bucket)) + &arena_notes(plan, bucket)
 }
 
 /// What arenas, barriers and the workspace take, in lines.
-pub fn notes(plan: &Plan, bucket: &Bucket) -> String {
+pub fn arena_notes(plan: &Plan, bucket: &Bucket) -> String {
     let (t, mut out) = (&bucket.totals, String::new());
     let buffers = |kind| bucket.buffers.iter().filter(|b| b.arena == kind).count();
     let _ = writeln!(
         out,
         "  {}; {} ordinary and {} symmetric buffers; arenas of {} and {} serve all buckets",
-        count(bucket.steps.len() as u64, "step"),
+        format_count(bucket.steps.len() as u64, "step"),
         buffers(ArenaKind::Ordinary),
         buffers(ArenaKind::Symmetric),
-        bytes(plan.arenas.ordinary),
-        bytes(plan.arenas.symmetric),
+        format_bytes(plan.arenas.ordinary),
+        format_bytes(plan.arenas.symmetric),
     );
     if t.workspace > 0 {
-        let _ =
-            writeln!(out, "  GPUs use a workspace of {} beside them, one step at a time", bytes(t.workspace));
+        let _ = writeln!(
+            out,
+            "  GPUs use a workspace of {} beside them, one step at a time",
+            format_bytes(t.workspace)
+        );
     }
-    out.push_str(&barriers(bucket));
+    out.push_str(&barrier_lines(bucket));
     out
 }
 
 /// How many exit barriers are dropped and kept, and why those are kept; equal ones share a line.
-fn barriers(bucket: &Bucket) -> String {
+fn barrier_lines(bucket: &Bucket) -> String {
     let t = &bucket.totals;
     let cost = match t.barrier_bytes {
         0 => String::new(),
-        n => format!(" for {} of the symmetric arena", bytes(n)),
+        n => format!(" for {} of the symmetric arena", format_bytes(n)),
     };
     let mut out =
         format!("  exit barriers: {} dropped{cost}, {} kept\n", t.barriers_dropped, t.barriers_kept);
@@ -233,26 +243,26 @@ fn barriers(bucket: &Bucket) -> String {
             [first, .., last] => format!("%{first} … %{last} (×{}), each", nodes.len()),
             [] => continue,
         };
-        let _ = writeln!(out, "    {names}: {}", kept_because(cost));
+        let _ = writeln!(out, "    {names}: {}", kept_barrier_reason(cost));
     }
     out
 }
 
 /// Why a droppable exit barrier is kept, by what dropping it alone would cost.
-pub fn kept_because(cost: Option<u64>) -> String {
+pub fn kept_barrier_reason(cost: Option<u64>) -> String {
     match cost {
         None => "nothing else tells that peers have left its operand when that is written again".into(),
         Some(0) => "dropping it together with others would take more than the limit".into(),
-        Some(n) => format!("dropping it would take {} more of the symmetric arena", bytes(n)),
+        Some(n) => format!("dropping it would take {} more of the symmetric arena", format_bytes(n)),
     }
 }
 
-pub fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {
+pub fn copy_lines(bucket: &Bucket, planned: &PlannedBucket<'_>) -> String {
     let t = &bucket.totals;
     if t.copies == 0 {
         return "  copies: none\n".into();
     }
-    let mut out = format!("  copies: {}, {} in each run\n", t.copies, bytes(t.copied));
+    let mut out = format!("  copies: {}, {} in each run\n", t.copies, format_bytes(t.copied));
     for (name, why, avoid) in planned.copies() {
         let _ = writeln!(out, "    %{name}: {why}");
         if let Some(input) = avoid {
@@ -262,28 +272,28 @@ pub fn copies(bucket: &Bucket, planned: &Planned<'_>) -> String {
     out
 }
 
-fn fixed(plan: &Plan) -> String {
+fn fixed_memory_lines(plan: &Plan) -> String {
     let mut out = String::new();
     for fixed in &plan.fixed {
         let what = match &fixed.role {
-            Role::Landing { group, zone } => format!("landing zone {zone} of group {group}"),
-            Role::Bound { input } => format!("bound input {input}"),
+            FixedRole::Landing { group, zone } => format!("landing zone {zone} of group {group}"),
+            FixedRole::Bound { input } => format!("bound input {input}"),
         };
         if out.is_empty() {
             out.push_str("\nfixed symmetric memory\n");
         }
-        let _ = writeln!(out, "  {what}: {} at {}", bytes(fixed.size), fixed.offset);
+        let _ = writeln!(out, "  {what}: {} at {}", format_bytes(fixed.size), fixed.offset);
     }
     out
 }
 
 /// What plans of one program in several orders need, a row for each as they are given.
-pub fn orders(plans: &[(Order, CheckedPlan)]) -> String {
+pub fn order_table(plans: &[(OrderStrategy, CheckedPlan)]) -> String {
     let need = |plan: &Plan| {
         let peaks = plan.buckets.iter().map(|b| (b.totals.ordinary_peak, b.totals.symmetric_peak));
         peaks.max_by_key(|(o, s)| o + s).unwrap_or_default()
     };
-    let program = plans.iter().find(|(order, _)| *order == Order::Program).map(|(_, p)| need(p));
+    let program = plans.iter().find(|(order, _)| *order == OrderStrategy::Program).map(|(_, p)| need(p));
     let program = program.map_or(0, |(o, s)| o + s);
     let mut rows = vec![["order", "ordinary", "symmetric", "both", ""].map(str::to_string).to_vec()];
     for (order, plan) in plans {
@@ -291,7 +301,13 @@ pub fn orders(plans: &[(Order, CheckedPlan)]) -> String {
         let both = ordinary + symmetric;
         let change = (both as f64 / program.max(1) as f64 - 1.0) * 100.0;
         let change = if both == program { "=".into() } else { format!("{change:+.1} %") };
-        rows.push(vec![order.name().into(), bytes(ordinary), bytes(symmetric), bytes(both), change]);
+        rows.push(vec![
+            order.name().into(),
+            format_bytes(ordinary),
+            format_bytes(symmetric),
+            format_bytes(both),
+            change,
+        ]);
     }
-    format!("peaks of the largest bucket; the last column is against program order\n{}", table(&rows))
+    format!("peaks of the largest bucket; the last column is against program order\n{}", format_table(&rows))
 }

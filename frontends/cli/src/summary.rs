@@ -2,19 +2,19 @@
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use symmc::unstable::ir::{Form, InputKind, NodeId, Op, text};
+use symmc::unstable::ir::{DispatchForm, InputKind, NodeId, Op, text};
 use symmc::unstable::plan::Bucket;
-use symmc::{CheckedPlan, Estimate};
+use symmc::{BucketEstimate, CheckedPlan};
 
-use crate::planned::Planned;
-use crate::report::Times;
+use crate::planned_bucket::PlannedBucket;
+use crate::report::EstimatedTimes;
 
 const VERSION: u32 = 1;
 
-pub fn summary(plan: &CheckedPlan, times: &Times) -> Result<String> {
+pub fn summary(plan: &CheckedPlan, times: &EstimatedTimes) -> Result<String> {
     let buckets = plan.buckets.iter().zip(&times.chosen).zip(&times.plain);
     let buckets: Result<Vec<Value>> =
-        buckets.map(|((b, chosen), &plain)| bucket(plan, b, chosen, plain)).collect();
+        buckets.map(|((b, chosen), &plain)| bucket_summary(plan, b, chosen, plain)).collect();
     let value = json!({
         "version": VERSION,
         "program": plan.source.name,
@@ -26,11 +26,16 @@ pub fn summary(plan: &CheckedPlan, times: &Times) -> Result<String> {
     Ok(serde_json::to_string_pretty(&value)? + "\n")
 }
 
-fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: Option<f64>) -> Result<Value> {
-    let planned = Planned::new(plan, bucket)?;
+fn bucket_summary(
+    plan: &CheckedPlan,
+    bucket: &Bucket,
+    chosen: &BucketEstimate,
+    plain: Option<f64>,
+) -> Result<Value> {
+    let planned = PlannedBucket::new(plan, bucket)?;
     let graph = planned.graph;
-    let symbols = planned.program.symbols(bucket)?;
-    let bytes = |v| u64::try_from(graph.ty(v).bytes().upper(&symbols)).unwrap_or(0);
+    let symbols = planned.program.resolve_symbols(bucket)?;
+    let bytes = |v| u64::try_from(graph.ty(v).bytes().upper_bound(&symbols)).unwrap_or(0);
     let weights = graph.inputs.values().filter(|i| i.kind != InputKind::Argument).map(|i| bytes(i.value));
     let collectives: Vec<Value> = chosen
         .communication
@@ -47,7 +52,8 @@ fn bucket(plan: &CheckedPlan, bucket: &Bucket, chosen: &Estimate, plain: Option<
                 let node = &graph.nodes[n];
                 node.inputs.iter().chain(&node.outputs).map(|&v| bytes(v)).max().unwrap_or(0)
             };
-            let set = graph.dispatches.iter().find(|d| d.form == Form::Collectives && d.has(c.node));
+            let set =
+                graph.dispatches.iter().find(|d| d.form == DispatchForm::Collectives && d.contains(c.node));
             let others: Vec<NodeId> =
                 set.into_iter().flat_map(|d| d.nodes()).filter(|&n| n != c.node).collect();
             let all = others.iter().fold(size(c.node), |sum, &n| sum.saturating_add(size(n)));

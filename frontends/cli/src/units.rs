@@ -1,7 +1,7 @@
 //! Numbers for people.
 
 /// Bytes with a binary unit and three significant digits: `512 B`, `17.0 KiB`, `1.25 GiB`.
-pub fn bytes(n: u64) -> String {
+pub fn format_bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
         return format!("{n} B");
@@ -12,11 +12,11 @@ pub fn bytes(n: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    format!("{} {}", digits(value), UNITS[unit])
+    format!("{} {}", format_digits(value), UNITS[unit])
 }
 
 /// A number of things: `1 rank`, `4 ranks`.
-pub fn count(n: impl Into<u64>, thing: &str) -> String {
+pub fn format_count(n: impl Into<u64>, thing: &str) -> String {
     match n.into() {
         1 => format!("1 {thing}"),
         n => format!("{n} {thing}s"),
@@ -24,16 +24,16 @@ pub fn count(n: impl Into<u64>, thing: &str) -> String {
 }
 
 /// Microseconds with three significant digits, in ms or s where they are many.
-pub fn micros(us: f64) -> String {
+pub fn format_micros(us: f64) -> String {
     match us {
-        us if us < 1e4 => format!("{} µs", digits(us)),
-        us if us < 1e7 => format!("{} ms", digits(us / 1e3)),
-        us => format!("{} s", digits(us / 1e6)),
+        us if us < 1e4 => format!("{} µs", format_digits(us)),
+        us if us < 1e7 => format!("{} ms", format_digits(us / 1e3)),
+        us => format!("{} s", format_digits(us / 1e6)),
     }
 }
 
 /// A number with three significant digits, or all digits in front of the point.
-pub fn digits(value: f64) -> String {
+pub fn format_digits(value: f64) -> String {
     match value {
         v if v < 10.0 => format!("{v:.2}"),
         v if v < 100.0 => format!("{v:.1}"),
@@ -42,13 +42,13 @@ pub fn digits(value: f64) -> String {
 }
 
 /// How far `peak` is above `bound`, in percent of the bound.
-pub fn gap(peak: u64, bound: u64) -> String {
+pub fn format_gap(peak: u64, bound: u64) -> String {
     let percent = if bound == 0 { 0.0 } else { (peak as f64 / bound as f64 - 1.0) * 100.0 };
     format!("{percent:.2} %")
 }
 
 /// Left-aligned first column, right-aligned others, two spaces between, indented by two.
-pub fn table(rows: &[Vec<String>]) -> String {
+pub fn format_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -78,12 +78,15 @@ mod tests {
 
     #[test]
     fn bytes_have_three_digits() {
-        let shown = [0, 1023, 1024, 17 * 1024, 1 << 20, (1 << 20) - 1, 5 << 30].map(bytes);
+        let shown = [0, 1023, 1024, 17 * 1024, 1 << 20, (1 << 20) - 1, 5 << 30].map(format_bytes);
         assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "17.0 KiB", "1.00 MiB", "1.00 MiB", "5.00 GiB"]);
     }
 
     #[test]
     fn gap_is_relative_to_the_bound() {
-        assert_eq!([gap(101, 100), gap(100, 100), gap(0, 0)], ["1.00 %", "0.00 %", "0.00 %"]);
+        assert_eq!(
+            [format_gap(101, 100), format_gap(100, 100), format_gap(0, 0)],
+            ["1.00 %", "0.00 %", "0.00 %"]
+        );
     }
 }

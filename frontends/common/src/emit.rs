@@ -3,18 +3,18 @@
 //!
 //! A frontend implements [`Emit`] for the node that it lowers; its rules then call the methods.
 
-use symmc_ir::dim::check_size;
+use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::text::with_symbol_names;
 use symmc_ir::{
-    ArgOp, BinaryOp, Bound, Builder, Collective, CollectiveKind, DType, Def, Dim, Float, GroupId, Op,
-    Reduction, Scalar, Type, UnaryOp, ValueId,
+    ArgOp, AttentionBound, BinaryOp, Collective, CollectiveKind, DType, Dim, FloatAttribute, GraphBuilder,
+    GroupId, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueDef, ValueId,
 };
 
 use crate::requirement;
-use crate::rule::{Lowered, Stop};
+use crate::rule::{RuleFailure, RuleResult};
 
 /// A value that was emitted.
-type Emitted<E> = Lowered<ValueId, E>;
+type EmitResult<E> = RuleResult<ValueId, E>;
 
 /// Emits the nodes of one node of a program. See the [module](self). All methods that emit fail where the operands
 /// break the typing rule of the op, or extents grow beyond the limits of [`symmc_ir::dim`].
@@ -22,17 +22,17 @@ pub trait Emit {
     type Error;
 
     /// The graph that is being built.
-    fn builder(&self) -> &Builder;
-    fn builder_mut(&mut self) -> &mut Builder;
+    fn builder(&self) -> &GraphBuilder;
+    fn builder_mut(&mut self) -> &mut GraphBuilder;
     /// What the names of emitted values start with.
     fn label(&self) -> &str;
 
     /// The failure of this node with one sentence that says what is wrong.
-    fn broken(&self, message: String) -> Stop<Self::Error> {
-        Stop::Broken(with_symbol_names(&message, &self.builder().graph().symbols))
+    fn invalid_node(&self, message: String) -> RuleFailure<Self::Error> {
+        RuleFailure::Invalid(with_symbol_names(&message, &self.builder().graph().symbols))
     }
 
-    fn ty(&self, v: ValueId) -> &Type {
+    fn ty(&self, v: ValueId) -> &TensorType {
         self.builder().graph().ty(v)
     }
 
@@ -54,166 +54,166 @@ pub trait Emit {
     }
 
     /// An axis of `n`, counted from 0, given that negative ones count from the end.
-    fn axis_within(&self, axis: i64, n: usize) -> Lowered<usize, Self::Error> {
+    fn axis_within(&self, axis: i64, n: usize) -> RuleResult<usize, Self::Error> {
         let n = n as i64;
         if (-n..n).contains(&axis) {
             Ok(axis.rem_euclid(n) as usize)
         } else {
-            Err(self.broken(format!("expected an axis from {} to {}, found {axis}", -n, n - 1)))
+            Err(self.invalid_node(format!("expected an axis from {} to {}, found {axis}", -n, n - 1)))
         }
     }
 
     /// Axes of `n`, counted from 0 and ascending, given that negative ones count from the end.
-    fn axes_within(&self, axes: &[i64], n: usize) -> Lowered<Vec<usize>, Self::Error> {
+    fn axes_within(&self, axes: &[i64], n: usize) -> RuleResult<Vec<usize>, Self::Error> {
         let mut axes: Vec<usize> = axes.iter().map(|&a| self.axis_within(a, n)).collect::<Result<_, _>>()?;
         axes.sort_unstable();
         if axes.windows(2).any(|w| w[0] == w[1]) {
-            return Err(self.broken(format!("expected distinct axes, found {axes:?}")));
+            return Err(self.invalid_node(format!("expected distinct axes, found {axes:?}")));
         }
         Ok(axes)
     }
 
-    fn bounds(&self, d: &Dim) -> (i64, i64) {
+    fn dim_bounds(&self, d: &Dim) -> (i64, i64) {
         d.bounds(&self.builder().graph().symbols)
     }
 
     /// A node whose op fixes its result types.
-    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Lowered<Vec<ValueId>, Self::Error> {
+    fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> RuleResult<Vec<ValueId>, Self::Error> {
         let name = format!("{}.{hint}", self.label());
         let results = self.builder_mut().node(&name, op, inputs)?;
         for &r in &results {
-            check_size(&self.ty(r).shape).map_err(|m| self.broken(m))?;
+            check_shape_complexity(&self.ty(r).shape).map_err(|m| self.invalid_node(m))?;
         }
         Ok(results)
     }
 
-    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> Emitted<Self::Error> {
+    fn emit(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> EmitResult<Self::Error> {
         Ok(self.emit_all(hint, op, inputs)?[0])
     }
 
     /// A node with a declared result type.
-    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: Type) -> Emitted<Self::Error> {
-        check_size(&ty.shape).map_err(|m| self.broken(m))?;
+    fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> EmitResult<Self::Error> {
+        check_shape_complexity(&ty.shape).map_err(|m| self.invalid_node(m))?;
         let name = format!("{}.{hint}", self.label());
         Ok(self.builder_mut().op_as(&name, op, inputs, ty)?)
     }
 
     // Element-wise.
 
-    fn cast(&mut self, x: ValueId, dtype: DType) -> Emitted<Self::Error> {
+    fn cast(&mut self, x: ValueId, dtype: DType) -> EmitResult<Self::Error> {
         if self.dtype(x) == dtype {
             return Ok(x);
         }
-        let ty = Type::new(dtype, self.shape(x));
+        let ty = TensorType::new(dtype, self.shape(x));
         self.emit_as("cast", Op::Cast, &[x], ty)
     }
 
-    fn unary(&mut self, op: UnaryOp, x: ValueId) -> Emitted<Self::Error> {
+    fn unary(&mut self, op: UnaryOp, x: ValueId) -> EmitResult<Self::Error> {
         self.emit(op.name(), Op::Unary(op), &[x])
     }
 
     /// Two operands that have one dtype. Addition and multiplication of bools are `or` and `and`.
-    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
-        let op = logical(op, self.dtype(x));
+    fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
+        let op = as_logical_op(op, self.dtype(x));
         self.emit(op.name(), Op::Binary(op), &[x, y])
     }
 
     /// `x op scalar`; the scalar takes the dtype of `x`.
-    fn with_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> Emitted<Self::Error> {
+    fn binary_scalar(&mut self, op: BinaryOp, x: ValueId, s: Scalar) -> EmitResult<Self::Error> {
         let dtype = self.dtype(x);
-        let op = logical(op, dtype);
-        self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: false }, &[x])
+        let op = as_logical_op(op, dtype);
+        self.emit(op.name(), Op::BinaryScalar { op, scalar: s.convert_to(dtype), scalar_left: false }, &[x])
     }
 
     /// `scalar op x`; the scalar takes the dtype of `x`.
-    fn scalar_with(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> Emitted<Self::Error> {
+    fn scalar_binary(&mut self, op: BinaryOp, s: Scalar, x: ValueId) -> EmitResult<Self::Error> {
         let dtype = self.dtype(x);
-        let op = logical(op, dtype);
-        self.emit(op.name(), Op::BinaryScalar { op, scalar: s.converted(dtype), scalar_left: true }, &[x])
+        let op = as_logical_op(op, dtype);
+        self.emit(op.name(), Op::BinaryScalar { op, scalar: s.convert_to(dtype), scalar_left: true }, &[x])
     }
 
     /// The quotient of two integers, rounded towards zero.
-    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
+    fn truncated_quotient(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let floor = self.binary(BinaryOp::FloorDiv, x, y)?;
         if self.is_non_negative(x) && self.is_non_negative(y) {
             return Ok(floor);
         }
         // The floor lies below the truncation by one where the quotient is negative and not exact.
-        let negative = self.with_scalar(BinaryOp::Lt, floor, Scalar::Int(0))?;
-        let below = self.inexact(x, y, negative)?;
+        let negative = self.binary_scalar(BinaryOp::Lt, floor, Scalar::Int(0))?;
+        let below = self.inexact_and(x, y, negative)?;
         self.binary(BinaryOp::Add, floor, below)
     }
 
     /// The remainder of two integers that has the sign of `x`. (The least integer has no magnitude.)
-    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
+    fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
-        let low_x = self.with_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
-        let low_y = self.with_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
+        let low_x = self.binary_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
+        let low_y = self.binary_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
         let apart = self.binary(BinaryOp::Xor, low_x, low_y)?;
-        let apart = self.inexact(x, y, apart)?;
+        let apart = self.inexact_and(x, y, apart)?;
         let excess = self.binary(BinaryOp::Mul, apart, y)?;
         self.binary(BinaryOp::Sub, rest, excess)
     }
 
     /// 1 where integers have a remainder and `also` holds, else 0.
-    fn inexact(&mut self, x: ValueId, y: ValueId, also: ValueId) -> Emitted<Self::Error> {
+    fn inexact_and(&mut self, x: ValueId, y: ValueId, also: ValueId) -> EmitResult<Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
-        let rest = self.with_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
+        let rest = self.binary_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
         let both = self.binary(BinaryOp::And, rest, also)?;
         self.cast(both, self.dtype(x))
     }
 
     /// `x op y` for a number.
-    fn with_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> Emitted<Self::Error> {
-        self.with_scalar(op, x, Scalar::Float(Float(y)))
+    fn binary_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> EmitResult<Self::Error> {
+        self.binary_scalar(op, x, Scalar::Float(FloatAttribute(y)))
     }
 
     /// The angle from -π/2 to π/2 that has this sine.
-    fn arc_sine(&mut self, sine: ValueId) -> Emitted<Self::Error> {
-        let (x, other) = self.legs(sine)?;
+    fn arc_sine(&mut self, sine: ValueId) -> EmitResult<Self::Error> {
+        let (x, other) = self.triangle_legs(sine)?;
         let angle = self.binary(BinaryOp::Atan2, x, other)?;
         self.cast(angle, self.dtype(sine))
     }
 
     /// The angle from 0 to π that has this cosine.
-    fn arc_cosine(&mut self, cosine: ValueId) -> Emitted<Self::Error> {
-        let (x, other) = self.legs(cosine)?;
+    fn arc_cosine(&mut self, cosine: ValueId) -> EmitResult<Self::Error> {
+        let (x, other) = self.triangle_legs(cosine)?;
         let angle = self.binary(BinaryOp::Atan2, other, x)?;
         self.cast(angle, self.dtype(cosine))
     }
 
     /// One leg of a right triangle whose hypotenuse is 1, in the dtype that it is computed in, and the other leg:
     /// `sqrt((1 - x) * (1 + x))`, where nothing cancels.
-    fn legs(&mut self, x: ValueId) -> Lowered<(ValueId, ValueId), Self::Error> {
-        let x = self.cast(x, self.dtype(x).wide())?;
-        let below = self.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)?;
-        let above = self.with_float(BinaryOp::Add, x, 1.0)?;
+    fn triangle_legs(&mut self, x: ValueId) -> RuleResult<(ValueId, ValueId), Self::Error> {
+        let x = self.cast(x, self.dtype(x).compute_dtype())?;
+        let below = self.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)?;
+        let above = self.binary_float(BinaryOp::Add, x, 1.0)?;
         let square = self.binary(BinaryOp::Mul, below, above)?;
         Ok((x, self.unary(UnaryOp::Sqrt, square)?))
     }
 
     /// `condition ? x : y`.
-    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
+    fn select(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         self.emit("select", Op::Select, &[condition, x, y])
     }
 
     // Creation.
 
-    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> Emitted<Self::Error> {
-        self.emit_as("full", Op::Full(s.converted(dtype)), &[], Type::new(dtype, shape))
+    fn full(&mut self, s: Scalar, dtype: DType, shape: Vec<Dim>) -> EmitResult<Self::Error> {
+        self.emit_as("full", Op::Full(s.convert_to(dtype)), &[], TensorType::new(dtype, shape))
     }
 
     /// `start`, `start + step`, … as many as `len`.
-    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> Emitted<Self::Error> {
-        self.emit_as("iota", Op::Iota { start, step }, &[], Type::new(dtype, vec![len]))
+    fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> EmitResult<Self::Error> {
+        self.emit_as("iota", Op::Iota { start, step }, &[], TensorType::new(dtype, vec![len]))
     }
 
     /// A tensor without axes that holds the value of a dim: the last element of an iota.
-    fn dim_tensor(&mut self, d: &Dim, dtype: DType) -> Emitted<Self::Error> {
+    fn emit_dim(&mut self, d: &Dim, dtype: DType) -> EmitResult<Self::Error> {
         if let Some(i) = d.as_const() {
             return self.full(Scalar::Int(i), dtype, vec![]);
         }
-        let start = self.bounds(d).0.min(0);
+        let start = self.dim_bounds(d).0.min(0);
         let at = d.clone() - Dim::from(start);
         let iota = self.iota(at.clone() + Dim::from(1), start, 1, DType::I64)?;
         let one = self.slice(iota, 0, at, Dim::from(1), 1)?;
@@ -222,29 +222,29 @@ pub trait Emit {
     }
 
     /// The positions `start`, `start + step`, … as many as `len`.
-    fn positions(&mut self, start: &Dim, step: i64, len: Dim) -> Emitted<Self::Error> {
+    fn emit_positions(&mut self, start: &Dim, step: i64, len: Dim) -> EmitResult<Self::Error> {
         if let Some(start) = start.as_const() {
             return self.iota(len, start, step, DType::I64);
         }
         let iota = self.iota(len, 0, step, DType::I64)?;
-        let start = self.dim_tensor(start, DType::I64)?;
+        let start = self.emit_dim(start, DType::I64)?;
         self.binary(BinaryOp::Add, iota, start)
     }
 
     /// The integers from `start` by `step` up to `end`, which is left out.
-    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> Emitted<Self::Error> {
+    fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> EmitResult<Self::Error> {
         let distance = match step {
-            0 => return Err(self.broken("expected a step other than 0".into())),
+            0 => return Err(self.invalid_node("expected a step other than 0".into())),
             1.. => end.clone() - start.clone(),
             _ => start.clone() - end.clone(),
         };
         let by = step.saturating_abs();
         let len = (distance + Dim::from(by - 1)).floor_div(&by.into());
-        let len = if self.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
+        let len = if self.dim_bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
         match start.as_const() {
             Some(start) => self.iota(len, start, step, dtype),
             None => {
-                let y = self.positions(start, step, len)?;
+                let y = self.emit_positions(start, step, len)?;
                 self.cast(y, dtype)
             }
         }
@@ -256,18 +256,18 @@ pub trait Emit {
         (rows, columns): (Dim, Dim),
         op: BinaryOp,
         offset: &Dim,
-    ) -> Emitted<Self::Error> {
+    ) -> EmitResult<Self::Error> {
         let row = self.iota(rows, 0, 1, DType::I64)?;
         let row = self.unsqueeze(row, 1)?;
-        let column = self.positions(&(Dim::from(0) - offset.clone()), 1, columns)?;
+        let column = self.emit_positions(&(Dim::from(0) - offset.clone()), 1, columns)?;
         self.binary(op, column, row)
     }
 
     /// The elements of the last two axes where `column - offset op row`, others 0.
-    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> Emitted<Self::Error> {
+    fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> EmitResult<Self::Error> {
         let shape = self.shape(x);
         let [.., rows, columns] = shape.as_slice() else {
-            return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
+            return Err(self.invalid_node(format!("expected two axes or more, found {}", shape.len())));
         };
         let keep = self.compare_positions((rows.clone(), columns.clone()), op, offset)?;
         let zero = self.full(Scalar::Int(0), self.dtype(x), vec![])?;
@@ -276,40 +276,42 @@ pub trait Emit {
 
     // Views.
 
-    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> Emitted<Self::Error> {
+    fn reshape(&mut self, x: ValueId, shape: Vec<Dim>) -> EmitResult<Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
         }
-        let ty = Type::new(self.dtype(x), shape);
+        let ty = TensorType::new(self.dtype(x), shape);
         self.emit_as("reshape", Op::Reshape, &[x], ty)
     }
 
     /// A shape with its -1, if any, replaced so that the number of elements is `numel`.
-    fn filled(&self, shape: Vec<Dim>, numel: &Dim) -> Lowered<Vec<Dim>, Self::Error> {
+    fn resolve_open_extent(&self, shape: Vec<Dim>, numel: &Dim) -> RuleResult<Vec<Dim>, Self::Error> {
         let is_open = |d: &Dim| d.as_const() == Some(-1);
         if !shape.iter().any(is_open) {
             return Ok(shape);
         }
         let known: Vec<Dim> = shape.iter().filter(|d| !is_open(d)).cloned().collect();
         if known.len() + 1 != shape.len() {
-            return Err(self.broken(format!("expected one open extent at most, found {shape:?}")));
+            return Err(self.invalid_node(format!("expected one open extent at most, found {shape:?}")));
         }
-        check_size(&known).map_err(|m| self.broken(m))?;
-        let known = product(&known);
+        check_shape_complexity(&known).map_err(|m| self.invalid_node(m))?;
+        let known = extent_product(&known);
         if known.as_const() == Some(0) {
-            return Err(self.broken(format!("expected extents that fix the open one, found {shape:?}")));
+            return Err(self.invalid_node(format!("expected extents that fix the open one, found {shape:?}")));
         }
         let rest = match numel.exact_div(&known) {
             Some(exact) => exact,
             None if known.as_const().is_some() && numel.as_const().is_some() => {
-                return Err(self.broken(format!("expected a shape of {numel:?} elements, found {shape:?}")));
+                return Err(
+                    self.invalid_node(format!("expected a shape of {numel:?} elements, found {shape:?}"))
+                );
             }
             None => numel.floor_div(&known),
         };
         Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
     }
 
-    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> Emitted<Self::Error> {
+    fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> EmitResult<Self::Error> {
         if perm.iter().copied().eq(0..self.rank(x)) {
             return Ok(x);
         }
@@ -317,7 +319,7 @@ pub trait Emit {
     }
 
     /// The matrix transpose: the last two axes swapped.
-    fn transposed(&mut self, x: ValueId) -> Emitted<Self::Error> {
+    fn transposed(&mut self, x: ValueId) -> EmitResult<Self::Error> {
         let mut perm: Vec<usize> = (0..self.rank(x)).collect();
         if let [.., a, b] = perm.as_mut_slice() {
             std::mem::swap(a, b);
@@ -325,16 +327,16 @@ pub trait Emit {
         self.permute(x, perm)
     }
 
-    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> Emitted<Self::Error> {
+    fn expand(&mut self, x: ValueId, shape: Vec<Dim>) -> EmitResult<Self::Error> {
         if self.ty(x).shape == shape {
             return Ok(x);
         }
-        let ty = Type::new(self.dtype(x), shape);
+        let ty = TensorType::new(self.dtype(x), shape);
         self.emit_as("expand", Op::Expand, &[x], ty)
     }
 
     /// `len` elements of an axis from `start` on, `step` apart.
-    fn slice(&mut self, x: ValueId, axis: usize, start: Dim, len: Dim, step: i64) -> Emitted<Self::Error> {
+    fn slice(&mut self, x: ValueId, axis: usize, start: Dim, len: Dim, step: i64) -> EmitResult<Self::Error> {
         let mut shape = self.shape(x);
         if start.as_const() == Some(0) && step == 1 && shape.get(axis) == Some(&len) {
             return Ok(x);
@@ -343,16 +345,21 @@ pub trait Emit {
             Some(d) => *d = len,
             None => {
                 let n = shape.len();
-                return Err(self.broken(format!("expected an axis below {n}, found {axis}")));
+                return Err(self.invalid_node(format!("expected an axis below {n}, found {axis}")));
             }
         }
-        check_size(std::slice::from_ref(&start)).map_err(|m| self.broken(m))?;
-        let ty = Type::new(self.dtype(x), shape);
+        check_shape_complexity(std::slice::from_ref(&start)).map_err(|m| self.invalid_node(m))?;
+        let ty = TensorType::new(self.dtype(x), shape);
         self.emit_as("slice", Op::Slice { axis, start, step }, &[x], ty)
     }
 
     /// Pieces of these lengths, one after another; they must add up to the axis.
-    fn pieces(&mut self, x: ValueId, axis: usize, lengths: Vec<Dim>) -> Lowered<Vec<ValueId>, Self::Error> {
+    fn split_by_lengths(
+        &mut self,
+        x: ValueId,
+        axis: usize,
+        lengths: Vec<Dim>,
+    ) -> RuleResult<Vec<ValueId>, Self::Error> {
         let n = self.extent(x, axis);
         let mut pieces = Vec::with_capacity(lengths.len());
         let mut start = Dim::from(0);
@@ -360,32 +367,32 @@ pub trait Emit {
             pieces.push(self.slice(x, axis, start.clone(), len.clone(), 1)?);
             start = start + len;
         }
-        let (low, high) = self.bounds(&(n.clone() - start.clone()));
+        let (low, high) = self.dim_bounds(&(n.clone() - start.clone()));
         if low > 0 || high < 0 {
-            return Err(self.broken(format!("expected pieces of {n:?} together, found {start:?}")));
+            return Err(self.invalid_node(format!("expected pieces of {n:?} together, found {start:?}")));
         }
         self.require_equal("pieces", &start, &n)?;
         Ok(pieces)
     }
 
     /// Requires two dims to be equal for the sizes of each run; see [`crate::requirement`].
-    fn require_equal(&mut self, what: &str, found: &Dim, expected: &Dim) -> Lowered<(), Self::Error> {
+    fn require_equal(&mut self, what: &str, found: &Dim, expected: &Dim) -> RuleResult<(), Self::Error> {
         let label = format!("{}.{what}", self.label());
         let added = requirement::require_equal(self.builder_mut(), &label, found, expected);
-        added.map_err(|message| self.broken(format!("{what}: {message}")))
+        added.map_err(|message| self.invalid_node(format!("{what}: {message}")))
     }
 
-    fn require_at_most(&mut self, what: &str, count: &Dim, limit: &Dim) -> Lowered<(), Self::Error> {
+    fn require_at_most(&mut self, what: &str, count: &Dim, limit: &Dim) -> RuleResult<(), Self::Error> {
         let label = format!("{}.{what}", self.label());
         let added = requirement::require_at_most(self.builder_mut(), &label, count, limit);
-        added.map_err(|message| self.broken(format!("{what}: {message}")))
+        added.map_err(|message| self.invalid_node(format!("{what}: {message}")))
     }
 
     /// Requires an axis to have as many elements as negative numbers of a padding crop.
-    fn require_cropped(&mut self, extent: &Dim, before: &Dim, after: &Dim) -> Lowered<(), Self::Error> {
+    fn require_cropped(&mut self, extent: &Dim, before: &Dim, after: &Dim) -> RuleResult<(), Self::Error> {
         let mut cropped = Dim::from(0);
         for pad in [before, after] {
-            if self.bounds(pad).0 < 0 {
+            if self.dim_bounds(pad).0 < 0 {
                 cropped = cropped + (Dim::from(0) - pad.clone()).max_with(&0.into());
             }
         }
@@ -395,10 +402,10 @@ pub trait Emit {
     /// Start and length of the slice from `start` to `end` (`None` is the end) of `n` elements, `step` apart, where
     /// positions below 0 count from the end and all are limited to the axis. The step is 1 or more.
     fn slice_range(&self, n: &Dim, start: Dim, end: Option<Dim>, step: i64) -> (Dim, Dim) {
-        let start = self.clamped(start, n);
-        let end = end.map_or_else(|| n.clone(), |end| self.clamped(end, n));
+        let start = self.clamp_position(start, n);
+        let end = end.map_or_else(|| n.clone(), |end| self.clamp_position(end, n));
         let mut len = end - start.clone();
-        if self.bounds(&len).0 < 0 {
+        if self.dim_bounds(&len).0 < 0 {
             len = len.max_with(&0.into());
         }
         if step > 1 {
@@ -408,29 +415,29 @@ pub trait Emit {
     }
 
     /// A position that may count from the end of an axis of extent `n`.
-    fn counted(&self, position: Dim, n: &Dim) -> Dim {
-        if self.bounds(&position).1 < 0 { n.clone() + position } else { position }
+    fn index_from_start(&self, position: Dim, n: &Dim) -> Dim {
+        if self.dim_bounds(&position).1 < 0 { n.clone() + position } else { position }
     }
 
     /// A position of a slice: counted from the end if negative, then limited to the axis.
-    fn clamped(&self, position: Dim, n: &Dim) -> Dim {
-        let p = self.counted(position, n);
-        let p = if self.bounds(&p).0 < 0 { p.max_with(&0.into()) } else { p };
-        match self.bounds(&(n.clone() - p.clone())) {
+    fn clamp_position(&self, position: Dim, n: &Dim) -> Dim {
+        let p = self.index_from_start(position, n);
+        let p = if self.dim_bounds(&p).0 < 0 { p.max_with(&0.into()) } else { p };
+        match self.dim_bounds(&(n.clone() - p.clone())) {
             (low, _) if low >= 0 => p,
             (_, high) if high <= 0 => n.clone(),
             _ => p.min_with(n),
         }
     }
 
-    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> Emitted<Self::Error> {
+    fn unsqueeze(&mut self, x: ValueId, axis: usize) -> EmitResult<Self::Error> {
         let mut shape = self.shape(x);
         shape.insert(axis.min(shape.len()), Dim::from(1));
         self.reshape(x, shape)
     }
 
     /// `x` without an axis of extent 1.
-    fn drop_axis(&mut self, x: ValueId, axis: usize) -> Emitted<Self::Error> {
+    fn drop_axis(&mut self, x: ValueId, axis: usize) -> EmitResult<Self::Error> {
         let mut shape = self.shape(x);
         if axis < shape.len() {
             shape.remove(axis);
@@ -438,12 +445,12 @@ pub trait Emit {
         self.reshape(x, shape)
     }
 
-    fn reversed(&mut self, x: ValueId, axis: usize) -> Emitted<Self::Error> {
+    fn reverse_axis(&mut self, x: ValueId, axis: usize) -> EmitResult<Self::Error> {
         let n = self.extent(x, axis);
         let from_last = match n.as_const() {
             Some(n) => self.iota(n.into(), n - 1, -1, DType::I64)?,
             None => {
-                let last = self.dim_tensor(&(n.clone() - Dim::from(1)), DType::I64)?;
+                let last = self.emit_dim(&(n.clone() - Dim::from(1)), DType::I64)?;
                 let iota = self.iota(n, 0, 1, DType::I64)?;
                 self.binary(BinaryOp::Sub, last, iota)?
             }
@@ -451,7 +458,7 @@ pub trait Emit {
         self.emit("take", Op::Take { axis }, &[x, from_last])
     }
 
-    fn concat(&mut self, parts: &[ValueId], axis: usize) -> Emitted<Self::Error> {
+    fn concat(&mut self, parts: &[ValueId], axis: usize) -> EmitResult<Self::Error> {
         match parts {
             [one] => Ok(*one),
             _ => self.emit("concat", Op::Concat { axis }, parts),
@@ -459,11 +466,11 @@ pub trait Emit {
     }
 
     /// `x` once or more along each axis.
-    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> Emitted<Self::Error> {
+    fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> EmitResult<Self::Error> {
         let mut own = self.shape(x);
         if repeats.len() < own.len() {
             let (n, found) = (own.len(), repeats.len());
-            return Err(self.broken(format!("expected {n} repeats or more, found {found}")));
+            return Err(self.invalid_node(format!("expected {n} repeats or more, found {found}")));
         }
         while own.len() < repeats.len() {
             own.insert(0, 1.into());
@@ -482,12 +489,12 @@ pub trait Emit {
     // The rest.
 
     /// `x @ y` over the last two axes.
-    fn matmul(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
+    fn matmul(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         self.emit("matmul", Op::MatMul, &[x, y])
     }
 
     /// NumPy's `matmul`: a vector on the left is a row, on the right a column, and its axis vanishes.
-    fn product(&mut self, x: ValueId, y: ValueId) -> Emitted<Self::Error> {
+    fn numpy_matmul(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let (row, column) = (self.rank(x) == 1, self.rank(y) == 1);
         let x = if row { self.unsqueeze(x, 0)? } else { x };
         let y = if column { self.unsqueeze(y, 1)? } else { y };
@@ -502,12 +509,18 @@ pub trait Emit {
         Ok(z)
     }
 
-    fn reduce(&mut self, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted<Self::Error> {
+    fn reduce(
+        &mut self,
+        op: ReductionKind,
+        x: ValueId,
+        axes: Vec<usize>,
+        keep: bool,
+    ) -> EmitResult<Self::Error> {
         self.emit(op.name(), Op::Reduce { op, axes, keep }, &[x])
     }
 
     /// An arg-reduction: the index of the largest or smallest element along `axis`, the first of equals.
-    fn arg_reduce(&mut self, op: ArgOp, x: ValueId, axis: usize, keep: bool) -> Emitted<Self::Error> {
+    fn arg_reduce(&mut self, op: ArgOp, x: ValueId, axis: usize, keep: bool) -> EmitResult<Self::Error> {
         self.emit(op.name(), Op::ArgReduce { op, axis, keep }, &[x])
     }
 
@@ -518,7 +531,7 @@ pub trait Emit {
         (weight, bias): (Option<ValueId>, Option<ValueId>),
         axes: usize,
         eps: f64,
-    ) -> Emitted<Self::Error> {
+    ) -> EmitResult<Self::Error> {
         let dtype = self.dtype(x);
         let mut operands = vec![x];
         if let Some(w) = weight {
@@ -530,25 +543,30 @@ pub trait Emit {
         if let Some(b) = bias {
             operands.push(self.cast(b, dtype)?);
         }
-        self.emit("layer_norm", Op::LayerNorm { axes, eps: Float(eps) }, &operands)
+        self.emit("layer_norm", Op::LayerNorm { axes, eps: FloatAttribute(eps) }, &operands)
     }
 
     /// The mean over the last `axes` axes, and `1 / sqrt(variance + eps)`, both wide and with those axes kept.
-    fn moments(&mut self, x: ValueId, axes: usize, eps: f64) -> Lowered<(ValueId, ValueId), Self::Error> {
-        let x = self.cast(x, self.dtype(x).wide())?;
+    fn mean_and_inverse_std(
+        &mut self,
+        x: ValueId,
+        axes: usize,
+        eps: f64,
+    ) -> RuleResult<(ValueId, ValueId), Self::Error> {
+        let x = self.cast(x, self.dtype(x).compute_dtype())?;
         let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
-        let mean = self.reduce(Reduction::Mean, x, last, true)?;
+        let mean = self.reduce(ReductionKind::Mean, x, last, true)?;
         let centred = self.binary(BinaryOp::Sub, x, mean)?;
         Ok((mean, self.inverse_rms(centred, axes, eps)?))
     }
 
     /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, wide and with those axes kept.
-    fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> Emitted<Self::Error> {
-        let x = self.cast(x, self.dtype(x).wide())?;
+    fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> EmitResult<Self::Error> {
+        let x = self.cast(x, self.dtype(x).compute_dtype())?;
         let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
         let squares = self.binary(BinaryOp::Mul, x, x)?;
-        let mean = self.reduce(Reduction::Mean, squares, last, true)?;
-        let shifted = self.with_float(BinaryOp::Add, mean, eps)?;
+        let mean = self.reduce(ReductionKind::Mean, squares, last, true)?;
+        let shifted = self.binary_float(BinaryOp::Add, mean, eps)?;
         self.unary(UnaryOp::Rsqrt, shifted)
     }
 
@@ -559,10 +577,10 @@ pub trait Emit {
         shift: ValueId,
         axes: Vec<usize>,
         keep: bool,
-    ) -> Emitted<Self::Error> {
+    ) -> EmitResult<Self::Error> {
         let e = self.binary(BinaryOp::Sub, x, shift)?;
         let e = self.unary(UnaryOp::Exp, e)?;
-        let sum = self.reduce(Reduction::Sum, e, axes.clone(), true)?;
+        let sum = self.reduce(ReductionKind::Sum, e, axes.clone(), true)?;
         let l = self.unary(UnaryOp::Log, sum)?;
         let y = self.binary(BinaryOp::Add, l, shift)?;
         let stays = |(a, d): (usize, Dim)| (keep || !axes.contains(&a)).then_some(d);
@@ -571,84 +589,86 @@ pub trait Emit {
     }
 
     /// `[n, channels, …]` with each group of channels as one axis: `[n, groups, …]`.
-    fn in_groups(&mut self, x: ValueId, groups: i64) -> Emitted<Self::Error> {
+    fn group_channels(&mut self, x: ValueId, groups: i64) -> EmitResult<Self::Error> {
         let shape = self.shape(x);
         let [n, channels, ..] = shape.as_slice() else {
-            return Err(self.broken(format!("expected two axes or more, found {}", shape.len())));
+            return Err(self.invalid_node(format!("expected two axes or more, found {}", shape.len())));
         };
-        match product(&shape[1..]).exact_div(&groups.into()) {
+        match extent_product(&shape[1..]).exact_div(&groups.into()) {
             Some(each) => self.reshape(x, vec![n.clone(), groups.into(), each]),
-            None => Err(self.broken(format!("expected {groups} groups to divide {channels:?} channels"))),
+            None => {
+                Err(self.invalid_node(format!("expected {groups} groups to divide {channels:?} channels")))
+            }
         }
     }
 
     /// A vector over the channels of `[n, channels, …]`, broadcastable to that shape.
-    fn per_channel(&mut self, x: ValueId, shape: &[Dim]) -> Emitted<Self::Error> {
+    fn reshape_per_channel(&mut self, x: ValueId, shape: &[Dim]) -> EmitResult<Self::Error> {
         let after = shape.iter().skip(2).map(|_| Dim::from(1));
         self.reshape(x, shape.iter().skip(1).take(1).cloned().chain(after).collect())
     }
 
     /// The scale of attention: this one, or else that of the size of its heads.
-    fn attention_scale(&self, q: ValueId, given: Option<f64>) -> Lowered<f64, Self::Error> {
+    fn attention_scale(&self, q: ValueId, given: Option<f64>) -> RuleResult<f64, Self::Error> {
         match (given, self.ty(q).shape.last().and_then(Dim::as_const)) {
             (Some(scale), _) => Ok(scale),
             (None, Some(size @ 1..)) => Ok(1.0 / (size as f64).sqrt()),
-            _ => Err(Stop::Opaque("its head size is symbolic".into())),
+            _ => Err(RuleFailure::Opaque("its head size is symbolic".into())),
         }
     }
 
     /// Attention; a mask is of bools or is added.
-    fn attend(
+    fn emit_attention(
         &mut self,
         [q, k, v]: [ValueId; 3],
         mask: Option<ValueId>,
         scale: f64,
-        (cap, bounds): (Option<Float>, Vec<Bound>),
-    ) -> Emitted<Self::Error> {
+        (cap, bounds): (Option<FloatAttribute>, Vec<AttentionBound>),
+    ) -> EmitResult<Self::Error> {
         let mut operands = vec![q, k, v];
         if let Some(mask) = mask {
             operands.push(if self.dtype(mask).is_float() { mask } else { self.cast(mask, DType::Bool)? });
         }
         self.emit(
             "attention",
-            Op::Attention { scale: Float(scale), cap, bounds, sink: false, log_sum_exp: false },
+            Op::Attention { scale: FloatAttribute(scale), cap, bounds, sink: false, log_sum_exp: false },
             &operands,
         )
     }
 
-    fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: ValueId) -> Emitted<Self::Error> {
+    fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: ValueId) -> EmitResult<Self::Error> {
         let hint = kind.name();
         self.emit(hint, Op::Collective(Collective { kind, group, variant: None }), &[x])
     }
 
     /// An index whose negative elements count from the end of `n` elements.
-    fn wrapped(&mut self, index: ValueId, n: &Dim) -> Emitted<Self::Error> {
+    fn wrap_negative_index(&mut self, index: ValueId, n: &Dim) -> EmitResult<Self::Error> {
         if self.is_non_negative(index) {
             return Ok(index);
         }
         let from_end = match n.as_const() {
-            Some(n) => self.with_scalar(BinaryOp::Add, index, Scalar::Int(n))?,
+            Some(n) => self.binary_scalar(BinaryOp::Add, index, Scalar::Int(n))?,
             None => {
-                let n = self.dim_tensor(n, self.dtype(index))?;
+                let n = self.emit_dim(n, self.dtype(index))?;
                 self.binary(BinaryOp::Add, index, n)?
             }
         };
-        let negative = self.with_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
+        let negative = self.binary_scalar(BinaryOp::Lt, index, Scalar::Int(0))?;
         self.select(negative, from_end, index)
     }
 
     /// Whether no element of an integer value can be negative, by how it is computed.
     fn is_non_negative(&self, v: ValueId) -> bool {
-        non_negative(self.builder(), v, &mut 64)
+        is_computed_non_negative(self.builder(), v, &mut 64)
     }
 }
 
-pub fn product(extents: &[Dim]) -> Dim {
+pub fn extent_product(extents: &[Dim]) -> Dim {
     extents.iter().cloned().fold(Dim::from(1), |a, b| a * b)
 }
 
 /// Arithmetic on bools as logic.
-fn logical(op: BinaryOp, dtype: DType) -> BinaryOp {
+fn as_logical_op(op: BinaryOp, dtype: DType) -> BinaryOp {
     match (op, dtype) {
         (BinaryOp::Add, DType::Bool) => BinaryOp::Or,
         (BinaryOp::Mul, DType::Bool) => BinaryOp::And,
@@ -657,15 +677,15 @@ fn logical(op: BinaryOp, dtype: DType) -> BinaryOp {
 }
 
 /// Whether no element can be negative; `budget` bounds the number of values that are looked at.
-fn non_negative(builder: &Builder, v: ValueId, budget: &mut usize) -> bool {
+fn is_computed_non_negative(builder: &GraphBuilder, v: ValueId, budget: &mut usize) -> bool {
     let graph = builder.graph();
     let dtype = graph.ty(v).dtype;
     if matches!(dtype, DType::Bool | DType::U8) {
         return true;
     }
     let (node, result) = match graph.values[v].def {
-        Def::Node(node, result) => (node, result),
-        Def::Input(input) => {
+        ValueDef::Node(node, result) => (node, result),
+        ValueDef::Input(input) => {
             let data = graph.inputs[input].data.as_ref();
             return data.is_some_and(|t| t.numel() <= 4096 && t.to_i64().iter().all(|&i| i >= 0));
         }
@@ -675,7 +695,8 @@ fn non_negative(builder: &Builder, v: ValueId, budget: &mut usize) -> bool {
     }
     *budget -= 1;
     let node = &graph.nodes[node];
-    let mut operand = |i: usize| node.inputs.get(i).is_some_and(|&x| non_negative(builder, x, budget));
+    let mut operand =
+        |i: usize| node.inputs.get(i).is_some_and(|&x| is_computed_non_negative(builder, x, budget));
     match &node.op {
         Op::Iota { start, step } => *start >= 0 && *step >= 0,
         Op::Full(s) => s.as_f64() >= 0.0,

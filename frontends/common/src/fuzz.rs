@@ -8,7 +8,7 @@ use symmc_ir::{Graph, verify};
 ///
 /// # Panics
 /// The graph does not verify, or an error says nothing.
-pub fn check(imported: Result<Graph, impl Display>) -> bool {
+pub fn check_import(imported: Result<Graph, impl Display>) -> bool {
     match imported {
         Err(e) => {
             assert!(!e.to_string().is_empty());

@@ -14,4 +14,4 @@ pub mod sizes;
 pub mod sympy;
 
 pub use emit::Emit;
-pub use rule::{Lowered, OpaqueOps, Row, Rule, RuleCall, Stop, Tables};
+pub use rule::{OpRule, OpaqueOps, RuleCall, RuleFailure, RuleResult, RuleRow, RuleTables};

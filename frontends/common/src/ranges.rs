@@ -8,7 +8,7 @@
 //! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
 //! default. It is told which those are.
 
-use symmc_ir::{Dim, Symbol, SymbolId, Symbols};
+use symmc_ir::{Dim, Symbol, SymbolId, SymbolTable};
 use thiserror::Error;
 
 use crate::sympy;
@@ -18,17 +18,17 @@ const OPEN: i64 = 1 << 40;
 
 /// What a caller says of a symbol.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Extent {
+pub enum SymbolConstraint {
     /// Its range, both ends included; an end that is left out stays that of the program.
     Range { min: Option<i64>, max: Option<i64> },
     /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new: in steps, `2*pairs`, or what it
     /// has beyond others, `past + rest`.
-    Is(String),
+    Equals(String),
 }
 
-impl Extent {
+impl SymbolConstraint {
     /// `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
-    pub fn parse(text: &str) -> Result<Extent, String> {
+    pub fn parse(text: &str) -> Result<SymbolConstraint, String> {
         let text = text.trim();
         let number = |end: &str| match end.trim() {
             "" => Ok(None),
@@ -40,7 +40,7 @@ impl Extent {
             (None, Err(_)) => {
                 let sound = !text.is_empty() && sympy::parse(text).is_ok();
                 let refused = || format!("expected a range such as 1..64, or another symbol, found {text:?}");
-                return sound.then(|| Extent::Is(text.to_string())).ok_or_else(refused);
+                return sound.then(|| SymbolConstraint::Equals(text.to_string())).ok_or_else(refused);
             }
         };
         match range {
@@ -49,24 +49,24 @@ impl Extent {
             (Some(min), Some(max)) if min > max => {
                 Err(format!("expected a range that ascends, found {text}"))
             }
-            (min, max) => Ok(Extent::Range { min, max }),
+            (min, max) => Ok(SymbolConstraint::Range { min, max }),
         }
     }
 }
 
 /// What a caller says of the symbols of a program.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Given {
+pub struct SymbolConstraints {
     /// By the name of the symbol: the program's, or that of the file.
-    pub extents: Vec<(String, Extent)>,
+    pub constraints: Vec<(String, SymbolConstraint)>,
     /// Upper bounds by name of what else is asked for, such as buckets, for symbols that have none.
-    pub bounds: Vec<(String, i64)>,
+    pub fallback_bounds: Vec<(String, i64)>,
     /// The shapes of the arguments that are recorded of a run, in their order; bounds of the same kind.
-    pub recorded: Vec<Vec<usize>>,
+    pub recorded_shapes: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Declared {
+pub struct DeclaredSymbol {
     pub name: String,
     /// Its name elsewhere, if that is another.
     pub alias: Option<String>,
@@ -77,8 +77,8 @@ pub struct Declared {
     pub recorded: Option<i64>,
 }
 
-impl Declared {
-    fn shown(&self) -> String {
+impl DeclaredSymbol {
+    fn display_name(&self) -> String {
         match &self.alias {
             Some(alias) => format!("{} ({alias})", self.name),
             None => self.name.clone(),
@@ -88,7 +88,11 @@ impl Declared {
 
 /// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`. One value may be any integer:
 /// such a symbol is a number. Fails if it is empty, or begins where there is no bound any more.
-pub fn bounds(symbol: &str, min: Option<i64>, max: Option<i64>) -> Result<(i64, Option<i64>), RangeError> {
+pub fn normalize_range(
+    symbol: &str,
+    min: Option<i64>,
+    max: Option<i64>,
+) -> Result<(i64, Option<i64>), RangeError> {
     if let (Some(value), Some(max)) = (min, max)
         && value == max
     {
@@ -98,13 +102,13 @@ pub fn bounds(symbol: &str, min: Option<i64>, max: Option<i64>) -> Result<(i64, 
     let max = max.filter(|m| *m < OPEN);
     if max.is_some_and(|max| min > max) || min >= OPEN {
         let expected = format!("a range that is not empty and starts below {OPEN}");
-        return Err(error(symbol, &expected, format!("{min}..={}", max.unwrap_or(OPEN))));
+        return Err(range_error(symbol, &expected, format!("{min}..={}", max.unwrap_or(OPEN))));
     }
     Ok((min, max))
 }
 
 /// A symbol's name in a file as an identifier of the text form.
-pub fn identifier(name: &str) -> String {
+pub fn to_identifier(name: &str) -> String {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
     if out.is_empty() || out.starts_with(|c: char| c.is_ascii_digit()) {
@@ -123,47 +127,47 @@ pub struct RangeError {
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Settled {
+pub struct ResolvedSymbols {
     /// Those that are left.
-    pub table: Symbols,
+    pub table: SymbolTable,
     /// What each declared symbol is.
     pub dims: Vec<Dim>,
     /// The names of those that took the default bound.
-    pub open: Vec<String>,
+    pub unbounded: Vec<String>,
 }
 
 /// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound. Fails if a caller
 /// names a symbol that there is not, or says of one what contradicts the program.
-pub fn settle(
-    declared: &[Declared],
-    given: &Given,
+pub fn resolve_symbols(
+    declared: &[DeclaredSymbol],
+    given: &SymbolConstraints,
     default: i64,
     notes: &mut Vec<String>,
-) -> Result<Settled, RangeError> {
+) -> Result<ResolvedSymbols, RangeError> {
     let of_file = declared.len();
-    let with_parts = parts(declared, given, notes)?;
+    let with_parts = add_new_symbols(declared, given, notes)?;
     let declared = with_parts.as_slice();
-    let mut own: Vec<Declared> = declared.to_vec();
-    let mut told: Vec<Option<&Extent>> = vec![None; own.len()];
-    for (name, extent) in &given.extents {
-        let at = find(declared, name)?;
+    let mut own: Vec<DeclaredSymbol> = declared.to_vec();
+    let mut told: Vec<Option<&SymbolConstraint>> = vec![None; own.len()];
+    for (name, extent) in &given.constraints {
+        let at = find_symbol(declared, name)?;
         if told[at].replace(extent).is_some() {
-            return Err(error(name, "one range", "two".into()));
+            return Err(range_error(name, "one range", "two".into()));
         }
-        if let Extent::Range { min, max } = extent {
-            narrow(&mut own[at], (*min, *max), notes)?;
+        if let SymbolConstraint::Range { min, max } = extent {
+            narrow_range(&mut own[at], (*min, *max), notes)?;
         }
     }
     // A symbol that is another one has a range, which is the other's as well.
     let mut same: Vec<(usize, usize)> = Vec::new();
     for (at, extent) in told.iter().enumerate() {
-        let Some(Extent::Is(text)) = extent else { continue };
-        let of = expression(declared, &own[at], text)?;
-        if let Some(tied) = of.iter().find(|&&i| matches!(told[i], Some(Extent::Is(_)))) {
+        let Some(SymbolConstraint::Equals(text)) = extent else { continue };
+        let of = symbols_of_expression(declared, &own[at], text)?;
+        if let Some(tied) = of.iter().find(|&&i| matches!(told[i], Some(SymbolConstraint::Equals(_)))) {
             let found = format!("{text}, in which {} is one of another as well", declared[*tied].name);
-            return Err(error(&own[at].name, "an expression of symbols that have a range", found));
+            return Err(range_error(&own[at].name, "an expression of symbols that have a range", found));
         }
-        if let ([other], Ok(sympy::Expr::Symbol(_))) = (of.as_slice(), sympy::parse(text)) {
+        if let ([other], Ok(sympy::SizeExpr::Symbol(_))) = (of.as_slice(), sympy::parse(text)) {
             same.push((at, *other));
         }
     }
@@ -172,17 +176,18 @@ pub fn settle(
         let own = &mut own[other];
         (own.min, own.max) = (own.min.max(min), own.max.into_iter().chain(max).min());
         if own.max.is_some_and(|max| max < own.min) {
-            let found = format!("none that {} has, too", declared[at].shown());
-            return Err(error(&own.name, "a range", found));
+            let found = format!("none that {} has, too", declared[at].display_name());
+            return Err(range_error(&own.name, "a range", found));
         }
     }
-    let mut settled = Settled::default();
+    let mut settled = ResolvedSymbols::default();
     let mut ids = vec![None; own.len()];
     for (at, symbol) in own.iter().enumerate() {
         // A number that no extent can be is no symbol.
         let is_number = symbol.max == Some(symbol.min) && !(0..OPEN).contains(&symbol.min);
-        if !is_number && !matches!(told[at], Some(Extent::Is(_))) {
-            let max = upper(symbol, &given.bounds, default, &mut settled.open, notes);
+        if !is_number && !matches!(told[at], Some(SymbolConstraint::Equals(_))) {
+            let max =
+                choose_upper_bound(symbol, &given.fallback_bounds, default, &mut settled.unbounded, notes);
             let (name, alias) = (symbol.name.clone(), symbol.alias.clone());
             ids[at] = Some(settled.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
@@ -190,9 +195,13 @@ pub fn settle(
     for (at, symbol) in own.iter().enumerate().take(of_file) {
         settled.dims.push(match (ids[at], told[at]) {
             // Nothing has to be shown of a symbol that is a number.
-            (_, None | Some(Extent::Range { .. })) if symbol.max == Some(symbol.min) => Dim::from(symbol.min),
+            (_, None | Some(SymbolConstraint::Range { .. })) if symbol.max == Some(symbol.min) => {
+                Dim::from(symbol.min)
+            }
             (Some(id), _) => Dim::from(id),
-            (None, Some(Extent::Is(text))) => tied(declared, symbol, text, &ids, &settled.table)?,
+            (None, Some(SymbolConstraint::Equals(text))) => {
+                resolve_expression(declared, symbol, text, &ids, &settled.table)?
+            }
             (None, _) => Dim::from(0),
         });
     }
@@ -202,31 +211,39 @@ pub fn settle(
 /// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
 /// that is never less than others, the rest. Fails if a new one is called nearly as one of the program: that is meant,
 /// and misspelt.
-fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Result<Vec<Declared>, RangeError> {
-    let mut all = in_steps(declared, given);
-    for (name, extent) in &given.extents {
-        let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
+fn add_new_symbols(
+    declared: &[DeclaredSymbol],
+    given: &SymbolConstraints,
+    notes: &mut Vec<String>,
+) -> Result<Vec<DeclaredSymbol>, RangeError> {
+    let mut all = add_step_counts(declared, given);
+    for (name, extent) in &given.constraints {
+        let (Ok(at), SymbolConstraint::Equals(text)) = (find_symbol(declared, name), extent) else {
+            continue;
+        };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let is_new = |e: &&sympy::Expr<'_>| sympy::symbols(e).iter().any(|name| find(&all, name).is_err());
-        let (new, known): (Vec<_>, Vec<_>) = terms(&parsed).into_iter().partition(is_new);
-        if let [sympy::Expr::Symbol(rest)] = new.as_slice()
-            && known.into_iter().any(|e| !sympy::symbols(e).is_empty())
+        let is_new = |e: &&sympy::SizeExpr<'_>| {
+            sympy::symbols_in(e).iter().any(|name| find_symbol(&all, name).is_err())
+        };
+        let (new, known): (Vec<_>, Vec<_>) = sum_terms(&parsed).into_iter().partition(is_new);
+        if let [sympy::SizeExpr::Symbol(rest)] = new.as_slice()
+            && known.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
         {
             let whole = &declared[at];
             let (max, recorded) = (whole.max, whole.recorded);
             notes.push(format!("symbol {rest} is new, the rest in {name} = {text}"));
-            all.push(Declared { name: rest.to_string(), alias: None, min: 0, max, recorded });
+            all.push(DeclaredSymbol { name: rest.to_string(), alias: None, min: 0, max, recorded });
         }
     }
     for new in &all[declared.len()..] {
         let names = declared.iter().flat_map(|d| [Some(&d.name), d.alias.as_ref()]).flatten();
-        if let Some(meant) = names.into_iter().find(|name| is_misspelt(&new.name, name)) {
-            let known: Vec<String> = declared.iter().map(Declared::shown).collect();
+        if let Some(meant) = names.into_iter().find(|name| is_misspelling(&new.name, name)) {
+            let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
             let expected = format!(
                 "a symbol of the program: {}, or a new one whose name is not nearly `{meant}`",
                 known.join(", ")
             );
-            return Err(error(&new.name, &expected, format!("`{}`", new.name)));
+            return Err(range_error(&new.name, &expected, format!("`{}`", new.name)));
         }
     }
     Ok(all)
@@ -234,7 +251,7 @@ fn parts(declared: &[Declared], given: &Given, notes: &mut Vec<String>) -> Resul
 
 /// Whether a name is another of four letters or more but for one letter that is missing, added or replaced, or two that changed
 /// places. Numbers tell names apart.
-fn is_misspelt(found: &str, meant: &str) -> bool {
+fn is_misspelling(found: &str, meant: &str) -> bool {
     let (a, b): (Vec<char>, Vec<char>) = (found.chars().collect(), meant.chars().collect());
     let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
     let (a, b) = (&a[same..], &b[same..]);
@@ -246,29 +263,31 @@ fn is_misspelt(found: &str, meant: &str) -> bool {
 }
 
 /// What a sum is of.
-fn terms<'a, 'e>(e: &'a sympy::Expr<'e>) -> Vec<&'a sympy::Expr<'e>> {
+fn sum_terms<'a, 'e>(e: &'a sympy::SizeExpr<'e>) -> Vec<&'a sympy::SizeExpr<'e>> {
     match e {
-        sympy::Expr::Call("Add", args) => args.iter().flat_map(terms).collect(),
+        sympy::SizeExpr::Call("Add", args) => args.iter().flat_map(sum_terms).collect(),
         other => vec![other],
     }
 }
 
 /// The symbols with the numbers of steps of those that go in steps.
-fn in_steps(declared: &[Declared], given: &Given) -> Vec<Declared> {
+fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Vec<DeclaredSymbol> {
     let mut all = declared.to_vec();
-    for (name, extent) in &given.extents {
-        let (Ok(at), Extent::Is(text)) = (find(declared, name), extent) else { continue };
+    for (name, extent) in &given.constraints {
+        let (Ok(at), SymbolConstraint::Equals(text)) = (find_symbol(declared, name), extent) else {
+            continue;
+        };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let used = sympy::symbols(&parsed);
+        let used = sympy::symbols_in(&parsed);
         let one = used.first().filter(|_| used.len() == 1);
-        let (Some(part), Some((step @ 2.., rest))) = (one, line(&parsed)) else { continue };
-        if find(&all, part).is_ok() {
+        let (Some(part), Some((step @ 2.., rest))) = (one, as_linear(&parsed)) else { continue };
+        if find_symbol(&all, part).is_ok() {
             continue;
         }
         let (whole, within) = (&declared[at], |n: i64| n.saturating_sub(rest).div_euclid(step));
         // The least number of steps that reaches the least value.
         let min = within(whole.min.saturating_add(step - 1)).max(0);
-        all.push(Declared {
+        all.push(DeclaredSymbol {
             name: part.to_string(),
             alias: None,
             min,
@@ -280,62 +299,68 @@ fn in_steps(declared: &[Declared], given: &Given) -> Vec<Declared> {
 }
 
 /// The factor and the summand of an expression of one symbol, if it is a line.
-fn line(e: &sympy::Expr<'_>) -> Option<(i64, i64)> {
+fn as_linear(e: &sympy::SizeExpr<'_>) -> Option<(i64, i64)> {
     match e {
-        sympy::Expr::Int(i) => Some((0, *i)),
-        sympy::Expr::Symbol(_) => Some((1, 0)),
-        sympy::Expr::Call("Add", args) => args.iter().try_fold((0i64, 0i64), |(a, b), e| {
-            let (c, d) = line(e)?;
+        sympy::SizeExpr::Int(i) => Some((0, *i)),
+        sympy::SizeExpr::Symbol(_) => Some((1, 0)),
+        sympy::SizeExpr::Call("Add", args) => args.iter().try_fold((0i64, 0i64), |(a, b), e| {
+            let (c, d) = as_linear(e)?;
             Some((a.checked_add(c)?, b.checked_add(d)?))
         }),
-        sympy::Expr::Call("Mul", args) => {
-            args.iter().try_fold((0i64, 1i64), |(a, b), e| match (line(e)?, a) {
+        sympy::SizeExpr::Call("Mul", args) => {
+            args.iter().try_fold((0i64, 1i64), |(a, b), e| match (as_linear(e)?, a) {
                 ((0, d), _) => Some((a.checked_mul(d)?, b.checked_mul(d)?)),
                 ((c, d), 0) => Some((b.checked_mul(c)?, b.checked_mul(d)?)),
                 _ => None,
             })
         }
-        sympy::Expr::Float(_) | sympy::Expr::Call(..) => None,
+        sympy::SizeExpr::Float(_) | sympy::SizeExpr::Call(..) => None,
     }
 }
 
 /// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
-pub fn narrow_all(symbols: &mut Symbols, given: &Given, notes: &mut Vec<String>) -> Result<(), RangeError> {
-    let declared: Vec<Declared> = symbols
+pub fn narrow_ranges(
+    symbols: &mut SymbolTable,
+    given: &SymbolConstraints,
+    notes: &mut Vec<String>,
+) -> Result<(), RangeError> {
+    let declared: Vec<DeclaredSymbol> = symbols
         .values()
         .map(|s| {
             let (name, alias) = (s.name.clone(), s.alias.clone());
-            Declared { name, alias, min: s.min, max: Some(s.max), recorded: None }
+            DeclaredSymbol { name, alias, min: s.min, max: Some(s.max), recorded: None }
         })
         .collect();
-    if let Some((name, Extent::Is(text))) = given.extents.iter().find(|(_, e)| matches!(e, Extent::Is(_))) {
+    if let Some((name, SymbolConstraint::Equals(text))) =
+        given.constraints.iter().find(|(_, e)| matches!(e, SymbolConstraint::Equals(_)))
+    {
         let expected = "a range, as the text of a program has one symbol for what is equal";
-        return Err(error(name, expected, text.clone()));
+        return Err(range_error(name, expected, text.clone()));
     }
-    let settled = settle(&declared, given, 0, notes)?;
+    let settled = resolve_symbols(&declared, given, 0, notes)?;
     for (symbol, narrow) in symbols.values_mut().zip(settled.table.values()) {
         (symbol.min, symbol.max) = (narrow.min, narrow.max);
     }
     Ok(())
 }
 
-pub(crate) fn error(symbol: &str, expected: &str, found: String) -> RangeError {
+pub(crate) fn range_error(symbol: &str, expected: &str, found: String) -> RangeError {
     RangeError { symbol: symbol.into(), expected: expected.into(), found }
 }
 
-fn find(declared: &[Declared], name: &str) -> Result<usize, RangeError> {
-    let by = |is: &dyn Fn(&Declared) -> bool| declared.iter().position(is);
+fn find_symbol(declared: &[DeclaredSymbol], name: &str) -> Result<usize, RangeError> {
+    let by = |is: &dyn Fn(&DeclaredSymbol) -> bool| declared.iter().position(is);
     let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
     found.ok_or_else(|| {
-        let known: Vec<String> = declared.iter().map(Declared::shown).collect();
+        let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
         let known =
             if known.is_empty() { "none, as the program has no symbols".into() } else { known.join(", ") };
-        error(name, &format!("a symbol of the program: {known}"), format!("`{name}`"))
+        range_error(name, &format!("a symbol of the program: {known}"), format!("`{name}`"))
     })
 }
 
-fn narrow(
-    own: &mut Declared,
+fn narrow_range(
+    own: &mut DeclaredSymbol,
     (min, max): (Option<i64>, Option<i64>),
     notes: &mut Vec<String>,
 ) -> Result<(), RangeError> {
@@ -350,13 +375,13 @@ fn narrow(
     if max.is_some_and(|n| n < own.min || beyond(n)) || min.is_some_and(beyond) {
         let most = own.max.map_or(String::new(), |m| m.to_string());
         let expected = format!("a range within {}..{most}, which the program has", own.min);
-        return Err(error(&own.shown(), &expected, found()));
+        return Err(range_error(&own.display_name(), &expected, found()));
     }
     if let Some(min) = min {
         if min < own.min {
             notes.push(format!(
                 "symbol {} starts at {}: the program holds for no less",
-                own.shown(),
+                own.display_name(),
                 own.min
             ));
         }
@@ -367,14 +392,18 @@ fn narrow(
 }
 
 /// The symbols of an expression that a symbol is.
-fn expression(declared: &[Declared], own: &Declared, text: &str) -> Result<Vec<usize>, RangeError> {
-    let parsed = sympy::parse(text).map_err(|m| error(&own.name, "an expression of symbols", m))?;
-    sympy::symbols(&parsed).into_iter().map(|name| find(declared, name)).collect()
+fn symbols_of_expression(
+    declared: &[DeclaredSymbol],
+    own: &DeclaredSymbol,
+    text: &str,
+) -> Result<Vec<usize>, RangeError> {
+    let parsed = sympy::parse(text).map_err(|m| range_error(&own.name, "an expression of symbols", m))?;
+    sympy::symbols_in(&parsed).into_iter().map(|name| find_symbol(declared, name)).collect()
 }
 
 /// The largest value of a symbol.
-fn upper(
-    own: &Declared,
+fn choose_upper_bound(
+    own: &DeclaredSymbol,
     bounds: &[(String, i64)],
     default: i64,
     open: &mut Vec<String>,
@@ -391,47 +420,54 @@ fn upper(
         (Some(asked), recorded) => (recorded.unwrap_or(asked).max(asked), ", the largest that is asked for"),
     };
     let max = max.max(own.min);
-    notes.push(format!("symbol {} has no upper bound in the program; {max} is taken{why}", own.shown()));
+    notes.push(format!(
+        "symbol {} has no upper bound in the program; {max} is taken{why}",
+        own.display_name()
+    ));
     open.push(own.name.clone());
     max
 }
 
 /// What a symbol is that is an expression of others.
-fn tied(
-    declared: &[Declared],
-    own: &Declared,
+fn resolve_expression(
+    declared: &[DeclaredSymbol],
+    own: &DeclaredSymbol,
     text: &str,
     ids: &[Option<SymbolId>],
-    table: &Symbols,
+    table: &SymbolTable,
 ) -> Result<Dim, RangeError> {
     let of = |name: &str| {
-        let at = find(declared, name).map_err(|e| e.to_string())?;
+        let at = find_symbol(declared, name).map_err(|e| e.to_string())?;
         ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is an expression itself"))
     };
     let dim = sympy::parse(text).and_then(|e| sympy::to_dim(&e, &of));
-    let dim = dim.map_err(|m| error(&own.name, "an expression of symbols", m))?;
+    let dim = dim.map_err(|m| range_error(&own.name, "an expression of symbols", m))?;
     let (low, high) = dim.bounds(table);
     if high < own.min || own.max.is_some_and(|max| low > max) {
         let most = own.max.map_or(String::new(), |m| m.to_string());
         let expected = format!("a value within {}..{most}, which the program has", own.min);
-        return Err(error(&own.shown(), &expected, format!("{text}, which is {low} to {high}")));
+        return Err(range_error(&own.display_name(), &expected, format!("{text}, which is {low} to {high}")));
     }
     Ok(dim)
 }
 
 /// The symbols that a message about extents is of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Questioned {
+pub struct MentionedSymbols {
     pub named: Vec<String>,
     /// The same by their names in the file.
     pub aliases: Vec<String>,
     /// Those of these that took the default bound.
-    pub open: Vec<String>,
+    pub unbounded: Vec<String>,
 }
 
-impl Questioned {
+impl MentionedSymbols {
     /// Those of a message about a program; `None` if it names none. `open` are those that took the default bound.
-    pub fn of(message: &str, symbols: &Symbols, open: &[String]) -> Option<Questioned> {
+    pub fn find_in_message(
+        message: &str,
+        symbols: &SymbolTable,
+        open: &[String],
+    ) -> Option<MentionedSymbols> {
         let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
         let words: Vec<&str> = message.split(part).collect();
         let is_named = |s: &Symbol| {
@@ -441,7 +477,7 @@ impl Questioned {
         let (named, aliases): (Vec<String>, Vec<String>) =
             named.map(|s| (s.name.clone(), s.alias.clone().unwrap_or_else(|| s.name.clone()))).unzip();
         let open = open.iter().filter(|s| named.contains(s)).cloned().collect();
-        (!named.is_empty()).then_some(Questioned { named, aliases, open })
+        (!named.is_empty()).then_some(MentionedSymbols { named, aliases, unbounded: open })
     }
 }
 
@@ -449,12 +485,12 @@ impl Questioned {
 mod tests {
     use super::*;
 
-    fn declared(text: &str) -> Vec<Declared> {
+    fn declared(text: &str) -> Vec<DeclaredSymbol> {
         let one = |word: &str| {
             let (name, range) = word.split_once(':').expect("a name and a range");
             let (min, max) = range.split_once("..").expect("a range");
             let alias = Some(format!("s_{name}"));
-            Declared {
+            DeclaredSymbol {
                 name: name.into(),
                 alias,
                 min: min.parse().expect("min"),
@@ -469,11 +505,13 @@ mod tests {
     fn settled(of: &str, given: &[(&str, &str)]) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
         let mut notes = Vec::new();
         let parse = |(name, text): &(&str, &str)| {
-            Extent::parse(text).map(|extent| ((*name).to_string(), extent)).map_err(|m| format!("parse: {m}"))
+            SymbolConstraint::parse(text)
+                .map(|extent| ((*name).to_string(), extent))
+                .map_err(|m| format!("parse: {m}"))
         };
         let given = given.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-        let given = Given { extents: given, ..Given::default() };
-        let all = settle(&declared(of), &given, 1000, &mut notes).map_err(|e| e.to_string())?;
+        let given = SymbolConstraints { constraints: given, ..SymbolConstraints::default() };
+        let all = resolve_symbols(&declared(of), &given, 1000, &mut notes).map_err(|e| e.to_string())?;
         let table = all.table.values().map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect();
         let dims = all.dims.iter().map(|d| d.display(&all.table).to_string()).collect();
         Ok((table, dims, notes))
@@ -482,10 +520,13 @@ mod tests {
     #[test]
     fn symbols_of_one_value_are_numbers() {
         for value in [-7, 0, 5, OPEN + 3] {
-            assert_eq!(bounds("k", Some(value), Some(value)), Ok((value, Some(value))));
+            assert_eq!(normalize_range("k", Some(value), Some(value)), Ok((value, Some(value))));
         }
-        assert_eq!(bounds("k", Some(-7), Some(5)), Ok((0, Some(5))));
-        assert!(bounds("k", Some(-7), Some(-5)).is_err() && bounds("k", Some(OPEN), None).is_err());
+        assert_eq!(normalize_range("k", Some(-7), Some(5)), Ok((0, Some(5))));
+        assert!(
+            normalize_range("k", Some(-7), Some(-5)).is_err()
+                && normalize_range("k", Some(OPEN), None).is_err()
+        );
         // Those that no extent can be are no symbols at all.
         let (symbols, dims, _) = settled("a:-7..-7 b:2..64 c:5..5", &[]).expect("symbols");
         assert_eq!((symbols, dims.join(" ")), (vec!["b 2..64".into(), "c 5..5".into()], "-7 b 5".into()));
@@ -604,8 +645,8 @@ mod tests {
         all[0].recorded = Some(5);
         let mut notes = Vec::new();
         let bounds = vec![("b".to_string(), 8), ("s_b".to_string(), 64), ("x".to_string(), 9)];
-        let given = Given { bounds, ..Given::default() };
-        let settled = settle(&all, &given, 1000, &mut notes).expect("symbols");
+        let given = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
+        let settled = resolve_symbols(&all, &given, 1000, &mut notes).expect("symbols");
         assert_eq!(settled.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
         assert!(notes[1].ends_with("64 is taken, the largest that is asked for"), "{}", notes[1]);
         assert_eq!(
@@ -613,7 +654,8 @@ mod tests {
             "symbol a (s_a) has no upper bound in the program; 5 is taken, as the recorded tensors have it"
         );
         let of = |message| {
-            Questioned::of(message, &settled.table, &settled.open).map(|q| (q.named, q.aliases, q.open))
+            MentionedSymbols::find_in_message(message, &settled.table, &settled.unbounded)
+                .map(|q| (q.named, q.aliases, q.unbounded))
         };
         let found = (vec!["b".into()], vec!["s_b".into()], vec!["b".into()]);
         assert_eq!(of("the extents b + 1 and ab"), Some(found));

@@ -6,22 +6,27 @@
 //! at the sizes that violate the condition, on every backend and before any step. Passes remove the node from the planned
 //! program; the checks are those of the source.
 
-use symmc_ir::dim::check_size;
+use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::text::with_symbol_names;
-use symmc_ir::{Builder, DType, Dim, Op, Symbols, Type};
+use symmc_ir::{DType, Dim, GraphBuilder, Op, SymbolTable, TensorType};
 
 /// The largest magnitude of a side of a requirement. Two of them are within the limit of an extent.
 const MAX_SIDE: i64 = symmc_ir::verify::MAX_EXTENT / 2;
 
 /// Whether a requirement can have this expression as a side.
-pub fn is_within_limits(side: &Dim, symbols: &Symbols) -> bool {
+pub fn is_within_limits(side: &Dim, symbols: &SymbolTable) -> bool {
     let (low, high) = side.bounds(symbols);
     low >= -MAX_SIDE && high <= MAX_SIDE
 }
 
 /// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages. Fails if no size
 /// satisfies the requirement, or a side of it exceeds the limits of [`symmc_ir::dim`].
-pub fn require_at_most(builder: &mut Builder, label: &str, count: &Dim, limit: &Dim) -> Result<(), String> {
+pub fn require_at_most(
+    builder: &mut GraphBuilder,
+    label: &str,
+    count: &Dim,
+    limit: &Dim,
+) -> Result<(), String> {
     let symbols = &builder.graph().symbols;
     let (low, high) = (limit.clone() - count.clone()).bounds(symbols);
     if low >= 0 {
@@ -40,17 +45,22 @@ pub fn require_at_most(builder: &mut Builder, label: &str, count: &Dim, limit: &
     let least = count.bounds(symbols).0.min(limit.bounds(symbols).0).min(0);
     let extent = |d: &Dim| vec![d.clone() - Dim::from(least)];
     let (count, limit) = (extent(count), extent(limit));
-    check_size(&count).and_then(|()| check_size(&limit))?;
+    check_shape_complexity(&count).and_then(|()| check_shape_complexity(&limit))?;
     let iota = Op::Iota { start: 0, step: 1 };
-    let all = builder.op_as(&format!("{label}.limit"), iota, &[], Type::new(DType::I64, limit));
+    let all = builder.op_as(&format!("{label}.limit"), iota, &[], TensorType::new(DType::I64, limit));
     let all = all.map_err(|e| e.to_string())?;
     let first = Op::Slice { axis: 0, start: 0.into(), step: 1 };
-    let first = builder.op_as(label, first, &[all], Type::new(DType::I64, count));
+    let first = builder.op_as(label, first, &[all], TensorType::new(DType::I64, count));
     first.map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// Requires two expressions to be equal for the sizes of each run.
-pub fn require_equal(builder: &mut Builder, label: &str, found: &Dim, expected: &Dim) -> Result<(), String> {
+pub fn require_equal(
+    builder: &mut GraphBuilder,
+    label: &str,
+    found: &Dim,
+    expected: &Dim,
+) -> Result<(), String> {
     require_at_most(builder, label, found, expected)?;
     require_at_most(builder, label, expected, found)
 }

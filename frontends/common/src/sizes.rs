@@ -3,32 +3,32 @@
 //! The torch.compile frontend passes sizes, and the guards on them, as the text that PyTorch prints. All reasoning about them is here.
 
 use indexmap::IndexMap;
-use symmc_ir::{Dim, Symbol, SymbolId, Symbols};
+use symmc_ir::{Dim, Symbol, SymbolId, SymbolTable};
 
-use crate::sympy::{self, Expr};
+use crate::sympy::{self, SizeExpr};
 
 pub mod assumptions;
 pub mod steps;
 
 /// The sizes of a call, by symbol.
-pub type Sizes = IndexMap<String, i64>;
+pub type CallSizes = IndexMap<String, i64>;
 
 /// The value of an expression for these sizes, if they determine it.
-pub fn evaluate(expression: &str, sizes: &Sizes) -> Option<i64> {
+pub fn evaluate_size(expression: &str, sizes: &CallSizes) -> Option<i64> {
     let value = |name: &str| sizes.get(name).map(|&n| Dim::from(n)).ok_or_else(|| format!("no size {name}"));
     sympy::to_dim(&sympy::parse(expression).ok()?, &value).ok()?.as_const()
 }
 
 /// How many times as large as `unit` a size is, if that is the same whole number for all values of their symbols.
-pub fn ratio(size: &str, unit: &str) -> Option<i64> {
+pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
     let mut symbols = SizeSymbols::default();
-    let (size, unit) = (symbols.parse(size)?, symbols.parse(unit)?);
+    let (size, unit) = (symbols.parse_dim(size)?, symbols.parse_dim(unit)?);
     size.exact_div(&unit)?.as_const()
 }
 
 /// The symbols of some expressions. Each is at least 1: PyTorch has other graphs for empty tensors.
 #[derive(Default)]
-struct SizeSymbols(Symbols);
+struct SizeSymbols(SymbolTable);
 
 impl SizeSymbols {
     fn id(&mut self, name: &str) -> SymbolId {
@@ -41,15 +41,16 @@ impl SizeSymbols {
         self.0.get(id).map_or("", |symbol| &symbol.name)
     }
 
-    fn dim(&mut self, e: &Expr<'_>) -> Option<Dim> {
-        let ids: IndexMap<&str, SymbolId> = sympy::symbols(e).into_iter().map(|s| (s, self.id(s))).collect();
+    fn expression_dim(&mut self, e: &SizeExpr<'_>) -> Option<Dim> {
+        let ids: IndexMap<&str, SymbolId> =
+            sympy::symbols_in(e).into_iter().map(|s| (s, self.id(s))).collect();
         let resolve =
             |name: &str| ids.get(name).map(|&id| id.into()).ok_or_else(|| format!("no size {name}"));
         sympy::to_dim(e, &resolve).ok()
     }
 
-    fn parse(&mut self, text: &str) -> Option<Dim> {
-        self.dim(&sympy::parse(text).ok()?)
+    fn parse_dim(&mut self, text: &str) -> Option<Dim> {
+        self.expression_dim(&sympy::parse(text).ok()?)
     }
 }
 
@@ -59,7 +60,7 @@ mod tests {
 
     #[test]
     fn expressions_have_the_value_of_their_symbols() {
-        let sizes = Sizes::from([("s0".to_string(), 7), ("u0".to_string(), 2)]);
+        let sizes = CallSizes::from([("s0".to_string(), 7), ("u0".to_string(), 2)]);
         for (text, expected) in [
             ("s0*u0 - 1", Some(13)),
             ("(s0//u0)", Some(3)),
@@ -69,7 +70,7 @@ mod tests {
             ("s0 + s1", None),
             ("s0/2", None),
         ] {
-            assert_eq!(evaluate(text, &sizes), expected, "{text}");
+            assert_eq!(evaluate_size(text, &sizes), expected, "{text}");
         }
     }
 
@@ -85,7 +86,7 @@ mod tests {
             ("s0*s1", "s0", None),
             ("s0/2", "s0/2", None),
         ] {
-            assert_eq!(ratio(size, unit), expected, "{size} by {unit}");
+            assert_eq!(size_ratio(size, unit), expected, "{size} by {unit}");
         }
     }
 }

@@ -9,18 +9,18 @@ use indexmap::IndexSet;
 use symmc_ir::Dim;
 
 mod expr;
-mod rounded;
+mod rounding;
 
-pub use expr::Expr;
-use expr::limited;
+pub use expr::SizeExpr;
+use expr::check_limits;
 
 /// Deepest nesting that is read; a bound on the parser's stack.
 const MAX_DEPTH: usize = 100;
 
-pub fn parse(text: &str) -> Result<Expr<'_>, String> {
-    let mut p = Parser { text, at: 0 };
+pub fn parse(text: &str) -> Result<SizeExpr<'_>, String> {
+    let mut p = SizeExprParser { text, at: 0 };
     let e = p.sum(0)?;
-    p.space();
+    p.skip_space();
     if p.at < text.len() {
         return Err(format!("unexpected `{}`", &text[p.at..]));
     }
@@ -28,31 +28,31 @@ pub fn parse(text: &str) -> Result<Expr<'_>, String> {
 }
 
 /// The symbols that occur, in order of appearance.
-pub fn symbols<'a>(e: &Expr<'a>) -> IndexSet<&'a str> {
+pub fn symbols_in<'a>(e: &SizeExpr<'a>) -> IndexSet<&'a str> {
     match e {
-        Expr::Int(_) | Expr::Float(_) => IndexSet::new(),
-        Expr::Symbol(s) => IndexSet::from([*s]),
-        Expr::Call(_, args) => args.iter().flat_map(symbols).collect(),
+        SizeExpr::Int(_) | SizeExpr::Float(_) => IndexSet::new(),
+        SizeExpr::Symbol(s) => IndexSet::from([*s]),
+        SizeExpr::Call(_, args) => args.iter().flat_map(symbols_in).collect(),
     }
 }
 
 /// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
 /// [`symmc_ir::dim`] is refused.
-pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
+pub fn to_dim(e: &SizeExpr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
     let (name, args) = match e {
-        Expr::Int(i) => return Ok(Dim::from(*i)),
-        Expr::Float(x) => return Err(format!("{x:?} is no integer")),
-        Expr::Symbol(s) => return resolve(s),
-        Expr::Call(name, args) => (*name, args),
+        SizeExpr::Int(i) => return Ok(Dim::from(*i)),
+        SizeExpr::Float(x) => return Err(format!("{x:?} is no integer")),
+        SizeExpr::Symbol(s) => return resolve(s),
+        SizeExpr::Call(name, args) => (*name, args),
     };
     if let ("FloorToInt" | "CeilToInt" | "TruncToInt" | "RoundToInt", [a]) = (name, args.as_slice()) {
-        return rounded::to_dim(name, a, &|e| to_dim(e, resolve)).and_then(limited);
+        return rounding::rounded_to_dim(name, a, &|e| to_dim(e, resolve)).and_then(check_limits);
     }
     if matches!(name, "Pow" | "PowByNatural") {
         return match args.as_slice() {
-            [base, Expr::Int(e @ 0..=8)] => {
+            [base, SizeExpr::Int(e @ 0..=8)] => {
                 let base = to_dim(base, resolve)?;
-                (0..*e).try_fold(Dim::from(1), |p, _| limited(p * base.clone()))
+                (0..*e).try_fold(Dim::from(1), |p, _| check_limits(p * base.clone()))
             }
             _ => Err("a power needs a constant exponent from 0 to 8".into()),
         };
@@ -61,7 +61,7 @@ pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Re
     let fold = |f: &dyn Fn(Dim, Dim) -> Dim| {
         let mut rest = args.iter().cloned();
         let first = rest.next().ok_or_else(|| format!("`{name}` without operands"))?;
-        rest.try_fold(first, |a, b| limited(f(a, b)))
+        rest.try_fold(first, |a, b| check_limits(f(a, b)))
     };
     let dim = match (name, args.as_slice()) {
         ("Add", _) => fold(&|a, b| a + b),
@@ -75,20 +75,23 @@ pub fn to_dim(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Re
         ("Identity", [a]) => Ok(a.clone()),
         _ => Err(format!("`{name}` of {} operands is no supported integer function", args.len())),
     };
-    dim.and_then(limited)
+    dim.and_then(check_limits)
 }
 
 /// The conditions `first <= second` which together say the same as a relation between dims; `None` where the expression is no
 /// conjunction of such.
-pub fn conditions(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Option<Vec<(Dim, Dim)>> {
-    let Expr::Call(name, args) = e else { return None };
+pub fn relation_conditions(
+    e: &SizeExpr<'_>,
+    resolve: &dyn Fn(&str) -> Result<Dim, String>,
+) -> Option<Vec<(Dim, Dim)>> {
+    let SizeExpr::Call(name, args) = e else { return None };
     let one = Dim::from(1);
     match (*name, args.as_slice()) {
         ("And", _) => {
-            let parts = args.iter().map(|a| conditions(a, resolve)).collect::<Option<Vec<_>>>()?;
+            let parts = args.iter().map(|a| relation_conditions(a, resolve)).collect::<Option<Vec<_>>>()?;
             Some(parts.into_iter().flatten().collect())
         }
-        ("Not", [Expr::Call(relation, sides)]) => {
+        ("Not", [SizeExpr::Call(relation, sides)]) => {
             let opposite = match *relation {
                 "GreaterThan" | "Ge" => "Lt",
                 "StrictGreaterThan" | "Gt" => "Le",
@@ -97,7 +100,7 @@ pub fn conditions(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -
                 "Unequality" | "Ne" => "Eq",
                 _ => return None,
             };
-            conditions(&Expr::Call(opposite, sides.clone()), resolve)
+            relation_conditions(&SizeExpr::Call(opposite, sides.clone()), resolve)
         }
         (relation, [a, b]) => {
             let (a, b) = (to_dim(a, resolve).ok()?, to_dim(b, resolve).ok()?);
@@ -116,23 +119,23 @@ pub fn conditions(e: &Expr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -
 
 /// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the
 /// bounds leave it open or the expression is no relation.
-pub fn decide(
-    e: &Expr<'_>,
+pub fn decide_relation(
+    e: &SizeExpr<'_>,
     resolve: &dyn Fn(&str) -> Result<Dim, String>,
     bounds: &dyn Fn(&Dim) -> (i64, i64),
 ) -> Option<bool> {
-    let Expr::Call(name, args) = e else { return None };
+    let SizeExpr::Call(name, args) = e else { return None };
     match (*name, args.as_slice()) {
-        ("Not", [a]) => decide(a, resolve, bounds).map(|b| !b),
+        ("Not", [a]) => decide_relation(a, resolve, bounds).map(|b| !b),
         ("And", _) => {
-            let all: Vec<_> = args.iter().map(|a| decide(a, resolve, bounds)).collect();
+            let all: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
             match (all.contains(&Some(false)), all.contains(&None)) {
                 (true, _) => Some(false),
                 (false, open) => (!open).then_some(true),
             }
         }
         ("Or", _) => {
-            let all: Vec<_> = args.iter().map(|a| decide(a, resolve, bounds)).collect();
+            let all: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
             match (all.contains(&Some(true)), all.contains(&None)) {
                 (true, _) => Some(true),
                 (false, open) => (!open).then_some(false),
@@ -162,22 +165,22 @@ pub fn decide(
     }
 }
 
-struct Parser<'a> {
+struct SizeExprParser<'a> {
     text: &'a str,
     at: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> SizeExprParser<'a> {
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         self.at = self.text.len() - self.rest().trim_start().len();
     }
 
-    fn eat(&mut self, token: &str) -> bool {
-        self.space();
+    fn eat_token(&mut self, token: &str) -> bool {
+        self.skip_space();
         let found = self.rest().starts_with(token);
         if found {
             self.at += token.len();
@@ -185,8 +188,8 @@ impl<'a> Parser<'a> {
         found
     }
 
-    fn expect(&mut self, token: &str) -> Result<(), String> {
-        if self.eat(token) { Ok(()) } else { Err(format!("expected `{token}` at `{}`", self.rest())) }
+    fn expect_token(&mut self, token: &str) -> Result<(), String> {
+        if self.eat_token(token) { Ok(()) } else { Err(format!("expected `{token}` at `{}`", self.rest())) }
     }
 
     fn while_char(&mut self, holds: impl Fn(char) -> bool) -> &'a str {
@@ -196,97 +199,97 @@ impl<'a> Parser<'a> {
         &rest[..end]
     }
 
-    fn sum(&mut self, depth: usize) -> Result<Expr<'a>, String> {
+    fn sum(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
         if depth > MAX_DEPTH {
             return Err("it is nested too deeply".into());
         }
         let mut e = self.product(depth)?;
         loop {
-            if self.eat("+") {
-                e = Expr::Call("Add", vec![e, self.product(depth)?]);
-            } else if self.eat("-") {
+            if self.eat_token("+") {
+                e = SizeExpr::Call("Add", vec![e, self.product(depth)?]);
+            } else if self.eat_token("-") {
                 let right = self.product(depth)?;
-                e = Expr::Call("Add", vec![e, Expr::Call("Mul", vec![Expr::Int(-1), right])]);
+                e = SizeExpr::Call("Add", vec![e, SizeExpr::Call("Mul", vec![SizeExpr::Int(-1), right])]);
             } else {
                 return Ok(e);
             }
         }
     }
 
-    fn product(&mut self, depth: usize) -> Result<Expr<'a>, String> {
+    fn product(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
         let mut e = self.power(depth)?;
         loop {
-            let name = if self.eat("//") {
+            let name = if self.eat_token("//") {
                 "FloorDiv"
-            } else if self.eat("*") {
+            } else if self.eat_token("*") {
                 "Mul"
-            } else if self.eat("%") {
+            } else if self.eat_token("%") {
                 "Mod"
             } else {
                 return Ok(e);
             };
-            e = Expr::Call(name, vec![e, self.power(depth)?]);
+            e = SizeExpr::Call(name, vec![e, self.power(depth)?]);
         }
     }
 
-    fn power(&mut self, depth: usize) -> Result<Expr<'a>, String> {
+    fn power(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
         if depth > MAX_DEPTH {
             return Err("it is nested too deeply".into());
         }
         // A power binds tighter than the sign before it.
-        if self.eat("-") {
+        if self.eat_token("-") {
             return Ok(match self.power(depth + 1)? {
-                Expr::Int(i) => Expr::Int(i.saturating_neg()),
-                e => Expr::Call("Mul", vec![Expr::Int(-1), e]),
+                SizeExpr::Int(i) => SizeExpr::Int(i.saturating_neg()),
+                e => SizeExpr::Call("Mul", vec![SizeExpr::Int(-1), e]),
             });
         }
         let base = self.primary(depth)?;
-        if self.eat("**") {
-            return Ok(Expr::Call("Pow", vec![base, self.power(depth + 1)?]));
+        if self.eat_token("**") {
+            return Ok(SizeExpr::Call("Pow", vec![base, self.power(depth + 1)?]));
         }
         Ok(base)
     }
 
-    fn primary(&mut self, depth: usize) -> Result<Expr<'a>, String> {
-        if self.eat("(") {
+    fn primary(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
+        if self.eat_token("(") {
             let e = self.sum(depth + 1)?;
-            self.expect(")")?;
+            self.expect_token(")")?;
             return Ok(e);
         }
-        self.space();
+        self.skip_space();
         let digits = self.while_char(|c| c.is_ascii_digit());
         if !digits.is_empty() {
             if let Some(float) = self.fraction(digits) {
-                return Ok(Expr::Float(float));
+                return Ok(SizeExpr::Float(float));
             }
-            return digits.parse().map(Expr::Int).map_err(|_| format!("`{digits}` is too large"));
+            return digits.parse().map(SizeExpr::Int).map_err(|_| format!("`{digits}` is too large"));
         }
         let name = self.while_char(|c| c.is_ascii_alphanumeric() || c == '_');
         if name.is_empty() {
             return Err(format!("expected an expression at `{}`", self.rest()));
         }
-        if !self.eat("(") {
-            return Ok(Expr::Symbol(name));
+        if !self.eat_token("(") {
+            return Ok(SizeExpr::Symbol(name));
         }
         match name {
             "Symbol" | "Dummy" => {
                 let symbol = self.quoted()?;
-                self.assumptions()?;
-                Ok(Expr::Symbol(symbol))
+                self.skip_assumptions()?;
+                Ok(SizeExpr::Symbol(symbol))
             }
             "Integer" => {
                 let e = self.power(depth + 1)?;
-                self.expect(")")?;
+                self.expect_token(")")?;
                 match e {
-                    Expr::Int(_) => Ok(e),
+                    SizeExpr::Int(_) => Ok(e),
                     _ => Err("`Integer` of something that is no integer".into()),
                 }
             }
             "Float" => {
                 let digits = self.quoted()?;
                 let float = digits.parse().map_err(|_| format!("`Float` of {digits:?}"))?;
-                self.assumptions()?;
-                Ok(Expr::Float(float))
+                self.skip_assumptions()?;
+                Ok(SizeExpr::Float(float))
             }
             "Rational" => Err(format!("`{name}` is no integer")),
             _ => self.call(name, depth),
@@ -304,26 +307,26 @@ impl<'a> Parser<'a> {
         Some(float)
     }
 
-    fn call(&mut self, name: &'a str, depth: usize) -> Result<Expr<'a>, String> {
+    fn call(&mut self, name: &'a str, depth: usize) -> Result<SizeExpr<'a>, String> {
         let mut args = Vec::new();
-        while !self.eat(")") {
+        while !self.eat_token(")") {
             if !args.is_empty() {
-                self.expect(",")?;
+                self.expect_token(",")?;
                 // Keyword arguments (`evaluate=False`) end the operands.
-                self.space();
+                self.skip_space();
                 let word = self.rest().trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '_');
                 if word.starts_with('=') && !word.starts_with("==") {
-                    self.assumptions_from_here()?;
+                    self.skip_to_closing()?;
                     break;
                 }
             }
             args.push(self.sum(depth + 1)?);
         }
-        Ok(Expr::Call(name, args))
+        Ok(SizeExpr::Call(name, args))
     }
 
     fn quoted(&mut self) -> Result<&'a str, String> {
-        self.space();
+        self.skip_space();
         let quote = self.rest().chars().next().filter(|c| matches!(c, '\'' | '"'));
         let quote = quote.ok_or_else(|| format!("expected a quoted name at `{}`", self.rest()))?;
         self.at += 1;
@@ -336,24 +339,24 @@ impl<'a> Parser<'a> {
     }
 
     /// Skips `, positive=True, …)`.
-    fn assumptions(&mut self) -> Result<(), String> {
-        if self.eat(")") {
+    fn skip_assumptions(&mut self) -> Result<(), String> {
+        if self.eat_token(")") {
             return Ok(());
         }
-        self.expect(",")?;
-        self.assumptions_from_here()
+        self.expect_token(",")?;
+        self.skip_to_closing()
     }
 
-    fn assumptions_from_here(&mut self) -> Result<(), String> {
+    fn skip_to_closing(&mut self) -> Result<(), String> {
         self.while_char(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '=' | ',' | ' '));
-        self.expect(")")
+        self.expect_token(")")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use symmc_ir::entity::Entity;
-    use symmc_ir::{Bindings, Symbol, SymbolId, Symbols};
+    use symmc_ir::{Symbol, SymbolBindings, SymbolId, SymbolTable};
 
     use super::*;
 
@@ -408,13 +411,13 @@ mod tests {
         let resolve = |_: &str| Ok(Dim::from(SymbolId::new(0)));
         let truth = |text: &str, low, high| {
             let add = move |d: &Dim| {
-                let mut at = symmc_ir::Bindings::new();
+                let mut at = symmc_ir::SymbolBindings::new();
                 at.set(SymbolId::new(0), low);
                 let a = d.eval(&at).unwrap();
                 at.set(SymbolId::new(0), high);
                 (a, d.eval(&at).unwrap())
             };
-            decide(&parse(text).unwrap(), &resolve, &add)
+            decide_relation(&parse(text).unwrap(), &resolve, &add)
         };
         let ge = "GreaterThan(Symbol('s0'), Integer(2))";
         assert_eq!(truth(ge, 2, 9), Some(true));
@@ -444,13 +447,13 @@ mod tests {
             ("2*FloorToInt(0.75*ToFloat(s0))", |s| 2.0 * (0.75 * s).floor()),
         ];
         let symbol = Symbol { name: "s0".into(), min: 0, max: 40, alias: None };
-        let symbols: Symbols = [symbol].into_iter().collect();
+        let symbols: SymbolTable = [symbol].into_iter().collect();
         for (text, expected) in cases {
             let dim = of(text, None).expect(text);
             for size in 0..=40 {
-                let mut at = Bindings::new();
+                let mut at = SymbolBindings::new();
                 at.set(SymbolId::new(0), size);
-                for dim in [&dim, &dim.within(&symbols)] {
+                for dim in [&dim, &dim.simplify_within(&symbols)] {
                     assert_eq!(dim.eval(&at), Some(expected(size as f64) as i64), "{text} at {size}");
                 }
                 assert_eq!(of(text, Some(size)).expect(text).as_const(), dim.eval(&at), "{text} at {size}");

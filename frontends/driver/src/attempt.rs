@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc_ir::machine::{Moved, Profile};
-use symmc_ir::{Dim, Dispatch, Form, Graph, Node, NodeId};
+use symmc_ir::machine::{MachineProfile, StepTraffic};
+use symmc_ir::{Dim, Dispatch, DispatchForm, Graph, Node, NodeId};
 use symmc_passes::{CoalescedSet, Overlap};
-use symmc_plan::{Bucket, ExitBarrier, Plan, ReadProgram, Run, Unresolved};
+use symmc_plan::{Bucket, ExitBarrier, ParsedProgram, Plan, ResolveError, StepNodes};
 use symmc_planner::BucketInput;
 use symmc_support::parallel;
 
-pub struct Attempt {
+pub struct PlanAttempt {
     pub inputs: Vec<BucketInput>,
     /// For each bucket the sets of collectives that are joined; none where buckets are missing.
     pub joined: Vec<JoinedSets>,
     /// For each bucket the overlap and the exit barriers that were assumed when variants were chosen; none where buckets are missing.
-    pub chosen_with: Vec<Seen>,
+    pub chosen_with: Vec<ObservedSchedule>,
     pub plan: Plan,
     /// Whether the tightest offsets were searched for.
     pub is_packed: bool,
@@ -22,7 +22,7 @@ pub struct Attempt {
     /// The same with memory at its price, except fixed memory.
     pub costs: Vec<f64>,
     /// For each bucket the overlap and the exit barriers of its schedule.
-    pub seen: Vec<Seen>,
+    pub observed: Vec<ObservedSchedule>,
 }
 
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -35,24 +35,24 @@ pub struct JoinedSets {
 
 /// What a planned bucket shows that its variants were chosen without.
 #[derive(Clone, Default)]
-pub struct Seen {
+pub struct ObservedSchedule {
     pub overlap: Overlap,
     /// The collectives of the source of which droppable exit barriers are kept.
     pub exits_kept: BTreeSet<String>,
 }
 
-impl Attempt {
+impl PlanAttempt {
     /// The plan of these inputs, where a MiB of memory is worth so many microseconds.
     pub fn new(
         inputs: Vec<BucketInput>,
         plan: Plan,
-        profile: &Profile,
+        profile: &MachineProfile,
         memory_price: f64,
-    ) -> Result<Attempt, String> {
-        let read = |text: &String| ReadProgram::read(text).map_err(|e| e.to_string());
+    ) -> Result<PlanAttempt, String> {
+        let read = |text: &String| ParsedProgram::parse(text).map_err(|e| e.to_string());
         let nodes = inputs.iter().map(|b| b.graph.nodes.len()).sum();
         let programs = parallel::map(plan.programs.iter().collect(), nodes, read);
-        let programs = programs.into_iter().collect::<Result<Vec<ReadProgram>, String>>()?;
+        let programs = programs.into_iter().collect::<Result<Vec<ParsedProgram>, String>>()?;
         // Fixed memory serves all buckets: what one adds to it must not make the others dearer.
         let fixed = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
         let mut times_us = Vec::new();
@@ -65,20 +65,22 @@ impl Attempt {
             let bytes = bucket.totals.ordinary_peak.saturating_add(own);
             times_us.push(estimate.total_us);
             costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
-            let runs: Vec<Run> =
-                program.runs(bucket).collect::<Result<_, Unresolved>>().map_err(|e| e.to_string())?;
+            let runs: Vec<StepNodes> = program
+                .resolve_steps(bucket)
+                .collect::<Result<_, ResolveError>>()
+                .map_err(|e| e.to_string())?;
             let mut beside: HashMap<&str, f64> = HashMap::new();
             for communication in &estimate.communication {
                 // Each collective of a step has all computation beside the step.
                 let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
                 beside.extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
             }
-            seen.push(Seen {
-                overlap: scheduled(bucket, &beside),
-                exits_kept: exits_kept(program, bucket).map_err(|e| e.to_string())?,
+            seen.push(ObservedSchedule {
+                overlap: scheduled_overlap(bucket, &beside),
+                exits_kept: kept_exit_barriers(program, bucket).map_err(|e| e.to_string())?,
             });
         }
-        Ok(Attempt {
+        Ok(PlanAttempt {
             inputs,
             joined: Vec::new(),
             chosen_with: Vec::new(),
@@ -86,7 +88,7 @@ impl Attempt {
             is_packed: true,
             times_us,
             costs,
-            seen,
+            observed: seen,
         })
     }
 
@@ -96,15 +98,16 @@ impl Attempt {
 }
 
 /// The least microseconds that the collectives of a lowered program take, of which one step follows another whatever the schedule is.
-pub fn communication_us(graph: &Graph, profile: &Profile) -> f64 {
-    let size = |dim: &Dim| u64::try_from(dim.upper(&graph.symbols).max(1)).unwrap_or(u64::MAX);
-    let sets: Vec<&Dispatch> = graph.dispatches.iter().filter(|d| d.form == Form::Collectives).collect();
-    let time = |n: NodeId, exit: Option<bool>| match sets.iter().find(|set| set.has(n)) {
+pub fn communication_us(graph: &Graph, profile: &MachineProfile) -> f64 {
+    let size = |dim: &Dim| u64::try_from(dim.upper_bound(&graph.symbols).max(1)).unwrap_or(u64::MAX);
+    let sets: Vec<&Dispatch> =
+        graph.dispatches.iter().filter(|d| d.form == DispatchForm::Collectives).collect();
+    let time = |n: NodeId, exit: Option<bool>| match sets.iter().find(|set| set.contains(n)) {
         Some(set) if set.first == n => {
-            profile.timed_step(graph, set.nodes(), Moved::default(), exit, size).time
+            profile.timed_step(graph, set.nodes(), StepTraffic::default(), exit, size).time
         }
         Some(_) => 0,
-        None => profile.timed_step(graph, [n].into_iter(), Moved::default(), exit, size).time,
+        None => profile.timed_step(graph, [n].into_iter(), StepTraffic::default(), exit, size).time,
     };
     let exits = [None, Some(false), Some(true)];
     let is_shared = |node: &Node| {
@@ -115,16 +118,16 @@ pub fn communication_us(graph: &Graph, profile: &Profile) -> f64 {
     times.fold(0, u64::saturating_add) as f64 / 1000.0
 }
 
-fn scheduled(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
+fn scheduled_overlap(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
     let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
     let decisions = bucket.decisions.iter();
     Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(of).sum())).collect())
 }
 
 /// The collectives of the source of which the bucket keeps droppable exit barriers.
-fn exits_kept(program: &ReadProgram, bucket: &Bucket) -> Result<BTreeSet<String>, Unresolved> {
+fn kept_exit_barriers(program: &ParsedProgram, bucket: &Bucket) -> Result<BTreeSet<String>, ResolveError> {
     let mut kept: BTreeSet<&str> = BTreeSet::new();
-    for (run, step) in program.runs(bucket).zip(&bucket.steps) {
+    for (run, step) in program.resolve_steps(bucket).zip(&bucket.steps) {
         if step.exit == Some(ExitBarrier::Kept) {
             kept.extend(run?.nodes().map(|n| program.graph.node_name(n)));
         }

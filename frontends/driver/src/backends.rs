@@ -3,9 +3,9 @@
 
 use symmc_check::CheckedPlan;
 #[cfg(feature = "cuda")]
-use symmc_cuda::codegen::refusal::{self, Refusal};
+use symmc_cuda::codegen::unsupported::{self, UnsupportedStep};
 use symmc_ir::machine::TargetBackend;
-use symmc_plan::ReadPlan;
+use symmc_plan::ParsedPlan;
 
 #[cfg(feature = "cuda")]
 use crate::error::DriverError;
@@ -19,8 +19,8 @@ pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Ch
     match backend {
         #[cfg(feature = "cuda")]
         TargetBackend::Cuda => {
-            let found = refusal::on_gpus(&plan);
-            refuse(&found.refusals)?;
+            let found = unsupported::check_gpu_support(&plan);
+            refuse(&found.unsupported)?;
             Ok(plan.with_workspaces(&found.workspaces))
         }
         #[cfg(not(feature = "cuda"))]
@@ -34,12 +34,12 @@ pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Ch
 /// # Errors
 /// The first steps that it cannot run.
 pub fn expect_supported(
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] plan: &ReadPlan,
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] plan: &ParsedPlan,
     backend: TargetBackend,
 ) -> Result<()> {
     match backend {
         #[cfg(feature = "cuda")]
-        TargetBackend::Cuda => refuse_for_gpus(plan, &[]),
+        TargetBackend::Cuda => expect_supported_by_gpus(plan, &[]),
         #[cfg(not(feature = "cuda"))]
         TargetBackend::Cuda => Ok(()),
         TargetBackend::Host => Ok(()),
@@ -52,8 +52,8 @@ pub fn expect_supported(
 /// # Errors
 /// The first steps that GPUs cannot run, and why.
 #[cfg(feature = "cuda")]
-pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<()> {
-    refuse(&refusal::refusals(plan, gpus))
+pub fn expect_supported_by_gpus(plan: &ParsedPlan, gpus: &[u32]) -> Result<()> {
+    refuse(&unsupported::find_unsupported(plan, gpus))
 }
 
 /// How many steps that GPUs cannot run are named.
@@ -61,9 +61,9 @@ pub fn refuse_for_gpus(plan: &ReadPlan, gpus: &[u32]) -> Result<()> {
 const NAMED: usize = 5;
 
 #[cfg(feature = "cuda")]
-fn refuse(refusals: &[Refusal]) -> Result<()> {
+fn refuse(refusals: &[UnsupportedStep]) -> Result<()> {
     let Some(first) = refusals.first() else { return Ok(()) };
-    let named: Vec<String> = refusals.iter().take(NAMED).map(Refusal::to_string).collect();
+    let named: Vec<String> = refusals.iter().take(NAMED).map(UnsupportedStep::to_string).collect();
     let more = match refusals.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!("\nand {more} more"),

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use symmc_check::CheckedPlan;
 use symmc_ir::Graph;
 use symmc_passes::CanonicalForms;
-use symmc_plan::{Plan, Replacement};
+use symmc_plan::{CollectiveReplacement, Plan};
 
 use crate::backends::lower_for_backend;
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
-use crate::pipeline::{Choice, Pipeline};
+use crate::pipeline::{Pipeline, VariantChoice};
 use crate::ranges;
-use crate::refine::refined;
+use crate::refine::plan_refined;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CompileReport {
@@ -46,14 +46,14 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     options.validate()?;
     let mut clock = StageClock::start();
     let mut forms = canonical_forms(graph)?;
-    let replacements = replacements(graph, &mut forms);
+    let replacements = collective_replacements(graph, &mut forms);
     clock.finish_stage("canonicalise");
     let pipeline = Pipeline::new(graph, options, &forms);
-    let buckets = ranges::buckets(&forms.usual, options)?;
+    let buckets = ranges::initial_buckets(&forms.default_form, options)?;
     clock.finish_stage("divide");
-    let plan = refined(&pipeline, buckets, &ranges::unasked(&forms.usual, options))?;
+    let plan = plan_refined(&pipeline, buckets, &ranges::automatic_symbols(&forms.default_form, options))?;
     clock.finish_stage("plan");
-    let plan = prove(Plan { replacements, ..plan })?;
+    let plan = check_plan(Plan { replacements, ..plan })?;
     clock.finish_stage("check");
     let plan = lower_for_backend(plan, options.profile.backend)?;
     clock.finish_stage("lower");
@@ -62,8 +62,8 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     Ok((plan, clock.report))
 }
 
-fn prove(plan: Plan) -> Result<CheckedPlan> {
-    CheckedPlan::or_back(plan).map_err(|refused| {
+fn check_plan(plan: Plan) -> Result<CheckedPlan> {
+    CheckedPlan::try_new(plan).map_err(|refused| {
         let (plan, findings) = *refused;
         let findings = findings.iter().map(ToString::to_string).collect();
         DriverError::Unsafe { plan: Box::new(plan), findings }
@@ -73,16 +73,16 @@ fn prove(plan: Plan) -> Result<CheckedPlan> {
 /// The graph with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
 /// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
 /// be there, and where another canonical form is faster in a bucket.
-pub fn lowered(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>> {
+pub fn lower_graph(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>> {
     let forms = canonical_forms(graph)?;
-    let buckets = ranges::buckets(&forms.usual, options)?;
-    let lowered = Pipeline::new(graph, options, &forms).lower(&buckets, &Choice::default())?;
+    let buckets = ranges::initial_buckets(&forms.default_form, options)?;
+    let lowered = Pipeline::new(graph, options, &forms).lower(&buckets, &VariantChoice::default())?;
     Ok(lowered.inputs.into_iter().map(|input| input.graph).collect())
 }
 
 /// The graph in canonical form, with decomposed ops recognised.
-pub fn canonical(graph: &Graph) -> Result<Graph> {
-    canonical_forms(graph).map(|forms| forms.usual)
+pub fn canonicalize_graph(graph: &Graph) -> Result<Graph> {
+    canonical_forms(graph).map(|forms| forms.default_form)
 }
 
 /// Fails if the number of ranks is open, or the graph breaks an invariant.
@@ -94,14 +94,14 @@ pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms> {
 }
 
 /// What became of the collectives of a graph in its canonical form.
-fn replacements(source: &Graph, forms: &mut CanonicalForms) -> Vec<Replacement> {
+fn collective_replacements(source: &Graph, forms: &mut CanonicalForms) -> Vec<CollectiveReplacement> {
     let recorded = std::mem::take(&mut forms.replaced);
-    let changes = symmc_passes::changes(source, &forms.usual, recorded).into_iter();
-    let replacements = changes.map(|change| Replacement {
+    let changes = symmc_passes::collective_changes(source, &forms.default_form, recorded).into_iter();
+    let replacements = changes.map(|change| CollectiveReplacement {
         collective: change.replaced.collective,
         rule: change.replaced.rule.into(),
         what: change.replaced.what,
-        bytes: u64::try_from(change.bytes.upper(&source.symbols)).unwrap_or(0),
+        bytes: u64::try_from(change.bytes.upper_bound(&source.symbols)).unwrap_or(0),
         by: change.replaced.by,
     });
     replacements.collect()
@@ -109,13 +109,13 @@ fn replacements(source: &Graph, forms: &mut CanonicalForms) -> Vec<Replacement> 
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
-    use symmc_ir::machine::Profile;
-    use symmc_ir::{Form, text};
+    use symmc_ir::machine::MachineProfile;
+    use symmc_ir::{DispatchForm, text};
     use symmc_plan::Decision;
 
     use super::*;
     fn options(machine: &str) -> CompileOptions {
-        CompileOptions::new(Profile::builtin(machine).expect("it is built in"))
+        CompileOptions::new(MachineProfile::builtin(machine).expect("it is built in"))
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
         let (plan, _) = compile(&graph.expect("a graph"), &options("host")).expect("a plan");
         let mut plan = plan.into_plan();
         plan.buckets[0].steps.clear();
-        let error = prove(plan.clone()).expect_err("no step computes %y");
+        let error = check_plan(plan.clone()).expect_err("no step computes %y");
         assert!(error.to_string().contains("the plan that symmc made does not check"), "{error}");
         let DriverError::Unsafe { plan: refused, findings } = error else { panic!("{error}") };
         assert!(*refused == plan && !findings.is_empty());
@@ -157,7 +157,7 @@ mod tests {
         let credited = plan.buckets[0].decisions.iter().filter(|d| chosen(d) > Some(0.0));
         let credited = credited.map(|d| d.collective.clone()).collect();
         let graph = text::parse(&plan.programs[0]).expect("a graph");
-        let fused = graph.dispatches.iter().filter(|d| d.form == Form::Reduction);
+        let fused = graph.dispatches.iter().filter(|d| d.form == DispatchForm::Reduction);
         [credited, fused.map(|d| graph.node_name(d.first).to_string()).collect()]
     }
 
@@ -180,11 +180,14 @@ mod tests {
         let few = upper(&plan).iter().position(|&high| high == 64).expect("a bucket that ends at 64");
         let forms = |bucket: &symmc_plan::Bucket| {
             let graph = text::parse(&plan.programs[bucket.program]).expect("a graph");
-            graph.dispatches.iter().map(|d| d.form).collect::<Vec<Form>>()
+            graph.dispatches.iter().map(|d| d.form).collect::<Vec<DispatchForm>>()
         };
-        let forms: Vec<Vec<Form>> = plan.buckets.iter().map(forms).collect();
-        assert!(forms[few].contains(&Form::Product) && !forms[few + 1].contains(&Form::Product), "{forms:?}");
-        assert!(forms[0].contains(&Form::Reduction), "{forms:?}");
+        let forms: Vec<Vec<DispatchForm>> = plan.buckets.iter().map(forms).collect();
+        assert!(
+            forms[few].contains(&DispatchForm::Product) && !forms[few + 1].contains(&DispatchForm::Product),
+            "{forms:?}"
+        );
+        assert!(forms[0].contains(&DispatchForm::Reduction), "{forms:?}");
     }
 
     #[test]

@@ -16,18 +16,18 @@ use symmc_ir::{Dim, Graph, Op, SymbolId, ValueId};
 use symmc_plan::Decision;
 
 /// The inclusive range of each symbol in one bucket.
-pub type Ranges = IndexMap<SymbolId, (i64, i64)>;
+pub type SymbolRanges = IndexMap<SymbolId, (i64, i64)>;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct BucketRequest {
-    pub ranges: Ranges,
+    pub ranges: SymbolRanges,
     /// Whether its steps have an order of their own, also if another bucket runs the same program.
     pub own_order: bool,
 }
 
 impl BucketRequest {
     /// A bucket of these ranges, which shares its order with buckets of the same program.
-    pub fn new(ranges: Ranges) -> BucketRequest {
+    pub fn new(ranges: SymbolRanges) -> BucketRequest {
         BucketRequest { ranges, own_order: false }
     }
 }
@@ -44,30 +44,32 @@ const NODES: usize = 60_000;
 /// The most points of a grid.
 const POINTS: usize = 320;
 
-pub trait Chooser {
+pub trait VariantChooser {
     /// Why no choice can be made.
     type Error;
 
     /// How each collective is chosen at each of these points, in the order of the program.
-    fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>, Self::Error>;
+    fn choose_variants(&self, points: Vec<SymbolRanges>) -> Result<Vec<Vec<Decision>>, Self::Error>;
 
-    fn computation_us(&self, point: &Ranges) -> Result<f64, Self::Error>;
+    fn computation_us(&self, point: &SymbolRanges) -> Result<f64, Self::Error>;
 }
 
 /// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is the number of nodes of
 /// the program.
-pub fn divide<C: Chooser>(
-    of: &Ranges,
+pub fn divide_ranges<C: VariantChooser>(
+    of: &SymbolRanges,
     symbols: &[SymbolId],
     (nodes, most): (usize, usize),
     chooser: &C,
-) -> Result<Vec<Ranges>, C::Error> {
+) -> Result<Vec<SymbolRanges>, C::Error> {
     let points = (NODES / nodes.max(1)).clamp(16, POINTS);
-    let Some(grid) = Grid::new(of, symbols, points).filter(|_| most > 1) else { return Ok(vec![of.clone()]) };
-    let points: Vec<Ranges> = grid.positions().iter().map(|at| grid.point(of, at)).collect();
-    let decisions = chooser.choose(points.clone())?;
-    let mut forms = Forms { chooser, points, decisions, compute_us: BTreeMap::new() };
-    let mut sections = vec![(grid.whole(), grid.lost(&grid.whole(), &mut forms)?)];
+    let Some(grid) = SizeGrid::new(of, symbols, points).filter(|_| most > 1) else {
+        return Ok(vec![of.clone()]);
+    };
+    let points: Vec<SymbolRanges> = grid.positions().iter().map(|at| grid.point(of, at)).collect();
+    let decisions = chooser.choose_variants(points.clone())?;
+    let mut forms = PointForms { chooser, points, decisions, compute_us: BTreeMap::new() };
+    let mut sections = vec![(grid.full_section(), grid.section_losses(&grid.full_section(), &mut forms)?)];
     while sections.len() < most {
         let sum = |lost: &[(Vec<usize>, f64)]| lost.iter().map(|(_, us)| us).sum::<f64>();
         let losing =
@@ -77,24 +79,25 @@ pub fn divide<C: Chooser>(
         let Some((axis, size)) = best_cut(section, lost) else { break };
         let [mut lower, mut upper] = [section.clone(), section.clone()];
         (lower[axis].1, upper[axis].0) = (size, size + 1);
-        let [lower_lost, upper_lost] = [grid.lost(&lower, &mut forms)?, grid.lost(&upper, &mut forms)?];
+        let [lower_lost, upper_lost] =
+            [grid.section_losses(&lower, &mut forms)?, grid.section_losses(&upper, &mut forms)?];
         sections[worst] = (upper, upper_lost);
         sections.insert(worst, (lower, lower_lost));
     }
     Ok(sections.iter().map(|(section, _)| grid.ranges(of, section)).collect())
 }
 
-struct Forms<'a, C> {
+struct PointForms<'a, C> {
     chooser: &'a C,
-    points: Vec<Ranges>,
+    points: Vec<SymbolRanges>,
     /// How each collective is chosen at each point.
     decisions: Vec<Vec<Decision>>,
     compute_us: BTreeMap<usize, f64>,
 }
 
-impl<C: Chooser> Forms<'_, C> {
+impl<C: VariantChooser> PointForms<'_, C> {
     /// The microseconds that what is chosen at the point `form` loses at the point `there`, if that is not little.
-    fn lost(&mut self, form: usize, there: usize) -> Result<f64, C::Error> {
+    fn loss_at(&mut self, form: usize, there: usize) -> Result<f64, C::Error> {
         let mut total = 0.0;
         let mut lost = 0.0;
         for (ours, best) in self.decisions[form].iter().zip(&self.decisions[there]) {
@@ -116,20 +119,20 @@ impl<C: Chooser> Forms<'_, C> {
 }
 
 /// The inclusive range of each axis of a grid.
-type Section = Vec<(usize, usize)>;
+type GridSection = Vec<(usize, usize)>;
 
 /// Sizes of several symbols, all combinations of them.
-pub struct Grid {
+pub struct SizeGrid {
     axes: Vec<(SymbolId, Vec<i64>)>,
 }
 
-impl Grid {
+impl SizeGrid {
     /// The powers of two in each range, and its end; with fewer powers where these are more than `most` points. None if there
     /// is only one.
-    pub fn new(of: &Ranges, symbols: &[SymbolId], most: usize) -> Option<Grid> {
+    pub fn new(of: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
         let grid = (1..64).find_map(|step| {
-            let axes = symbols.iter().filter_map(|&s| Some((s, sizes(*of.get(&s)?, step))));
-            let grid = Grid { axes: axes.filter(|(_, sizes)| sizes.len() > 1).collect() };
+            let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*of.get(&s)?, step))));
+            let grid = SizeGrid { axes: axes.filter(|(_, sizes)| sizes.len() > 1).collect() };
             (grid.len() <= most).then_some(grid)
         });
         grid.filter(|grid| !grid.axes.is_empty())
@@ -142,8 +145,8 @@ impl Grid {
 
     /// The two parts of the ranges that leave most points at which their form loses to a form of their own, if it loses at any;
     /// see [`best_cut`].
-    pub fn cut(&self, of: &Ranges, lost: &[(Vec<usize>, f64)]) -> Option<[Ranges; 2]> {
-        let whole = self.whole();
+    pub fn cut_ranges(&self, of: &SymbolRanges, lost: &[(Vec<usize>, f64)]) -> Option<[SymbolRanges; 2]> {
+        let whole = self.full_section();
         let (axis, size) = best_cut(&whole, lost).filter(|_| lost.iter().any(|&(_, us)| us > 0.0))?;
         let [mut lower, mut upper] = [whole.clone(), whole];
         (lower[axis].1, upper[axis].0) = (size, size + 1);
@@ -154,7 +157,7 @@ impl Grid {
         self.axes.iter().map(|(_, sizes)| sizes.len()).fold(1, usize::saturating_mul)
     }
 
-    fn whole(&self) -> Section {
+    fn full_section(&self) -> GridSection {
         self.axes.iter().map(|(_, sizes)| (0, sizes.len() - 1)).collect()
     }
 
@@ -173,15 +176,15 @@ impl Grid {
     }
 
     /// The ranges of a point: those of symbols without an axis end at their upper ends.
-    pub fn point(&self, of: &Ranges, coordinates: &[usize]) -> Ranges {
-        let mut out: Ranges = of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
+    pub fn point(&self, of: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
+        let mut out: SymbolRanges = of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
         for ((symbol, sizes), &at) in self.axes.iter().zip(coordinates) {
             out.insert(*symbol, (sizes[at], sizes[at]));
         }
         out
     }
 
-    fn ranges(&self, of: &Ranges, section: &Section) -> Ranges {
+    fn ranges(&self, of: &SymbolRanges, section: &GridSection) -> SymbolRanges {
         let mut out = of.clone();
         for ((symbol, sizes), &(first, last)) in self.axes.iter().zip(section) {
             let low = first.checked_sub(1).map_or(of[symbol].0, |below| sizes[below] + 1);
@@ -191,17 +194,17 @@ impl Grid {
     }
 
     /// The points of a section, with what the form of its upper end loses there in microseconds: 0 where it is good.
-    fn lost<C: Chooser>(
+    fn section_losses<C: VariantChooser>(
         &self,
-        section: &Section,
-        forms: &mut Forms<'_, C>,
+        section: &GridSection,
+        forms: &mut PointForms<'_, C>,
     ) -> Result<Vec<(Vec<usize>, f64)>, C::Error> {
         let corner: Vec<usize> = section.iter().map(|&(_, last)| last).collect();
         let form = self.index(&corner);
         let mut out = Vec::new();
         let mut at: Vec<usize> = section.iter().map(|&(first, _)| first).collect();
         loop {
-            out.push((at.clone(), forms.lost(form, self.index(&at))?));
+            out.push((at.clone(), forms.loss_at(form, self.index(&at))?));
             let Some(axis) = (0..at.len()).find(|&axis| at[axis] < section[axis].1) else { break };
             at[axis] += 1;
             (0..axis).for_each(|below| at[below] = section[below].0);
@@ -212,7 +215,7 @@ impl Grid {
 
 /// The axis and the last size of the lower part of the cut that leaves the most points that lose, and of these cuts the one that
 /// leaves the fewest others, to a form of their own: along a single axis, at the largest size that loses.
-fn best_cut(section: &Section, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usize)> {
+fn best_cut(section: &GridSection, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usize)> {
     let cuts = section.iter().enumerate();
     let cuts = cuts.flat_map(|(axis, &(first, last))| (first..last).map(move |cut| (axis, cut)));
     let score = |&(axis, cut): &(usize, usize)| {
@@ -225,13 +228,13 @@ fn best_cut(section: &Section, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usi
 
 /// The sizes at which forms are compared, ascending: the powers of two in a range, of which each `step`th counts, and the end
 /// of the range.
-fn sizes((low, high): (i64, i64), step: usize) -> Vec<i64> {
+fn compared_sizes((low, high): (i64, i64), step: usize) -> Vec<i64> {
     let powers = (0..63).map(|k| 1i64 << k).filter(|p| (low..high).contains(p));
     powers.step_by(step).chain([high]).collect()
 }
 
 /// The symbols on which the sizes of collectives depend.
-pub fn of_collectives(graph: &Graph) -> Vec<SymbolId> {
+pub fn collective_symbols(graph: &Graph) -> Vec<SymbolId> {
     let communicating = graph.nodes.values().filter(|n| matches!(n.op, Op::Collective(_)));
     let values = communicating.flat_map(|n| n.inputs.iter().chain(&n.outputs));
     let dims = values.flat_map(|&v: &ValueId| graph.ty(v).shape.iter().flat_map(Dim::symbols));

@@ -41,7 +41,7 @@ pub enum DriverError {
         "the plan that symmc made does not check. This is a defect of symmc, not of the program; \
          please report it with the program, the command and the following, {}:\n{}",
         counted(findings),
-        list(findings)
+        findings_text(findings)
     )]
     Unsafe { plan: Box<Plan>, findings: Vec<String> },
     /// A plan that was just made cannot be read, which is a defect.
@@ -66,6 +66,6 @@ fn counted(findings: &[String]) -> String {
     if findings.len() == 1 { "1 finding".into() } else { format!("{} findings", findings.len()) }
 }
 
-fn list(findings: &[String]) -> String {
+fn findings_text(findings: &[String]) -> String {
     findings.iter().map(|finding| format!("  - {finding}")).collect::<Vec<_>>().join("\n")
 }

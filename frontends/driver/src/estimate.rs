@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_check::CheckedPlan;
-use symmc_ir::machine::Profile;
-use symmc_ir::{Bindings, Graph, Symbol, SymbolId};
-use symmc_plan::{Bucket, Estimate, ReadPlan, ReadProgram};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{Graph, Symbol, SymbolBindings, SymbolId};
+use symmc_plan::{Bucket, BucketEstimate, ParsedPlan, ParsedProgram};
 
 use crate::backends::expect_supported;
 use crate::compile::canonical_forms;
-use crate::divide::{BucketRequest, Ranges};
+use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 use crate::pipeline::Pipeline;
 use crate::search::plan_buckets;
 
 /// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
-pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>> {
+pub fn estimate(plan: &ParsedPlan, profile: &MachineProfile) -> Result<Vec<BucketEstimate>> {
     let of_bucket = |bucket: &Bucket| {
         let program = plan.program(bucket.program).map_err(DriverError::defect)?;
         program.estimate(bucket, profile).map_err(DriverError::defect)
@@ -27,13 +27,17 @@ pub fn estimate(plan: &ReadPlan, profile: &Profile) -> Result<Vec<Estimate>> {
 
 /// The estimated time of a run of a plan at some sizes, of the bucket that serves them. Fails if a symbol has no value,
 /// no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
-pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate> {
+pub fn estimate_at(
+    plan: &CheckedPlan,
+    profile: &MachineProfile,
+    sizes: &SymbolBindings,
+) -> Result<BucketEstimate> {
     let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
         let missing = || DriverError::Option(format!("the symbol {} has no value", symbol.name));
         Ok((symbol.name.clone(), sizes.get(id).ok_or_else(missing)?))
     });
     let named: IndexMap<String, i64> = named.collect::<Result<_>>()?;
-    let bucket = &plan.buckets[plan.serving(&named).map_err(|e| DriverError::Option(e.to_string()))?];
+    let bucket = &plan.buckets[plan.find_bucket(&named).map_err(|e| DriverError::Option(e.to_string()))?];
     let program = plan.program(bucket.program).map_err(DriverError::defect)?;
     program.estimate_at(bucket, profile, &named).map_err(DriverError::defect)
 }
@@ -50,9 +54,9 @@ pub fn estimate_plain(
             let &[low, high] = bucket.symbols.get(&symbol.name)?;
             Some((id, (low, high)))
         };
-        graph.symbols.iter().map(range).collect::<Option<Ranges>>()
+        graph.symbols.iter().map(range).collect::<Option<SymbolRanges>>()
     };
-    let all: Vec<Option<Ranges>> = plan.buckets.iter().map(ranges_of).collect();
+    let all: Vec<Option<SymbolRanges>> = plan.buckets.iter().map(ranges_of).collect();
     let requests: Vec<BucketRequest> = all.iter().flatten().cloned().map(BucketRequest::new).collect();
     let options = CompileOptions { variants: Some(Vec::new()), ..options.clone() };
     let plain = plan_to_estimate(graph, &options, &requests)?;
@@ -61,12 +65,17 @@ pub fn estimate_plain(
 }
 
 /// The plan of a graph for these buckets, which nobody runs: it is not checked, and no collectives are coalesced.
-fn plan_to_estimate(graph: &Graph, options: &CompileOptions, buckets: &[BucketRequest]) -> Result<ReadPlan> {
+fn plan_to_estimate(
+    graph: &Graph,
+    options: &CompileOptions,
+    buckets: &[BucketRequest],
+) -> Result<ParsedPlan> {
     let forms = canonical_forms(graph)?;
     let pipeline = Pipeline { coalesces: false, ..Pipeline::new(graph, options, &forms) };
     let plan = plan_buckets(&pipeline, buckets)?.plan;
-    let programs: Result<Vec<ReadProgram>, _> = plan.programs.iter().map(|t| ReadProgram::read(t)).collect();
-    let plan = ReadPlan::of(Arc::new(plan), graph.clone(), programs.map_err(DriverError::defect)?);
+    let programs: Result<Vec<ParsedProgram>, _> =
+        plan.programs.iter().map(|t| ParsedProgram::parse(t)).collect();
+    let plan = ParsedPlan::from_parts(Arc::new(plan), graph.clone(), programs.map_err(DriverError::defect)?);
     expect_supported(&plan, options.profile.backend)?;
     Ok(plan)
 }

@@ -22,8 +22,8 @@ mod search;
 mod variants;
 
 #[cfg(feature = "cuda")]
-pub use backends::refuse_for_gpus;
-pub use compile::{CompileReport, canonical, compile, lowered};
+pub use backends::expect_supported_by_gpus;
+pub use compile::{CompileReport, canonicalize_graph, compile, lower_graph};
 pub use error::DriverError;
 pub use estimate::{estimate, estimate_at, estimate_plain};
 pub use options::CompileOptions;

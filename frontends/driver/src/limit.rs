@@ -17,23 +17,23 @@
 
 use symmc_ir::{Graph, Node};
 use symmc_plan::{PAGE, Plan};
-use symmc_planner::{BucketInput, Order, PlanConfig, PlanError, Planner, Schedules};
+use symmc_planner::{BucketInput, OrderStrategy, PlanConfig, PlanError, Planner, ProgramSchedules};
 
-use crate::attempt::{Attempt, JoinedSets, communication_us};
+use crate::attempt::{JoinedSets, PlanAttempt, communication_us};
 use crate::divide::BucketRequest;
 use crate::error::{DriverError, Result};
-use crate::pipeline::{Choice, Pipeline};
-use crate::variants::Planned;
+use crate::pipeline::{Pipeline, VariantChoice};
+use crate::variants::PlannedBuckets;
 
 /// The fastest plan of these buckets whose symmetric arena takes at most `limit` bytes. `cheapest` is the plan without a limit.
 /// Fails if no plan fits the limit, or the program cannot be planned.
 pub fn fastest_within(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
-    cheapest: Planned,
+    cheapest: PlannedBuckets,
     limit: u64,
-) -> Result<Planned> {
-    let Planned { inputs, joined, tried, .. } = cheapest;
+) -> Result<PlannedBuckets> {
+    let PlannedBuckets { inputs, joined, tried, .. } = cheapest;
     let mut search = LimitSearch::new(pipeline, buckets, limit);
     for inputs in [inputs].into_iter().chain(tried) {
         search.try_inputs(inputs)?;
@@ -55,7 +55,7 @@ struct LimitSearch<'a> {
     config: PlanConfig,
     limit: u64,
     tried: Vec<Vec<BucketInput>>,
-    best: Option<Attempt>,
+    best: Option<PlanAttempt>,
     /// The fastest input of each bucket among attempts that fit, with its time.
     fastest: Vec<Option<(f64, BucketInput)>>,
     /// The plan with the smallest arena, while none fits: its bytes, and what of them is fixed.
@@ -80,23 +80,23 @@ impl<'a> LimitSearch<'a> {
     }
 
     /// The most that the symmetric arena may take: it takes whole pages.
-    fn most(&self) -> u64 {
+    fn arena_limit(&self) -> u64 {
         self.limit / PAGE * PAGE
     }
 
     /// Tries variants that ask for ever less symmetric memory, with these sets of collectives joined.
     fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
         let lower = |symmetric| {
-            let choice = Choice { symmetric, joined: joined.to_vec(), ..Choice::default() };
+            let choice = VariantChoice { symmetric, joined: joined.to_vec(), ..VariantChoice::default() };
             form.lower(self.buckets, &choice).map(|lowered| lowered.inputs)
         };
-        let mut asked = largest_asked(&lower(None)?);
+        let mut asked = largest_symmetric_request(&lower(None)?);
         let mut descents = 0;
         let mut all = Vec::new();
         while asked > 0 {
             let most = if descents < EXACT_DESCENTS { asked - 1 } else { asked / 2 };
             let inputs = lower(Some(most))?;
-            asked = largest_asked(&inputs).min(most);
+            asked = largest_symmetric_request(&inputs).min(most);
             descents += 1;
             all.push(inputs);
         }
@@ -137,7 +137,7 @@ impl<'a> LimitSearch<'a> {
     fn try_schedules(&mut self, inputs: &[BucketInput]) -> Result<()> {
         let config = self.config.clone();
         let planner = Planner::new(self.pipeline.source, inputs, &config)?;
-        let lean = (config.order == Order::Chosen).then_some(Order::Lean);
+        let lean = (config.order == OrderStrategy::Chosen).then_some(OrderStrategy::Lean);
         for order in [Some(config.order), lean].into_iter().flatten() {
             for &next_run in planner.next_runs() {
                 let schedules = planner.schedule(order, next_run)?;
@@ -155,13 +155,13 @@ impl<'a> LimitSearch<'a> {
 
     fn first_that_fits(
         &mut self,
-        mut schedules: Schedules<'_>,
+        mut schedules: ProgramSchedules<'_>,
         fixed_bytes: u64,
     ) -> Result<Option<Plan>, PlanError> {
         loop {
-            if schedules.symmetric_bound()? <= self.most() {
+            if schedules.symmetric_bound()? <= self.arena_limit() {
                 let plan = schedules.plan()?;
-                if plan.arenas.symmetric <= self.most() {
+                if plan.arenas.symmetric <= self.arena_limit() {
                     return Ok(Some(plan));
                 }
             }
@@ -180,24 +180,24 @@ impl<'a> LimitSearch<'a> {
 
     /// Takes a plan that fits if it is faster than the fastest so far.
     fn take_if_faster(&mut self, inputs: &[BucketInput], plan: Plan) -> Result<()> {
-        let attempt = self.pipeline.attempt(inputs.to_vec(), plan)?;
+        let attempt = self.pipeline.attempt_plan(inputs.to_vec(), plan)?;
         for ((fastest, input), &us) in self.fastest.iter_mut().zip(inputs).zip(&attempt.times_us) {
             if fastest.as_ref().is_none_or(|(known, _)| us < *known) {
                 *fastest = Some((us, input.clone()));
             }
         }
-        let key = |attempt: &Attempt| (attempt.total_us(), attempt.costs.iter().sum::<f64>());
+        let key = |attempt: &PlanAttempt| (attempt.total_us(), attempt.costs.iter().sum::<f64>());
         if self.best.as_ref().is_none_or(|best| key(&attempt) < key(best)) {
             self.best = Some(attempt);
         }
         Ok(())
     }
 
-    fn finish(self) -> Result<Planned> {
+    fn finish(self) -> Result<PlannedBuckets> {
         let LimitSearch { best, least, error, limit, .. } = self;
         match (best, least, error) {
-            (Some(Attempt { inputs, plan, .. }), _, _) => {
-                Ok(Planned { inputs, plan, by_schedule: false, joined: Vec::new(), tried: Vec::new() })
+            (Some(PlanAttempt { inputs, plan, .. }), _, _) => {
+                Ok(PlannedBuckets { inputs, plan, by_schedule: false, joined: Vec::new(), tried: Vec::new() })
             }
             (None, Some((least, fixed)), _) => Err(DriverError::SymmLimit { limit, least, fixed }),
             (None, None, Some(error)) => Err(error.into()),
@@ -211,11 +211,11 @@ impl<'a> LimitSearch<'a> {
 /// How often only what asks for the most symmetric memory is forbidden; then everything that asks for more than half of it.
 const EXACT_DESCENTS: u32 = 8;
 
-fn largest_asked(inputs: &[BucketInput]) -> u64 {
+fn largest_symmetric_request(inputs: &[BucketInput]) -> u64 {
     let asked = |graph: &Graph, node: &Node| {
         let c = node.op.as_collective()?;
         let sized = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
-        let bytes = graph.ty(*sized.first()?).bytes().upper(&graph.symbols);
+        let bytes = graph.ty(*sized.first()?).bytes().upper_bound(&graph.symbols);
         let ranks = u64::from(graph.group_size(c.group)?);
         Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), ranks))
     };

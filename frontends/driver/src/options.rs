@@ -3,24 +3,24 @@
 use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
-use symmc_ir::machine::Profile;
-use symmc_ir::{InputId, Numerics, SymbolId, Variant};
-use symmc_passes::Solutions;
-use symmc_planner::{Order, PlanConfig};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{CollectiveVariant, InputId, Numerics, SymbolId};
+use symmc_passes::SolutionCache;
+use symmc_planner::{OrderStrategy, PlanConfig};
 
 use crate::error::{DriverError, Result};
 
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
-    pub profile: Profile,
+    pub profile: MachineProfile,
     /// The largest value of each bucket of a symbol, ascending. A symbol that is missing is divided where other variants become
     /// faster, and where the machine has a kernel for several steps at small sizes only.
     pub buckets: IndexMap<SymbolId, Vec<i64>>,
     /// The arguments that their callers write straight into the symmetric arena.
     pub bound: BTreeSet<InputId>,
     /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
-    pub variants: Option<Vec<Variant>>,
-    pub order: Order,
+    pub variants: Option<Vec<CollectiveVariant>>,
+    pub order: OrderStrategy,
     /// How much more memory than the leanest order the chosen one may take at most to overlap communication with computation,
     /// as a fraction.
     pub slack: f64,
@@ -32,12 +32,12 @@ pub struct CompileOptions {
     pub coalesce: bool,
     pub numerics: Numerics,
     /// Solutions of regions that compilations of one program share.
-    pub solutions: Solutions,
+    pub solutions: SolutionCache,
 }
 
 impl CompileOptions {
     /// For a machine, with everything else as it is by default.
-    pub fn new(profile: Profile) -> CompileOptions {
+    pub fn new(profile: MachineProfile) -> CompileOptions {
         let PlanConfig { order, slack, memory_price, numerics, .. } = PlanConfig::default();
         CompileOptions {
             profile,
@@ -50,7 +50,7 @@ impl CompileOptions {
             symm_limit: None,
             coalesce: true,
             numerics,
-            solutions: Solutions::default(),
+            solutions: SolutionCache::default(),
         }
     }
 

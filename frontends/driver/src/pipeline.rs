@@ -5,15 +5,15 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::collective::Collective;
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, InputKind};
-use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, Solutions};
+use symmc_passes::{CanonicalForms, CoalesceConfig, CoalescedSet, LowerConfig, PassError, SolutionCache};
 use symmc_plan::{Decision, Plan};
-use symmc_planner::{BucketInput, Decided, PlanConfig, PlanError};
+use symmc_planner::{BucketInput, CollectiveChoice, PlanConfig, PlanError};
 use symmc_support::parallel;
 
-use crate::attempt::{Attempt, JoinedSets, Seen};
-use crate::divide::{BucketRequest, Ranges};
+use crate::attempt::{JoinedSets, ObservedSchedule, PlanAttempt};
+use crate::divide::{BucketRequest, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
 
@@ -28,7 +28,7 @@ pub struct Pipeline<'a> {
     pub among_others: bool,
     pub coalesces: bool,
     /// Solutions of regions, which all lowerings share.
-    pub solutions: &'a Solutions,
+    pub solutions: &'a SolutionCache,
 }
 
 impl<'a> Pipeline<'a> {
@@ -37,7 +37,7 @@ impl<'a> Pipeline<'a> {
         Pipeline {
             source,
             options,
-            canonical: &forms.usual,
+            canonical: &forms.default_form,
             for_small_sizes: forms.for_small_sizes.as_ref(),
             among_others: false,
             coalesces: options.coalesce,
@@ -51,26 +51,27 @@ impl<'a> Pipeline<'a> {
         Some(Pipeline { canonical, for_small_sizes: None, ..*self })
     }
 
-    pub fn lower(&self, buckets: &[BucketRequest], choice: &Choice) -> Result<Lowered> {
+    pub fn lower(&self, buckets: &[BucketRequest], choice: &VariantChoice) -> Result<LoweredBuckets> {
         let nodes = buckets.len() * self.canonical.nodes.len();
         let buckets = buckets.iter().map(|b| &b.ranges).enumerate().collect();
         let lowered: Result<Vec<(BucketInput, bool)>, PassError> =
             parallel::map(buckets, nodes, |(b, symbols)| {
-                let choice = BucketChoice { number: b, symbols, choice };
+                let choice = BucketVariantChoice { number: b, symbols, choice };
                 let lowering = lower_config(self.canonical, self.options, choice);
                 let lowering = LowerConfig { solutions: self.solutions.clone(), ..lowering };
                 let (graph, decisions, report) = symmc_passes::lower(self.canonical, &lowering)?;
-                let collectives = collectives(&graph);
+                let collectives = collectives_by_name(&graph);
                 let bytes = bytes_of_steps(&graph, &decisions);
-                let decided =
-                    |decision| decided(decision, &graph, &collectives, &bytes, &self.options.profile);
+                let decided = |decision| {
+                    with_kernel_blocks(decision, &graph, &collectives, &bytes, &self.options.profile)
+                };
                 let decisions = decisions.into_iter().map(decided).collect();
                 Ok((BucketInput { graph, decisions }, report.overlapped > 0))
             })
             .into_iter()
             .collect();
         let (inputs, overlapped) = lowered?.into_iter().unzip();
-        Ok(Lowered { inputs, overlapped })
+        Ok(LoweredBuckets { inputs, overlapped })
     }
 
     /// For each bucket the sets of collectives that would be faster if they were joined, except those that rewriting uses.
@@ -84,21 +85,25 @@ impl<'a> Pipeline<'a> {
             return Ok(vec![Vec::new(); buckets.len()]);
         }
         let sets = buckets.iter().enumerate().map(|(b, bucket)| {
-            let choice = Choice::default();
-            let choice = BucketChoice { number: b, symbols: &bucket.ranges, choice: &choice };
+            let choice = VariantChoice::default();
+            let choice = BucketVariantChoice { number: b, symbols: &bucket.ranges, choice: &choice };
             let lowering = lower_config(self.canonical, self.options, choice);
             let kept = rewritten.get(b).cloned().unwrap_or_default();
-            symmc_passes::coalescible(self.canonical, &lowering, &CoalesceConfig { kept, ..config.clone() })
+            symmc_passes::find_coalescible(
+                self.canonical,
+                &lowering,
+                &CoalesceConfig { kept, ..config.clone() },
+            )
         });
         Ok(sets.collect::<Result<_, PassError>>()?)
     }
 
-    pub fn attempt(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<Attempt> {
-        Attempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
+    pub fn attempt_plan(&self, inputs: Vec<BucketInput>, plan: Plan) -> Result<PlanAttempt> {
+        PlanAttempt::new(inputs, plan, &self.options.profile, self.options.memory_price)
             .map_err(DriverError::Defect)
     }
 
-    pub fn plan(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
+    pub fn plan_inputs(&self, buckets: &[BucketRequest], inputs: &[BucketInput]) -> Result<Plan, PlanError> {
         symmc_planner::plan(self.source, inputs, &self.plan_config(buckets))
     }
 
@@ -132,32 +137,36 @@ impl<'a> Pipeline<'a> {
 
 /// What a choice of variants is made with, for all buckets.
 #[derive(Clone, Default)]
-pub struct Choice {
+pub struct VariantChoice {
     pub symmetric: Option<u64>,
     pub plain: bool,
     /// What a plan shows of each bucket; nothing is known of others.
-    pub seen: Vec<Seen>,
+    pub observed: Vec<ObservedSchedule>,
     /// Of each bucket the sets of collectives that are joined; none of others.
     pub joined: Vec<JoinedSets>,
 }
 
 /// What a choice of variants is made with, for one bucket.
-pub struct BucketChoice<'a> {
+pub struct BucketVariantChoice<'a> {
     pub number: usize,
-    pub symbols: &'a Ranges,
-    pub choice: &'a Choice,
+    pub symbols: &'a SymbolRanges,
+    pub choice: &'a VariantChoice,
 }
 
 /// The buckets with a variant for each collective.
-pub struct Lowered {
+pub struct LoweredBuckets {
     pub inputs: Vec<BucketInput>,
     /// Of each whether the choice depends on computation beside a collective.
     pub overlapped: Vec<bool>,
 }
 
-pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketChoice<'_>) -> LowerConfig {
-    let BucketChoice { number, symbols, choice } = bucket;
-    let seen = choice.seen.get(number).cloned().unwrap_or_default();
+pub fn lower_config(
+    canonical: &Graph,
+    options: &CompileOptions,
+    bucket: BucketVariantChoice<'_>,
+) -> LowerConfig {
+    let BucketVariantChoice { number, symbols, choice } = bucket;
+    let seen = choice.observed.get(number).cloned().unwrap_or_default();
     let JoinedSets { packed, together } = choice.joined.get(number).cloned().unwrap_or_default();
     // The planner puts parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
@@ -175,7 +184,7 @@ pub fn lower_config(canonical: &Graph, options: &CompileOptions, bucket: BucketC
     }
 }
 
-fn collectives(graph: &Graph) -> HashMap<&str, &Collective> {
+fn collectives_by_name(graph: &Graph) -> HashMap<&str, &Collective> {
     graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
 }
 
@@ -193,18 +202,18 @@ fn bytes_of_steps(graph: &Graph, decisions: &[Decision]) -> HashMap<String, u64>
 }
 
 /// A decision, with the most blocks of each of its kernels.
-fn decided(
+fn with_kernel_blocks(
     decision: Decision,
     graph: &Graph,
     collectives: &HashMap<&str, &Collective>,
     bytes_of_steps: &HashMap<String, u64>,
-    profile: &Profile,
-) -> Decided {
+    profile: &MachineProfile,
+) -> CollectiveChoice {
     let blocks = |name: &String| {
         let c = collectives.get(name.as_str())?;
         let bytes = bytes_of_steps.get(name).copied().unwrap_or(decision.bytes);
-        profile.blocks(&c.kind, c.variant?, bytes, graph.group_size(c.group)?)
+        profile.max_blocks(&c.kind, c.variant?, bytes, graph.group_size(c.group)?)
     };
     let blocks = decision.nodes.iter().map(blocks).collect();
-    Decided { decision, blocks }
+    CollectiveChoice { decision, blocks }
 }

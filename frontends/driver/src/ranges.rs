@@ -8,10 +8,10 @@ use symmc_passes::{LowerConfig, PassError};
 use symmc_plan::Decision;
 use symmc_support::parallel;
 
-use crate::divide::{self, BucketRequest, Chooser, Ranges};
+use crate::divide::{self, BucketRequest, SymbolRanges, VariantChooser};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
-use crate::pipeline::{BucketChoice, Choice, lower_config};
+use crate::pipeline::{BucketVariantChoice, VariantChoice, lower_config};
 
 const MAX_BUCKETS: usize = 4096;
 
@@ -20,20 +20,21 @@ pub const MAX_UNASKED: usize = 16;
 
 /// The ranges of each bucket of a program in canonical form: as asked for, and of symbols of which nothing is asked divided
 /// where dispatches change, and where other variants become faster, as long as these are few.
-pub fn buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<BucketRequest>> {
+pub fn initial_buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<BucketRequest>> {
     Ok(divided_ranges(canonical, options)?.into_iter().map(BucketRequest::new).collect())
 }
 
-fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ranges>> {
+fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<SymbolRanges>> {
     let mut all = bucket_ranges(canonical, &options.buckets)?;
-    let unasked = unasked(canonical, options);
+    let unasked = automatic_symbols(canonical, options);
     if unasked.is_empty() {
         return Ok(all);
     }
-    let limits = symmc_dispatch::limits(canonical, &options.profile);
+    let limits = symmc_dispatch::unit_size_limits(canonical, &options.profile);
     for (symbol, sizes) in limits.into_iter().filter(|(symbol, _)| unasked.contains(symbol)) {
         for size in sizes {
-            let divided: Vec<Ranges> = all.iter().flat_map(|of| divided(of, symbol, size)).collect();
+            let divided: Vec<SymbolRanges> =
+                all.iter().flat_map(|of| split_at_size(of, symbol, size)).collect();
             if divided.len() <= MAX_UNASKED {
                 all = divided;
             }
@@ -43,51 +44,52 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Ran
         return Ok(all);
     }
     let symbols =
-        divide::of_collectives(canonical).into_iter().filter(|s| unasked.contains(s)).collect::<Vec<_>>();
-    let chooser = AtSizes { canonical, options };
-    let mut out: Vec<Ranges> = Vec::new();
+        divide::collective_symbols(canonical).into_iter().filter(|s| unasked.contains(s)).collect::<Vec<_>>();
+    let chooser = PointVariantChooser { canonical, options };
+    let mut out: Vec<SymbolRanges> = Vec::new();
     for (done, of) in all.iter().enumerate() {
         let most = MAX_UNASKED.saturating_sub(out.len() + all.len() - done - 1);
-        out.extend(divide::divide(of, &symbols, (canonical.nodes.len(), most), &chooser)?);
+        out.extend(divide::divide_ranges(of, &symbols, (canonical.nodes.len(), most), &chooser)?);
     }
     Ok(out)
 }
 
-pub fn unasked(canonical: &Graph, options: &CompileOptions) -> BTreeSet<SymbolId> {
+pub fn automatic_symbols(canonical: &Graph, options: &CompileOptions) -> BTreeSet<SymbolId> {
     canonical.symbols.keys().filter(|symbol| !options.buckets.contains_key(symbol)).collect()
 }
 
 /// Chooses variants for single sizes.
-struct AtSizes<'a> {
+struct PointVariantChooser<'a> {
     canonical: &'a Graph,
     options: &'a CompileOptions,
 }
 
-impl AtSizes<'_> {
-    fn lowering(&self, symbols: &Ranges) -> LowerConfig {
-        let bucket = BucketChoice { number: 0, symbols, choice: &Choice::default() };
+impl PointVariantChooser<'_> {
+    fn lower_config_at(&self, symbols: &SymbolRanges) -> LowerConfig {
+        let bucket = BucketVariantChoice { number: 0, symbols, choice: &VariantChoice::default() };
         lower_config(self.canonical, self.options, bucket)
     }
 }
 
-impl Chooser for AtSizes<'_> {
+impl VariantChooser for PointVariantChooser<'_> {
     type Error = DriverError;
 
-    fn choose(&self, points: Vec<Ranges>) -> Result<Vec<Vec<Decision>>> {
+    fn choose_variants(&self, points: Vec<SymbolRanges>) -> Result<Vec<Vec<Decision>>> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
-            symmc_passes::lower(self.canonical, &self.lowering(&symbols)).map(|(_, decisions, _)| decisions)
+            symmc_passes::lower(self.canonical, &self.lower_config_at(&symbols))
+                .map(|(_, decisions, _)| decisions)
         });
         Ok(chosen.into_iter().collect::<Result<_, PassError>>()?)
     }
 
-    fn computation_us(&self, point: &Ranges) -> Result<f64> {
-        Ok(symmc_passes::lower::computation_us(self.canonical, &self.lowering(point))?)
+    fn computation_us(&self, point: &SymbolRanges) -> Result<f64> {
+        Ok(symmc_passes::lower::computation_us(self.canonical, &self.lower_config_at(point))?)
     }
 }
 
 /// The ranges up to this size of a symbol, and those beyond it.
-fn divided(of: &Ranges, symbol: SymbolId, size: i64) -> Vec<Ranges> {
+fn split_at_size(of: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<SymbolRanges> {
     let Some(&(low, high)) = of.get(&symbol).filter(|(low, high)| (low..high).contains(&&size)) else {
         return vec![of.clone()];
     };
@@ -100,8 +102,8 @@ fn divided(of: &Ranges, symbol: SymbolId, size: i64) -> Vec<Ranges> {
 }
 
 /// The ranges of each bucket: all combinations of the divided symbols.
-fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<Ranges>> {
-    let full: Ranges = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
+fn bucket_ranges(graph: &Graph, asked: &IndexMap<SymbolId, Vec<i64>>) -> Result<Vec<SymbolRanges>> {
+    let full: SymbolRanges = graph.symbols.iter().map(|(id, s)| (id, (s.min, s.max))).collect();
     let count = asked.values().map(Vec::len).fold(1usize, usize::saturating_mul);
     if count > MAX_BUCKETS {
         let counts: Vec<String> = asked

@@ -10,16 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use indexmap::IndexMap;
 use symmc_ir::SymbolId;
-use symmc_passes::Solutions;
-use symmc_plan::{Plan, ReadProgram};
+use symmc_passes::SolutionCache;
+use symmc_plan::{ParsedProgram, Plan};
 use symmc_support::parallel;
 
-use crate::divide::{self, BucketRequest, Grid, Ranges};
+use crate::divide::{self, BucketRequest, SizeGrid, SymbolRanges};
 use crate::error::{DriverError, Result};
 use crate::pipeline::Pipeline;
 use crate::ranges::MAX_UNASKED;
 use crate::search::plan_buckets;
-use crate::variants::Planned;
+use crate::variants::PlannedBuckets;
 
 /// How much longer a bucket takes at some sizes than a plan for these alone, as a multiple, before it is cut.
 const MOST: f64 = 1.08;
@@ -37,38 +37,39 @@ const LARGE: usize = 1_500;
 const SMALL: usize = 500;
 
 /// The plan of these buckets, of which those of `unasked` symbols are cut and joined.
-pub fn refined(
+pub fn plan_refined(
     pipeline: &Pipeline<'_>,
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
 ) -> Result<Plan> {
-    let Planned { mut plan, by_schedule, .. } = plan_buckets(pipeline, &buckets)?;
+    let PlannedBuckets { mut plan, by_schedule, .. } = plan_buckets(pipeline, &buckets)?;
     // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
-    let symbols = divide::of_collectives(pipeline.canonical).into_iter();
+    let symbols = divide::collective_symbols(pipeline.canonical).into_iter();
     let symbols = symbols.filter(|s| compared && unasked.contains(s));
-    let limits = symmc_dispatch::limits(pipeline.canonical, &pipeline.options.profile);
-    let mut comparison = Comparison { pipeline, symbols: symbols.collect(), limits, alone: BTreeMap::new() };
+    let limits = symmc_dispatch::unit_size_limits(pipeline.canonical, &pipeline.options.profile);
+    let mut comparison =
+        BucketComparison { pipeline, symbols: symbols.collect(), limits, alone: BTreeMap::new() };
     for _ in 0..ROUNDS {
-        let cut = comparison.cut(&plan, &buckets)?;
+        let cut = comparison.cut_buckets(&plan, &buckets)?;
         if cut.len() == buckets.len() {
             break;
         }
         buckets = cut;
         plan = plan_buckets(pipeline, &buckets)?.plan;
     }
-    let joined = comparison.joined(&plan, &buckets, unasked)?;
+    let joined = comparison.join_buckets(&plan, &buckets, unasked)?;
     if joined.len() < buckets.len() {
         let fewer = plan_buckets(pipeline, &joined)?.plan;
         // Buckets share fixed memory, and their forms can differ in company.
-        if comparison.cut(&fewer, &joined)?.len() == joined.len() {
+        if comparison.cut_buckets(&fewer, &joined)?.len() == joined.len() {
             plan = fewer;
         }
     }
     Ok(plan)
 }
 
-struct Comparison<'a> {
+struct BucketComparison<'a> {
     pipeline: &'a Pipeline<'a>,
     /// The symbols on which collectives depend, and of which no buckets are asked for.
     symbols: Vec<SymbolId>,
@@ -79,26 +80,26 @@ struct Comparison<'a> {
 }
 
 /// The point at the upper ends of ranges.
-fn upper_end(of: &Ranges) -> Ranges {
+fn upper_end(of: &SymbolRanges) -> SymbolRanges {
     of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect()
 }
 
-fn sizes(point: &Ranges) -> Vec<i64> {
+fn point_sizes(point: &SymbolRanges) -> Vec<i64> {
     point.values().map(|&(_, size)| size).collect()
 }
 
-impl Comparison<'_> {
+impl BucketComparison<'_> {
     /// The buckets, with those cut in two that take long at some of their sizes.
-    fn cut(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>> {
+    fn cut_buckets(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>> {
         if !self.symbols.is_empty() {
-            self.know(plan, buckets)?;
+            self.record_own_estimates(plan, buckets)?;
         }
         let mut out = Vec::new();
         for (b, bucket) in buckets.iter().enumerate() {
             let of = &bucket.ranges;
             let room = out.len() + buckets.len() - b < MAX_UNASKED;
             let parts = match self.grid(of).filter(|_| room) {
-                Some(grid) => grid.cut(of, &self.lost(plan, b, of, &grid)?),
+                Some(grid) => grid.cut_ranges(of, &self.grid_losses(plan, b, of, &grid)?),
                 None => None,
             };
             match parts {
@@ -110,55 +111,65 @@ impl Comparison<'_> {
     }
 
     /// The sizes at which a bucket is compared.
-    fn grid(&self, of: &Ranges) -> Option<Grid> {
+    fn grid(&self, of: &SymbolRanges) -> Option<SizeGrid> {
         let nodes = self.pipeline.canonical.nodes.len().max(1);
-        Grid::new(of, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
+        SizeGrid::new(of, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
     }
 
     /// The points of a grid, with the microseconds that a bucket loses there: 0 where that is little.
-    fn lost(&mut self, plan: &Plan, b: usize, of: &Ranges, grid: &Grid) -> Result<Vec<(Vec<usize>, f64)>> {
+    fn grid_losses(
+        &mut self,
+        plan: &Plan,
+        b: usize,
+        of: &SymbolRanges,
+        grid: &SizeGrid,
+    ) -> Result<Vec<(Vec<usize>, f64)>> {
         let positions = grid.positions();
-        let points: Vec<Ranges> = positions.iter().map(|at| grid.point(of, at)).collect();
+        let points: Vec<SymbolRanges> = positions.iter().map(|at| grid.point(of, at)).collect();
         let lost = self.lost_at(plan, b, &points)?;
         Ok(positions.into_iter().zip(lost).collect())
     }
 
     /// Counts the estimates of buckets at their upper ends, for which they were made, as those of plans for these sizes.
-    fn know(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<()> {
+    fn record_own_estimates(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<()> {
         for (b, bucket) in buckets.iter().enumerate() {
             let point = upper_end(&bucket.ranges);
-            let us = self.estimated(plan, b, &read(plan, b)?, &point)?;
-            self.alone.entry(sizes(&point)).or_insert(Some(us));
+            let us = self.estimate_bucket(plan, b, &read_bucket_program(plan, b)?, &point)?;
+            self.alone.entry(point_sizes(&point)).or_insert(Some(us));
         }
         Ok(())
     }
 
     /// The microseconds that a bucket loses at each of these sizes.
-    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[Ranges]) -> Result<Vec<f64>> {
+    fn lost_at(&mut self, plan: &Plan, b: usize, points: &[SymbolRanges]) -> Result<Vec<f64>> {
         self.plan_alone(points)?;
-        let program = read(plan, b)?;
+        let program = read_bucket_program(plan, b)?;
         let lost = points.iter().map(|point| {
             // A plan for one size may not exist where one for the range does: then there is nothing to compare with.
-            let Some(best) = self.alone.get(&sizes(point)).copied().flatten() else { return Ok(0.0) };
-            let ours = self.estimated(plan, b, &program, point)?;
+            let Some(best) = self.alone.get(&point_sizes(point)).copied().flatten() else { return Ok(0.0) };
+            let ours = self.estimate_bucket(plan, b, &program, point)?;
             Ok(if ours > MOST * best { ours - best } else { 0.0 })
         });
         lost.collect()
     }
 
     /// Makes the plans for single sizes that are missing.
-    fn plan_alone(&mut self, points: &[Ranges]) -> Result<()> {
-        let missing: Vec<&Ranges> = points.iter().filter(|p| !self.alone.contains_key(&sizes(p))).collect();
+    fn plan_alone(&mut self, points: &[SymbolRanges]) -> Result<()> {
+        let missing: Vec<&SymbolRanges> =
+            points.iter().filter(|p| !self.alone.contains_key(&point_sizes(p))).collect();
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
         let made = parallel::map(missing, nodes, |point| {
             // Other points have other solutions: these are dropped at once.
-            let solutions = Solutions::default();
+            let solutions = SolutionCache::default();
             let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
             let Ok(plan) = plan_buckets(&single, &[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
-                return Ok::<_, DriverError>((sizes(point), None));
+                return Ok::<_, DriverError>((point_sizes(point), None));
             };
-            Ok((sizes(point), Some(this.estimated(&plan, 0, &read(&plan, 0)?, point)?)))
+            Ok((
+                point_sizes(point),
+                Some(this.estimate_bucket(&plan, 0, &read_bucket_program(&plan, 0)?, point)?),
+            ))
         });
         for made in made {
             let (sizes, us) = made?;
@@ -167,7 +178,13 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn estimated(&self, plan: &Plan, b: usize, program: &ReadProgram, at: &Ranges) -> Result<f64> {
+    fn estimate_bucket(
+        &self,
+        plan: &Plan,
+        b: usize,
+        program: &ParsedProgram,
+        at: &SymbolRanges,
+    ) -> Result<f64> {
         let symbols = &self.pipeline.canonical.symbols;
         let named: IndexMap<String, i64> =
             at.iter().map(|(&s, range)| (symbols[s].name.clone(), range.1)).collect();
@@ -179,7 +196,7 @@ impl Comparison<'_> {
 
     /// The buckets, with those joined to one above them that run the same program, or whose sizes the form of the one above
     /// serves as well.
-    fn joined(
+    fn join_buckets(
         &mut self,
         plan: &Plan,
         buckets: &[BucketRequest],
@@ -206,7 +223,9 @@ impl Comparison<'_> {
         for a in 0..out.len() {
             for b in 0..out.len() {
                 let (lower, upper) = (&out[a].1.ranges, &out[b].1.ranges);
-                let Some(symbol) = differing(lower, upper).filter(|s| unasked.contains(s)) else { continue };
+                let Some(symbol) = differing_symbol(lower, upper).filter(|s| unasked.contains(s)) else {
+                    continue;
+                };
                 let same = plan.buckets[out[a].0].program == plan.buckets[out[b].0].program;
                 let limit = self.limits.get(&symbol).is_some_and(|l| l.contains(&lower[&symbol].1));
                 if same || !limit && self.serves(plan, out[b].0, lower)? {
@@ -218,7 +237,7 @@ impl Comparison<'_> {
     }
 
     /// Whether the form of a bucket is good at all sizes of these ranges, as far as they are compared.
-    fn serves(&mut self, plan: &Plan, b: usize, of: &Ranges) -> Result<bool> {
+    fn serves(&mut self, plan: &Plan, b: usize, of: &SymbolRanges) -> Result<bool> {
         if self.symbols.is_empty() {
             return Ok(false);
         }
@@ -231,17 +250,17 @@ impl Comparison<'_> {
 }
 
 /// The symbol in which alone two buckets differ, where the one is next below the other.
-fn differing(lower: &Ranges, upper: &Ranges) -> Option<SymbolId> {
+fn differing_symbol(lower: &SymbolRanges, upper: &SymbolRanges) -> Option<SymbolId> {
     let mut differing = lower.iter().filter(|&(s, range)| upper[s] != *range);
     let (&symbol, range) = differing.next()?;
     let adjacent = range.1.checked_add(1) == Some(upper[&symbol].0);
     (adjacent && differing.next().is_none()).then_some(symbol)
 }
 
-fn read(plan: &Plan, b: usize) -> Result<ReadProgram> {
+fn read_bucket_program(plan: &Plan, b: usize) -> Result<ParsedProgram> {
     let bucket =
         plan.buckets.get(b).ok_or_else(|| DriverError::Defect(format!("the plan has no bucket {b}")))?;
     let text =
         plan.programs.get(bucket.program).ok_or_else(|| DriverError::defect("a bucket names no program"))?;
-    ReadProgram::read(text).map_err(DriverError::defect)
+    ParsedProgram::parse(text).map_err(DriverError::defect)
 }

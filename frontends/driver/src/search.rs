@@ -2,20 +2,20 @@
 
 use std::collections::BTreeSet;
 
-use symmc_passes::{CoalesceConfig, Joining};
+use symmc_passes::{CoalesceConfig, JoinMode};
 use symmc_plan::{Bucket, ExitBarrier};
 use symmc_planner::BucketInput;
 
-use crate::attempt::{Attempt, JoinedSets};
+use crate::attempt::{JoinedSets, PlanAttempt};
 use crate::divide::BucketRequest;
 use crate::error::Result;
 use crate::limit::fastest_within;
-use crate::pipeline::{Choice, Lowered, Pipeline};
-use crate::variants::{Planned, VariantSearch, WIDEST};
+use crate::pipeline::{LoweredBuckets, Pipeline, VariantChoice};
+use crate::variants::{PlannedBuckets, VariantSearch, WIDEST};
 
 /// The plan of these buckets: the one that costs least, or the fastest within the limit of memory.
-pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned> {
-    let planned = cheapest(pipeline, buckets)?;
+pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
+    let planned = cheapest_plan(pipeline, buckets)?;
     match pipeline.options.symm_limit {
         Some(limit) => fastest_within(pipeline, buckets, planned, limit),
         None => Ok(planned),
@@ -23,7 +23,7 @@ pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
 }
 
 /// The plan of these buckets that costs least, each in the canonical form in which it costs less by estimate.
-fn cheapest(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned> {
+fn cheapest_plan(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
     let usual = cheapest_in_form(pipeline, buckets);
     let Some(small_sizes) = pipeline.small_sizes() else { return usual };
     let (usual, mut small) = match (usual, cheapest_in_form(&small_sizes, buckets)) {
@@ -31,30 +31,30 @@ fn cheapest(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planne
         (Ok(one), Err(_)) | (Err(_), Ok(one)) => return Ok(one),
         (Err(error), Err(_)) => return Err(error),
     };
-    let mut search = VariantSearch::new(pipeline, buckets, pipeline.attempt(usual.inputs, usual.plan)?);
-    search.take_better(pipeline.attempt(small.inputs, small.plan)?)?;
-    let (inputs, plan) = search.pack();
+    let mut search = VariantSearch::new(pipeline, buckets, pipeline.attempt_plan(usual.inputs, usual.plan)?);
+    search.take_better(pipeline.attempt_plan(small.inputs, small.plan)?)?;
+    let (inputs, plan) = search.into_packed_plan();
     let mut tried = usual.tried;
     tried.append(&mut small.tried);
-    Ok(Planned { inputs, plan, by_schedule: true, joined: usual.joined, tried })
+    Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined: usual.joined, tried })
 }
 
 /// The plan of these buckets in the form [`canonical`](Pipeline::canonical) that costs least.
-fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<Planned> {
-    let Lowered { inputs, overlapped } = pipeline.lower(buckets, &Choice::default())?;
-    let plan = pipeline.plan(buckets, &inputs)?;
+fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
+    let LoweredBuckets { inputs, overlapped } = pipeline.lower(buckets, &VariantChoice::default())?;
+    let plan = pipeline.plan_inputs(buckets, &inputs)?;
     let has_kept_exits = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
     let none = vec![BTreeSet::new(); buckets.len()];
-    let packed = pipeline.joinable(buckets, &none, CoalesceConfig { joining: Joining::Packed, ..WIDEST })?;
+    let packed = pipeline.joinable(buckets, &none, CoalesceConfig { joining: JoinMode::Packed, ..WIDEST })?;
     let together =
-        pipeline.joinable(buckets, &none, CoalesceConfig { joining: Joining::Together, ..WIDEST })?;
+        pipeline.joinable(buckets, &none, CoalesceConfig { joining: JoinMode::Together, ..WIDEST })?;
     let depends_on_schedule =
         plan.buckets.iter().zip(overlapped).enumerate().map(|(b, (bucket, overlapped))| {
             overlapped || has_kept_exits(bucket) || !packed[b].is_empty() || !together[b].is_empty()
         });
     let again: Vec<usize> =
         depends_on_schedule.enumerate().filter_map(|(b, depends)| depends.then_some(b)).collect();
-    let planned = Planned {
+    let planned = PlannedBuckets {
         tried: if pipeline.options.symm_limit.is_some() { vec![inputs.clone()] } else { Vec::new() },
         joined: vec![JoinedSets::default(); buckets.len()],
         inputs,
@@ -65,39 +65,39 @@ fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
         return Ok(planned);
     }
     if again.len() == buckets.len() {
-        let first = pipeline.attempt(planned.inputs, planned.plan)?;
-        return choose_again(pipeline, buckets, first, planned.tried);
+        let first = pipeline.attempt_plan(planned.inputs, planned.plan)?;
+        return search_variants(pipeline, buckets, first, planned.tried);
     }
-    choose_some_again(pipeline, buckets, planned, &again)
+    search_some_variants(pipeline, buckets, planned, &again)
 }
 
 /// The plan of these buckets after a search for cheaper variants that begins with an attempt.
-fn choose_again(
+fn search_variants(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
-    first: Attempt,
+    first: PlanAttempt,
     mut tried: Vec<Vec<BucketInput>>,
-) -> Result<Planned> {
+) -> Result<PlannedBuckets> {
     let mut search = VariantSearch::new(pipeline, buckets, first);
     search.run()?;
     tried.append(&mut search.tried);
     let joined = search.joined_sets();
-    let (inputs, plan) = search.pack();
-    Ok(Planned { inputs, plan, by_schedule: true, joined, tried })
+    let (inputs, plan) = search.into_packed_plan();
+    Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined, tried })
 }
 
 /// The plan, with other variants for the buckets `again` where those cost less.
-fn choose_some_again(
+fn search_some_variants(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
-    mut planned: Planned,
+    mut planned: PlannedBuckets,
     again: &[usize],
-) -> Result<Planned> {
+) -> Result<PlannedBuckets> {
     let requests: Vec<BucketRequest> = again.iter().map(|&b| buckets[b].clone()).collect();
     let first: Vec<BucketInput> = again.iter().map(|&b| planned.inputs[b].clone()).collect();
     let among_others = Pipeline { among_others: true, ..*pipeline };
     let alone = among_others.plan_on_trial(&requests, &first)?;
-    let mut search = VariantSearch::new(&among_others, &requests, among_others.attempt(first, alone)?);
+    let mut search = VariantSearch::new(&among_others, &requests, among_others.attempt_plan(first, alone)?);
     search.run()?;
     let with_others = |some: &[BucketInput]| {
         let mut all = planned.inputs.clone();
@@ -112,7 +112,7 @@ fn choose_some_again(
     }
     if chosen.iter().zip(&planned.inputs).any(|(a, b)| a.graph != b.graph) {
         // Other buckets find as much room as before, except for landing zones that are new.
-        if let Ok(plan) = pipeline.plan(buckets, &chosen) {
+        if let Ok(plan) = pipeline.plan_inputs(buckets, &chosen) {
             planned.inputs = chosen;
             planned.plan = plan;
         }
@@ -122,7 +122,7 @@ fn choose_some_again(
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::machine::Profile;
+    use symmc_ir::machine::MachineProfile;
     use symmc_ir::{Graph, text};
 
     use crate::options::CompileOptions;
@@ -147,14 +147,14 @@ mod tests {
     fn the_egraph_of_a_region_is_made_once_for_all_attempts() {
         for count in [12, 24, 48] {
             let graph = different_collectives(count);
-            let options = CompileOptions::new(Profile::builtin("h200x4").expect("it is built in"));
+            let options = CompileOptions::new(MachineProfile::builtin("h200x4").expect("it is built in"));
             let (plan, _) = compile(&graph, &options).expect("a plan");
             estimate_plain(&graph, &plan, &options).expect("estimates");
             let coalesced = plan.buckets[0].decisions.iter().filter(|d| d.chosen == "absorbed").count();
             assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
             // Each collective by itself, with the chosen variants and with plain ones. The others are coalesced ones: a few sets for
             // each reach.
-            let made = options.solutions.egraphs_made();
+            let made = options.solutions.egraphs_built();
             assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use symmc_check::CheckedPlan;
 use symmc_driver::{CompileOptions, DriverError, compile, estimate};
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, text};
 use symmc_plan::PAGE;
 
@@ -25,7 +25,7 @@ fn program(name: &str) -> Graph {
 }
 
 fn options(machine: &str, limit: Option<u64>) -> CompileOptions {
-    let profile = Profile::builtin(machine).expect("it is built in");
+    let profile = MachineProfile::builtin(machine).expect("it is built in");
     CompileOptions { symm_limit: limit, ..CompileOptions::new(profile) }
 }
 

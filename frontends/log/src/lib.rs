@@ -60,8 +60,8 @@ pub fn init_from_env() -> Result<(), LogError> {
         let variables = [("SYMMC_LOG", OtherCrates::Reject), ("RUST_LOG", OtherCrates::Skip)];
         for (variable, others) in variables {
             let Some(value) = std::env::var_os(variable) else { continue };
-            let targets = parse(variable, &value.to_string_lossy(), others)?;
-            return match install(targets) {
+            let targets = parse_filter(variable, &value.to_string_lossy(), others)?;
+            return match install_filter(targets) {
                 // The environment configures the subscriber of the program.
                 Err(LogError::OtherSubscriber) => Ok(()),
                 installed => installed,
@@ -75,10 +75,10 @@ pub fn init_from_env() -> Result<(), LogError> {
 /// Sets the filter from now on; `off` ends the log. `origin` names the argument in errors. Fails if the filter cannot
 /// be read, or the process has another subscriber.
 pub fn set_filter(origin: &str, filter: &str) -> Result<(), LogError> {
-    install(parse(origin, filter, OtherCrates::Reject)?)
+    install_filter(parse_filter(origin, filter, OtherCrates::Reject)?)
 }
 
-fn parse(origin: &str, filter: &str, others: OtherCrates) -> Result<Targets, LogError> {
+fn parse_filter(origin: &str, filter: &str, others: OtherCrates) -> Result<Targets, LogError> {
     let mut targets = Targets::new();
     for directive in filter.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
         let (target, level) = match directive.split_once('=') {
@@ -116,7 +116,7 @@ fn parse_level(text: &str) -> Option<LevelFilter> {
 }
 
 /// Gives the process its subscriber, or the subscriber another filter.
-fn install(targets: Targets) -> Result<(), LogError> {
+fn install_filter(targets: Targets) -> Result<(), LogError> {
     type Handle = reload::Handle<Targets, Registry>;
     static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
     let mut handle = HANDLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,17 +138,18 @@ mod tests {
     use super::*;
 
     fn error(filter: &str, others: OtherCrates) -> String {
-        parse("SYMMC_LOG", filter, others).expect_err("it is wrong").to_string()
+        parse_filter("SYMMC_LOG", filter, others).expect_err("it is wrong").to_string()
     }
 
     #[test]
     fn filters_give_levels_to_targets() {
-        let targets = parse("SYMMC_LOG", "info, symmc::join=TRACE", OtherCrates::Reject).expect("a filter");
+        let targets =
+            parse_filter("SYMMC_LOG", "info, symmc::join=TRACE", OtherCrates::Reject).expect("a filter");
         assert!(targets.would_enable("symmc::join", &Level::TRACE));
         assert!(targets.would_enable("symmc::run", &Level::INFO));
         assert!(!targets.would_enable("symmc::run", &Level::DEBUG));
         assert!(!targets.would_enable("hyper", &Level::ERROR));
-        let rank_only = parse("SYMMC_LOG", "off", OtherCrates::Reject).expect("a filter");
+        let rank_only = parse_filter("SYMMC_LOG", "off", OtherCrates::Reject).expect("a filter");
         assert!(rank_only.would_enable(RANK.0, &Level::ERROR));
         assert!(!rank_only.would_enable("symmc::run", &Level::ERROR));
     }
@@ -168,7 +169,7 @@ mod tests {
     #[test]
     fn directives_for_other_crates_are_skipped_in_rust_log() {
         let filter = "hyper=debug,tokio,symmc::run=debug";
-        let targets = parse("RUST_LOG", filter, OtherCrates::Skip).expect("a filter");
+        let targets = parse_filter("RUST_LOG", filter, OtherCrates::Skip).expect("a filter");
         assert!(targets.would_enable("symmc::run", &Level::DEBUG));
         assert!(!targets.would_enable("hyper", &Level::ERROR));
         assert!(error("symmc=loud", OtherCrates::Skip).contains("unknown level \"loud\""));

@@ -1,25 +1,25 @@
 //! The values that hold known expressions.
 
-use symmc_import::{Emit, Lowered};
-use symmc_ir::{Builder, Type, ValueId};
+use symmc_import::{Emit, RuleResult};
+use symmc_ir::{GraphBuilder, TensorType, ValueId};
 
-use crate::error::Reason;
-use crate::known::Ints;
+use crate::error::FailureReason;
+use crate::known_values::SymbolicInts;
 
 /// Emits nodes that no node of the program stands for.
-struct Aside<'a> {
-    builder: &'a mut Builder,
+struct DetachedEmitter<'a> {
+    builder: &'a mut GraphBuilder,
     label: &'a str,
 }
 
-impl Emit for Aside<'_> {
-    type Error = Reason;
+impl Emit for DetachedEmitter<'_> {
+    type Error = FailureReason;
 
-    fn builder(&self) -> &Builder {
+    fn builder(&self) -> &GraphBuilder {
         self.builder
     }
 
-    fn builder_mut(&mut self) -> &mut Builder {
+    fn builder_mut(&mut self) -> &mut GraphBuilder {
         self.builder
     }
 
@@ -29,11 +29,15 @@ impl Emit for Aside<'_> {
 }
 
 /// A value that holds these expressions.
-pub(crate) fn ints(builder: &mut Builder, label: &str, ints: &Ints) -> Lowered<ValueId, Reason> {
-    let mut e = Aside { builder, label };
+pub(crate) fn emit_ints(
+    builder: &mut GraphBuilder,
+    label: &str,
+    ints: &SymbolicInts,
+) -> RuleResult<ValueId, FailureReason> {
+    let mut e = DetachedEmitter { builder, label };
     let mut parts = Vec::with_capacity(ints.dims.len());
     for dim in &ints.dims {
-        let one = e.dim_tensor(dim, ints.dtype)?;
+        let one = e.emit_dim(dim, ints.dtype)?;
         parts.push(e.reshape(one, vec![1.into()])?);
     }
     let shape: Vec<symmc_ir::Dim> = ints.shape.iter().map(|&d| (d as i64).into()).collect();
@@ -42,7 +46,7 @@ pub(crate) fn ints(builder: &mut Builder, label: &str, ints: &Ints) -> Lowered<V
             "none",
             symmc_ir::Op::Full(symmc_ir::Scalar::Int(0)),
             &[],
-            Type::new(ints.dtype, shape),
+            TensorType::new(ints.dtype, shape),
         );
     }
     let row = e.concat(&parts, 0)?;

@@ -1,20 +1,20 @@
 //! Why programs could not be imported. Every message names the file and the tensor, symbol or node at fault, what was
 //! expected and what was found.
 
-use symmc_import::ranges::{Questioned, RangeError};
+use symmc_import::ranges::{MentionedSymbols, RangeError};
 use thiserror::Error;
 
 #[derive(Debug, Error)]
 #[error("{file}: {reason}")]
 pub struct ImportError {
     pub file: String,
-    pub reason: Reason,
+    pub reason: FailureReason,
     /// The symbols in question, where extents with symbols show that something is wrong.
-    pub symbols: Option<Box<Questioned>>,
+    pub symbols: Option<Box<MentionedSymbols>>,
 }
 
 #[derive(Debug, Error)]
-pub enum Reason {
+pub enum FailureReason {
     #[error("{0}")]
     Io(std::io::Error),
     #[error("expected an ONNX model, found {0}")]
@@ -46,8 +46,8 @@ pub enum Reason {
     Graph(String),
 }
 
-impl Reason {
-    pub(crate) fn of(self, file: &str) -> ImportError {
+impl FailureReason {
+    pub(crate) fn in_file(self, file: &str) -> ImportError {
         ImportError { file: file.to_string(), reason: self, symbols: None }
     }
 }

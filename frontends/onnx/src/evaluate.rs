@@ -3,57 +3,57 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, Builder, InputKind, Op, Output, OutputKind, Tensor, interp};
+use symmc_ir::{GraphBuilder, GraphOutput, InputKind, Op, OutputKind, SymbolBindings, Tensor, interp};
 
-use crate::call::{Call, Rule};
-use crate::known::Known;
-use crate::lower::Lowered;
+use crate::call::{OpCall, OpRule};
+use crate::known_values::KnownValue;
+use crate::lower::RuleResult;
 
 /// The most elements of operands and results together that are computed.
 const MAX_ELEMENTS: usize = 1 << 14;
 
 /// Computes the node, if all its operands are constants that are small. Returns whether it was.
-pub(crate) fn constants(c: &mut Call<'_, '_>, rule: Rule) -> Lowered<bool> {
+pub(crate) fn fold_constants(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult<bool> {
     if c.lowering.scratch || c.node.input.iter().all(String::is_empty) {
         return Ok(false);
     }
     let mut elements = 0usize;
     for i in 0..c.node.input.len() {
-        if c.name(i).is_none() {
+        if c.operand_name(i).is_none() {
             continue;
         }
-        match c.known(i)? {
-            Some(Known::Data(data)) => elements = elements.saturating_add(data.numel()),
+        match c.known_value(i)? {
+            Some(KnownValue::Data(data)) => elements = elements.saturating_add(data.numel()),
             _ => return Ok(false),
         }
     }
     if elements > MAX_ELEMENTS {
         return Ok(false);
     }
-    let outer = std::mem::replace(&mut c.lowering.builder, Builder::new("constants", Some(1)));
+    let outer = std::mem::replace(&mut c.lowering.builder, GraphBuilder::new("constants", Some(1)));
     c.lowering.scratch = true;
-    c.start();
+    c.reset_reads();
     let lowered = rule.apply(c);
     let scratch = std::mem::replace(&mut c.lowering.builder, outer);
     c.lowering.scratch = false;
     // A node that does not lower is not computed; what is wrong with it shows where it is lowered.
-    let results = lowered.ok().and_then(|()| computed(c, scratch));
-    c.forget_values();
+    let results = lowered.ok().and_then(|()| evaluate_scratch_graph(c, scratch));
+    c.clear_result_values();
     let Some(results) = results else { return Ok(false) };
     for (i, result) in results.into_iter().enumerate() {
         if let Some(tensor) = result {
-            c.set_known(i, Known::Data(Arc::new(tensor)));
+            c.set_known(i, KnownValue::Data(Arc::new(tensor)));
         }
     }
     Ok(true)
 }
 
 /// The data of the results that the rule gave as values of the scratch graph.
-fn computed(c: &Call<'_, '_>, scratch: Builder) -> Option<Vec<Option<Tensor>>> {
+fn evaluate_scratch_graph(c: &OpCall<'_, '_>, scratch: GraphBuilder) -> Option<Vec<Option<Tensor>>> {
     let mut graph = scratch.finish();
-    let values = c.values();
+    let values = c.result_values();
     graph.outputs =
-        values.iter().flatten().map(|&value| Output { value, kind: OutputKind::Returned }).collect();
+        values.iter().flatten().map(|&value| GraphOutput { value, kind: OutputKind::Returned }).collect();
     let small = |v| graph.ty(v).numel().as_const().is_some_and(|n| n <= MAX_ELEMENTS as i64);
     let plain = |op: &Op| !op.is_opaque() && op.as_collective().is_none();
     let known = graph.inputs.values().all(|i| i.kind == InputKind::Constant);
@@ -62,6 +62,6 @@ fn computed(c: &Call<'_, '_>, scratch: Builder) -> Option<Vec<Option<Tensor>>> {
     }
     symmc_ir::verify::verify(&graph).ok()?;
     let inputs = graph.inputs.values().map(|i| i.data.clone()).collect::<Option<Vec<_>>>()?;
-    let mut found = interp::run(&graph, &Bindings::new(), &[inputs]).ok()?.pop()?.into_iter();
+    let mut found = interp::run(&graph, &SymbolBindings::new(), &[inputs]).ok()?.pop()?.into_iter();
     Some(values.iter().map(|v| v.and_then(|_| found.next())).collect())
 }

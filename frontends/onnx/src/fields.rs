@@ -3,43 +3,49 @@
 
 use bytes::Buf;
 
-use crate::error::Reason;
+use crate::error::FailureReason;
 
-struct Message {
+struct MessageFields {
     /// What it is, for people.
     name: &'static str,
     /// The fields with messages in them that are looked into.
-    nested: &'static [(u64, &'static Message)],
+    nested: &'static [(u64, &'static MessageFields)],
     /// All other fields.
     plain: &'static [u64],
 }
 
-static SEGMENT: Message = Message { name: "segment", nested: &[], plain: &[1, 2] };
-static ENTRY: Message = Message { name: "entry", nested: &[], plain: &[1, 2] };
-static TENSOR: Message = Message {
+static SEGMENT: MessageFields = MessageFields { name: "segment", nested: &[], plain: &[1, 2] };
+static ENTRY: MessageFields = MessageFields { name: "entry", nested: &[], plain: &[1, 2] };
+static TENSOR: MessageFields = MessageFields {
     name: "tensor",
     nested: &[(3, &SEGMENT), (13, &ENTRY), (16, &ENTRY)],
     plain: &[1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14],
 };
-static SPARSE: Message =
-    Message { name: "sparse tensor", nested: &[(1, &TENSOR), (2, &TENSOR)], plain: &[3] };
-static DIMENSION: Message = Message { name: "dimension", nested: &[], plain: &[1, 2, 3] };
-static SHAPE: Message = Message { name: "shape", nested: &[(1, &DIMENSION)], plain: &[] };
-static TENSOR_TYPE: Message = Message { name: "tensor type", nested: &[(2, &SHAPE)], plain: &[1] };
-static TYPE: Message = Message { name: "type", nested: &[(1, &TENSOR_TYPE)], plain: &[4, 5, 6, 7, 8, 9] };
-static VALUE: Message = Message { name: "value", nested: &[(2, &TYPE), (4, &ENTRY)], plain: &[1, 3] };
-static OPERATORS: Message = Message { name: "operator set", nested: &[], plain: &[1, 2] };
+static SPARSE: MessageFields =
+    MessageFields { name: "sparse tensor", nested: &[(1, &TENSOR), (2, &TENSOR)], plain: &[3] };
+static DIMENSION: MessageFields = MessageFields { name: "dimension", nested: &[], plain: &[1, 2, 3] };
+static SHAPE: MessageFields = MessageFields { name: "shape", nested: &[(1, &DIMENSION)], plain: &[] };
+static TENSOR_TYPE: MessageFields =
+    MessageFields { name: "tensor type", nested: &[(2, &SHAPE)], plain: &[1] };
+static TYPE: MessageFields =
+    MessageFields { name: "type", nested: &[(1, &TENSOR_TYPE)], plain: &[4, 5, 6, 7, 8, 9] };
+static VALUE: MessageFields =
+    MessageFields { name: "value", nested: &[(2, &TYPE), (4, &ENTRY)], plain: &[1, 3] };
+static OPERATORS: MessageFields = MessageFields { name: "operator set", nested: &[], plain: &[1, 2] };
 // 13 is text for people, 10, 11, 14, 15 and 22, 23 hold what no rule takes.
-static ATTRIBUTE: Message = Message {
+static ATTRIBUTE: MessageFields = MessageFields {
     name: "attribute",
     nested: &[(5, &TENSOR), (6, &GRAPH)],
     plain: &[1, 2, 3, 4, 7, 8, 9, 10, 11, 13, 14, 15, 20, 21, 22, 23],
 };
 // 6 is text for people, 10 says on which devices the node may run.
-static NODE: Message =
-    Message { name: "node", nested: &[(5, &ATTRIBUTE), (9, &ENTRY)], plain: &[1, 2, 3, 4, 6, 7, 8, 10] };
+static NODE: MessageFields = MessageFields {
+    name: "node",
+    nested: &[(5, &ATTRIBUTE), (9, &ENTRY)],
+    plain: &[1, 2, 3, 4, 6, 7, 8, 10],
+};
 // 10 is text for people, 14 says which names are scales of which.
-static GRAPH: Message = Message {
+static GRAPH: MessageFields = MessageFields {
     name: "graph",
     nested: &[
         (1, &NODE),
@@ -52,21 +58,21 @@ static GRAPH: Message = Message {
     ],
     plain: &[2, 10, 14],
 };
-static FUNCTION: Message = Message {
+static FUNCTION: MessageFields = MessageFields {
     name: "function",
     nested: &[(7, &NODE), (9, &OPERATORS), (11, &ATTRIBUTE), (12, &VALUE), (14, &ENTRY)],
     plain: &[1, 4, 5, 6, 8, 10, 13],
 };
 // 3 to 6 name the program and its producer, 20 is how it was trained, 26 the devices that nodes may name.
-static MODEL: Message = Message {
+static MODEL: MessageFields = MessageFields {
     name: "model",
     nested: &[(7, &GRAPH), (8, &OPERATORS), (14, &ENTRY), (25, &FUNCTION)],
     plain: &[1, 2, 3, 4, 5, 6, 20, 26],
 };
 
 /// Fails where a model that was decoded has a field that is not known.
-pub(crate) fn all_known(model: &mut dyn Buf) -> Result<(), Reason> {
-    walk(&MODEL, model, 0).map_err(|found| Reason::Version {
+pub(crate) fn check_known_fields(model: &mut dyn Buf) -> Result<(), FailureReason> {
+    check_message(&MODEL, model, 0).map_err(|found| FailureReason::Version {
         expected: format!("fields that version {} of the format has", crate::versions::FORMAT.1),
         found,
     })
@@ -74,7 +80,7 @@ pub(crate) fn all_known(model: &mut dyn Buf) -> Result<(), Reason> {
 
 /// Walks a message that ends where `end` bytes remain. The bytes are a sound message, as they were decoded before: that
 /// bounds the nesting, too.
-fn walk(message: &Message, model: &mut dyn Buf, end: usize) -> Result<(), String> {
+fn check_message(message: &MessageFields, model: &mut dyn Buf, end: usize) -> Result<(), String> {
     while model.remaining() > end {
         let Some(key) = varint(model) else { return Ok(()) };
         let field = key >> 3;
@@ -94,7 +100,7 @@ fn walk(message: &Message, model: &mut dyn Buf, end: usize) -> Result<(), String
         match nested {
             Some((_, inner)) if key & 7 == 2 => {
                 let end = model.remaining() - length;
-                walk(inner, model, end)?;
+                check_message(inner, model, end)?;
             }
             _ => model.advance(length),
         }

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use symmc_support::{Backing, Mapped};
+use symmc_support::{Backing, MappedFile};
 
 /// How many bytes are read at once.
 const WINDOW: usize = 64 << 10;
@@ -16,7 +16,7 @@ const LARGE: usize = 4 << 10;
 
 /// The bytes of a mapped file from a position on. After an error they are zeros, which no decoder takes for a message.
 pub(crate) struct FileBuf {
-    file: Arc<Mapped>,
+    file: Arc<MappedFile>,
     /// The mapping, whose pages are not touched.
     mapping: Bytes,
     at: usize,
@@ -28,14 +28,14 @@ pub(crate) struct FileBuf {
 
 impl FileBuf {
     /// The whole file; `mapping` are its contents.
-    pub fn new(file: Arc<Mapped>, mapping: Bytes) -> FileBuf {
+    pub fn new(file: Arc<MappedFile>, mapping: Bytes) -> FileBuf {
         let mut buf = FileBuf { file, mapping, at: 0, window: Vec::new(), start: 0, failed: None };
         buf.refill();
         buf
     }
 
     /// Whether everything that was decoded is from the file as it was when it was opened.
-    pub fn finish(self) -> io::Result<()> {
+    pub fn check_unchanged(self) -> io::Result<()> {
         self.failed.map_or(Ok(()), Err)
     }
 
@@ -84,7 +84,7 @@ impl Buf for FileBuf {
 mod tests {
     use super::*;
 
-    struct Contents(Arc<Mapped>);
+    struct Contents(Arc<MappedFile>);
 
     impl AsRef<[u8]> for Contents {
         fn as_ref(&self) -> &[u8] {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     fn opened(path: &std::path::Path) -> FileBuf {
-        let file = Arc::new(Mapped::open(path).unwrap());
+        let file = Arc::new(MappedFile::open(path).unwrap());
         FileBuf::new(file.clone(), Bytes::from_owner(Contents(file)))
     }
 
@@ -117,7 +117,7 @@ mod tests {
                 }
             }
             assert!(taken == all, "in steps of {step}");
-            buf.finish().unwrap();
+            buf.check_unchanged().unwrap();
         }
         let mut skipped = opened(&path);
         skipped.advance(2 * WINDOW + 5);
@@ -133,6 +133,6 @@ mod tests {
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(10).unwrap();
         buf.advance(WINDOW);
         assert_eq!(buf.get_u8(), 0);
-        assert!(buf.finish().unwrap_err().to_string().contains("changed while it was in use"));
+        assert!(buf.check_unchanged().unwrap_err().to_string().contains("changed while it was in use"));
     }
 }

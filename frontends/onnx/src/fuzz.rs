@@ -1,12 +1,14 @@
 //! What fuzzing checks, shared by the fuzz target `onnx` and the tests.
 
-use crate::{ImportOptions, Source, import};
+use crate::{ImportOptions, ModelSource, import};
 
 /// Imports bytes as a file. Returns whether they are a program.
 ///
 /// # Panics
 /// The importer panics, or gives a graph that does not verify.
-pub fn check(bytes: &[u8]) -> bool {
-    let file = Source { name: "fuzz".into(), bytes: bytes.to_vec().into(), file: None, folder: None };
-    symmc_import::fuzz::check(import(&[file], &ImportOptions::default()).map(|imported| imported.graph))
+pub fn check_bytes(bytes: &[u8]) -> bool {
+    let file = ModelSource { name: "fuzz".into(), bytes: bytes.to_vec().into(), file: None, folder: None };
+    symmc_import::fuzz::check_import(
+        import(&[file], &ImportOptions::default()).map(|imported| imported.graph),
+    )
 }

@@ -5,45 +5,45 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_import::{OpaqueOps, declared};
-use symmc_ir::{Builder, DType, Dim, InputKind, Op, Tensor, Type, ValueId};
+use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
-use crate::data::{self, Beside};
 use crate::emit;
-use crate::error::Reason;
-use crate::known::{Known, type_of, uniform};
-use crate::node::{display_name, label};
-use crate::parameters::{MAX_CONSTANT, Parameters, is_constant};
+use crate::error::FailureReason;
+use crate::known_values::{KnownValue, type_of_tensor, uniform_scalar};
+use crate::node::{display_name, node_label};
+use crate::parameters::{MAX_CONSTANT, ParameterSet, is_constant};
 use crate::proto;
-use crate::ranks::Ranks;
-use crate::scope::{Binding, Scope};
-use crate::symbols::Symbols;
+use crate::ranks::RankCount;
+use crate::scope::{NameBinding, NameScope};
+use crate::symbols::ProgramSymbols;
+use crate::tensor_data::{self, TensorFiles};
 
-pub(crate) type Stop = symmc_import::Stop<Reason>;
+pub(crate) type RuleFailure = symmc_import::RuleFailure<FailureReason>;
 
-pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, Reason>;
+pub(crate) type RuleResult<T = ()> = symmc_import::RuleResult<T, FailureReason>;
 
 /// A value that was emitted, as rules give it.
-pub(crate) type Emitted = Lowered<ValueId>;
+pub(crate) type EmitResult = RuleResult<ValueId>;
 
-impl From<Reason> for Stop {
-    fn from(e: Reason) -> Self {
-        Stop::Error(e)
+impl From<FailureReason> for RuleFailure {
+    fn from(e: FailureReason) -> Self {
+        RuleFailure::Error(e)
     }
 }
 
 /// A function of the model, by domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 
-pub(crate) struct Lowering<'p> {
-    pub builder: Builder,
-    pub symbols: Symbols,
-    pub scope: Scope<'p>,
+pub(crate) struct ImportLowering<'p> {
+    pub builder: GraphBuilder,
+    pub symbols: ProgramSymbols,
+    pub scope: NameScope<'p>,
     /// The scopes around it, from the program's own on.
-    pub outer: Vec<Scope<'p>>,
-    pub functions: HashMap<FunctionKey<'p>, &'p proto::Function>,
-    pub ranks: Ranks,
-    pub beside: &'p Beside,
-    pub parameters: &'p Parameters,
+    pub outer: Vec<NameScope<'p>>,
+    pub functions: HashMap<FunctionKey<'p>, &'p proto::FunctionProto>,
+    pub ranks: RankCount,
+    pub tensor_files: &'p TensorFiles,
+    pub parameters: &'p ParameterSet,
     /// The names of the tensors that the program's own graph stores: the sources of its parameters.
     pub initializers: HashSet<&'p str>,
     pub weights: IndexMap<String, Arc<Tensor>>,
@@ -54,23 +54,23 @@ pub(crate) struct Lowering<'p> {
     pub notes: Vec<String>,
 }
 
-impl<'p> Lowering<'p> {
+impl<'p> ImportLowering<'p> {
     pub fn new(
-        builder: Builder,
-        symbols: Symbols,
-        scope: Scope<'p>,
-        ranks: Ranks,
-        beside: &'p Beside,
-        parameters: &'p Parameters,
+        builder: GraphBuilder,
+        symbols: ProgramSymbols,
+        scope: NameScope<'p>,
+        ranks: RankCount,
+        beside: &'p TensorFiles,
+        parameters: &'p ParameterSet,
     ) -> Self {
-        Lowering {
+        ImportLowering {
             builder,
             symbols,
             scope,
             outer: Vec::new(),
             functions: HashMap::new(),
             ranks,
-            beside,
+            tensor_files: beside,
             parameters,
             initializers: HashSet::new(),
             weights: IndexMap::new(),
@@ -82,25 +82,28 @@ impl<'p> Lowering<'p> {
     }
 
     /// Lowers within a scope of its own; returns that with the names it has then.
-    pub fn within(
+    pub fn lower_in_scope(
         &mut self,
-        scope: Scope<'p>,
-        lower: impl FnOnce(&mut Self) -> Result<(), Reason>,
-    ) -> Result<Scope<'p>, Reason> {
+        scope: NameScope<'p>,
+        lower: impl FnOnce(&mut Self) -> Result<(), FailureReason>,
+    ) -> Result<NameScope<'p>, FailureReason> {
         let around = std::mem::replace(&mut self.scope, scope);
         self.outer.push(around);
         let lowered = lower(self);
         let around = self.outer.pop();
         let inner = match around {
             Some(around) => std::mem::replace(&mut self.scope, around),
-            None => return Err(Reason::Graph("a scope is missing".into())),
+            None => return Err(FailureReason::Graph("a scope is missing".into())),
         };
         lowered.map(|()| inner)
     }
 
     /// The type that the program declares for a value; `None` if it declares none that is known.
-    pub fn declared(&self, name: &str) -> Result<Option<(DType, Vec<Option<Dim>>)>, Reason> {
-        let error = |message: String| Reason::Value { value: name.into(), message };
+    pub fn partial_declared_type(
+        &self,
+        name: &str,
+    ) -> Result<Option<(DType, Vec<Option<Dim>>)>, FailureReason> {
+        let error = |message: String| FailureReason::Value { value: name.into(), message };
         let Some(ty) = self.scope.declared.get(name) else { return Ok(None) };
         let Some(tensor) = &ty.tensor_type else {
             return Err(error("expected a tensor, found a sequence, a map or another type".into()));
@@ -108,36 +111,39 @@ impl<'p> Lowering<'p> {
         if tensor.elem_type == 0 {
             return Ok(None);
         }
-        let dtype = data::dtype(tensor.elem_type)
+        let dtype = tensor_data::dtype_from_code(tensor.elem_type)
             .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
         let Some(shape) = &tensor.shape else { return Ok(None) };
         let dims = shape.dim.iter().enumerate();
-        let dims = dims.map(|(axis, d)| self.symbols.dim(name, axis, d)).collect::<Result<Vec<_>, _>>();
+        let dims =
+            dims.map(|(axis, d)| self.symbols.resolve_extent(name, axis, d)).collect::<Result<Vec<_>, _>>();
         Ok(Some((dtype, dims.map_err(error)?)))
     }
 
-    pub fn declared_type(&self, name: &str) -> Result<Option<Type>, Reason> {
-        let Some((dtype, dims)) = self.declared(name)? else { return Ok(None) };
-        Ok(dims.into_iter().collect::<Option<Vec<Dim>>>().map(|shape| Type::new(dtype, shape)))
+    pub fn declared_type(&self, name: &str) -> Result<Option<TensorType>, FailureReason> {
+        let Some((dtype, dims)) = self.partial_declared_type(name)? else { return Ok(None) };
+        Ok(dims.into_iter().collect::<Option<Vec<Dim>>>().map(|shape| TensorType::new(dtype, shape)))
     }
 
     // Names.
 
     /// What a name stands for; a stored tensor is read first.
-    pub fn resolve(&mut self, name: &str) -> Lowered<Binding<'p>> {
-        let Some((level, key, binding)) = self.find(name) else {
-            return Err(Stop::Broken(format!("expected a value that is defined before, found `{name}`")));
+    pub fn resolve_name(&mut self, name: &str) -> RuleResult<NameBinding<'p>> {
+        let Some((level, key, binding)) = self.find_binding(name) else {
+            return Err(RuleFailure::Invalid(format!(
+                "expected a value that is defined before, found `{name}`"
+            )));
         };
-        let Binding::Stored(tensor) = binding else { return Ok(binding) };
-        let binding = self.stored(tensor, level)?;
-        if !self.scratch || matches!(binding, Binding::Known(..)) {
-            self.level(level).rebind(key, binding.clone());
+        let NameBinding::Stored(tensor) = binding else { return Ok(binding) };
+        let binding = self.load_stored(tensor, level)?;
+        if !self.scratch || matches!(binding, NameBinding::Known(..)) {
+            self.scope_at_level(level).rebind(key, binding.clone());
         }
         Ok(binding)
     }
 
     /// The level of the scope that binds a name: as many as are around it.
-    fn find(&self, name: &str) -> Option<(usize, &'p str, Binding<'p>)> {
+    fn find_binding(&self, name: &str) -> Option<(usize, &'p str, NameBinding<'p>)> {
         let mut scope = &self.scope;
         let mut level = self.outer.len();
         loop {
@@ -149,104 +155,122 @@ impl<'p> Lowering<'p> {
         }
     }
 
-    fn level(&mut self, level: usize) -> &mut Scope<'p> {
+    fn scope_at_level(&mut self, level: usize) -> &mut NameScope<'p> {
         self.outer.get_mut(level).unwrap_or(&mut self.scope)
     }
 
     /// A tensor that the graph at a level stores: a parameter, or a known constant.
-    fn stored(&mut self, tensor: &'p proto::Tensor, level: usize) -> Lowered<Binding<'p>> {
+    fn load_stored(&mut self, tensor: &'p proto::TensorProto, level: usize) -> RuleResult<NameBinding<'p>> {
         let name = tensor.name.as_str();
-        let error = |message: String| Reason::Tensor { tensor: name.to_string(), message };
-        let (dtype, shape) = data::layout(tensor).map_err(error)?;
+        let error = |message: String| FailureReason::Tensor { tensor: name.to_string(), message };
+        let (dtype, shape) = tensor_data::stored_type(tensor).map_err(error)?;
         let constant = is_constant(dtype, &shape) && !self.parameters.contains(tensor);
         if constant {
-            return Ok(Binding::Known(Known::Data(self.beside.read(tensor).map_err(error)?), None));
+            return Ok(NameBinding::Known(
+                KnownValue::Data(self.tensor_files.read_tensor(tensor).map_err(error)?),
+                None,
+            ));
         }
-        let data = Arc::new(self.beside.load(tensor).map_err(error)?);
+        let data = Arc::new(self.tensor_files.load_tensor(tensor).map_err(error)?);
         if self.scratch {
-            return Err(Stop::Opaque("it reads a parameter".into()));
+            return Err(RuleFailure::Opaque("it reads a parameter".into()));
         }
         let source = match level {
             0 => name.to_string(),
-            _ => self.free_source(&format!("{}{name}", self.outer.get(level).unwrap_or(&self.scope).prefix)),
+            _ => self.unused_source_name(&format!(
+                "{}{name}",
+                self.outer.get(level).unwrap_or(&self.scope).prefix
+            )),
         };
-        Ok(Binding::Value(self.parameter(source, data)?))
+        Ok(NameBinding::Value(self.add_parameter(source, data)?))
     }
 
     /// A parameter that no initializer is.
-    pub fn own_parameter(&mut self, label: &str, data: Arc<Tensor>) -> Emitted {
-        self.parameter(self.free_source(label), data)
+    pub fn add_renamed_parameter(&mut self, label: &str, data: Arc<Tensor>) -> EmitResult {
+        self.add_parameter(self.unused_source_name(label), data)
     }
 
     /// A parameter with its data. No other has its source.
-    fn parameter(&mut self, source: String, data: Arc<Tensor>) -> Emitted {
-        let ty = type_of(&data);
-        symmc_ir::dim::check_size(&ty.shape).map_err(Stop::Broken)?;
+    fn add_parameter(&mut self, source: String, data: Arc<Tensor>) -> EmitResult {
+        let ty = type_of_tensor(&data);
+        symmc_ir::dim::check_shape_complexity(&ty.shape).map_err(RuleFailure::Invalid)?;
         let value = self.builder.input(InputKind::Parameter, &source, &source, ty, None);
         self.weights.insert(source, data);
         Ok(value)
     }
 
     /// This name or, where a stored tensor of the program or another parameter has it, one with a number behind it.
-    fn free_source(&self, name: &str) -> String {
+    fn unused_source_name(&self, name: &str) -> String {
         let taken = |s: &str| self.initializers.contains(s) || self.weights.contains_key(s);
         let numbered = (2usize..).map(|n| format!("{name}#{n}"));
         std::iter::once(name.to_string()).chain(numbered).find(|s| !taken(s)).unwrap_or_default()
     }
 
-    pub fn value(&mut self, name: &str) -> Emitted {
-        match self.resolve(name)? {
-            Binding::Value(v) => Ok(v),
-            Binding::Known(_, Some(v)) if !self.scratch => Ok(v),
-            Binding::Known(known, _) => {
-                let value = self.hold(name, &known)?;
-                if let Some((level, key, _)) = self.find(name).filter(|_| !self.scratch) {
-                    self.level(level).rebind(key, Binding::Known(known, Some(value)));
+    pub fn resolve_value(&mut self, name: &str) -> EmitResult {
+        match self.resolve_name(name)? {
+            NameBinding::Value(v) => Ok(v),
+            NameBinding::Known(_, Some(v)) if !self.scratch => Ok(v),
+            NameBinding::Known(known, _) => {
+                let value = self.emit_known(name, &known)?;
+                if let Some((level, key, _)) = self.find_binding(name).filter(|_| !self.scratch) {
+                    self.scope_at_level(level).rebind(key, NameBinding::Known(known, Some(value)));
                 }
                 Ok(value)
             }
-            Binding::Nothing(why) => Err(Stop::Broken(format!("`{name}` is {why}"))),
-            Binding::Sequence(_) => Err(Stop::Opaque(format!("`{name}` is a sequence"))),
-            Binding::Absent => Err(Stop::Broken(format!("`{name}` is left out by the call"))),
-            Binding::Stored(_) => Err(Stop::Broken(format!("`{name}` is stored and was not read"))),
+            NameBinding::Unavailable(why) => Err(RuleFailure::Invalid(format!("`{name}` is {why}"))),
+            NameBinding::Sequence(_) => Err(RuleFailure::Opaque(format!("`{name}` is a sequence"))),
+            NameBinding::Omitted => Err(RuleFailure::Invalid(format!("`{name}` is left out by the call"))),
+            NameBinding::Stored(_) => {
+                Err(RuleFailure::Invalid(format!("`{name}` is stored and was not read")))
+            }
         }
     }
 
     /// The dtype of the tensor that a name stands for, if it is known, without reading the tensor.
     pub fn dtype_of(&self, name: &str) -> Option<DType> {
-        match self.find(name)?.2 {
-            Binding::Value(v) | Binding::Known(_, Some(v)) => Some(self.builder.graph().ty(v).dtype),
-            Binding::Known(Known::Data(data), None) => Some(data.dtype()),
-            Binding::Known(Known::Ints(ints), None) => Some(ints.dtype),
-            Binding::Stored(tensor) => data::dtype(tensor.data_type).ok(),
-            Binding::Sequence(_) | Binding::Absent | Binding::Nothing(_) => None,
+        match self.find_binding(name)?.2 {
+            NameBinding::Value(v) | NameBinding::Known(_, Some(v)) => Some(self.builder.graph().ty(v).dtype),
+            NameBinding::Known(KnownValue::Data(data), None) => Some(data.dtype()),
+            NameBinding::Known(KnownValue::Ints(ints), None) => Some(ints.dtype),
+            NameBinding::Stored(tensor) => tensor_data::dtype_from_code(tensor.data_type).ok(),
+            NameBinding::Sequence(_) | NameBinding::Omitted | NameBinding::Unavailable(_) => None,
         }
     }
 
-    fn hold(&mut self, name: &str, known: &Known) -> Emitted {
+    fn emit_known(&mut self, name: &str, known: &KnownValue) -> EmitResult {
         let label = format!("{}{name}", self.scope.prefix);
         match known {
-            Known::Ints(ints) => emit::ints(&mut self.builder, &label, ints),
-            Known::Data(data) => {
-                let ty = type_of(data);
-                if let Some(scalar) = uniform(data) {
+            KnownValue::Ints(ints) => emit::emit_ints(&mut self.builder, &label, ints),
+            KnownValue::Data(data) => {
+                let ty = type_of_tensor(data);
+                if let Some(scalar) = uniform_scalar(data) {
                     return Ok(self.builder.op_as(&label, Op::Full(scalar), &[], ty)?);
                 }
                 if data.data().len() <= MAX_CONSTANT {
                     let data = Some(data.clone());
                     return Ok(self.builder.input(InputKind::Constant, &label, &label, ty, data));
                 }
-                self.own_parameter(&label, data.clone())
+                self.add_renamed_parameter(&label, data.clone())
             }
         }
     }
 
-    pub fn check_declared(&self, node: &proto::Node, name: &str, found: &Type) -> Result<(), Reason> {
-        let Some((dtype, dims)) = self.declared(name)? else { return Ok(()) };
-        declared::hold(found, dtype, &dims, &self.symbols.table).map_err(|differ| Reason::Node {
-            node: label(node).to_string(),
-            op: display_name(node),
-            message: format!("the program declares {} for `{name}`, found {}", differ.expected, differ.found),
+    pub fn check_declared(
+        &self,
+        node: &proto::NodeProto,
+        name: &str,
+        found: &TensorType,
+    ) -> Result<(), FailureReason> {
+        let Some((dtype, dims)) = self.partial_declared_type(name)? else { return Ok(()) };
+        declared::check_declared_type(found, dtype, &dims, &self.symbols.table).map_err(|differ| {
+            FailureReason::Node {
+                node: node_label(node).to_string(),
+                op: display_name(node),
+                message: format!(
+                    "the program declares {} for `{name}`, found {}",
+                    differ.expected, differ.found
+                ),
+            }
         })
     }
 }

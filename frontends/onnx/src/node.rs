@@ -3,25 +3,25 @@
 use crate::proto::{self, attribute_type as kind};
 
 /// The name of a node, or else of its first result.
-pub(crate) fn label(node: &proto::Node) -> &str {
+pub(crate) fn node_label(node: &proto::NodeProto) -> &str {
     let first = node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str);
     if node.name.is_empty() { first } else { &node.name }
 }
 
 /// A domain by one name: ONNX's own has two.
-pub(crate) fn normalised(domain: &str) -> &str {
+pub(crate) fn normalize_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
 /// The op of a node for people.
-pub(crate) fn display_name(node: &proto::Node) -> String {
-    match normalised(&node.domain) {
+pub(crate) fn display_name(node: &proto::NodeProto) -> String {
+    match normalize_domain(&node.domain) {
         "" => node.op_type.clone(),
         domain => format!("{domain}::{}", node.op_type),
     }
 }
 
-pub(crate) fn describe(a: &proto::Attribute) -> String {
+pub(crate) fn describe_attribute(a: &proto::AttributeProto) -> String {
     let value = match a.r#type {
         kind::FLOAT => a.f.to_string(),
         kind::INT => a.i.to_string(),

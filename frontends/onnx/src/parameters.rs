@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::DType;
 
-use crate::data::{self, Beside};
 use crate::proto;
+use crate::tensor_data::{self, TensorFiles};
 
 /// Where `torch.onnx` keeps what the inputs of the exported program are.
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
@@ -24,26 +24,26 @@ pub(crate) fn is_constant(dtype: DType, shape: &[usize]) -> bool {
 
 /// The tensors that are parameters whatever they look like.
 #[derive(Default)]
-pub(crate) struct Parameters {
+pub(crate) struct ParameterSet {
     /// Those that PyTorch says are, by name.
     named: HashSet<String>,
     /// Those whose data differ between the files, by address: names may differ as well.
-    differing: HashSet<*const proto::Tensor>,
+    differing: HashSet<*const proto::TensorProto>,
 }
 
-impl Parameters {
-    pub fn contains(&self, tensor: &proto::Tensor) -> bool {
+impl ParameterSet {
+    pub fn contains(&self, tensor: &proto::TensorProto) -> bool {
         self.named.contains(&tensor.name) || self.differs(tensor)
     }
 
     /// Whether the data that stand at this place of the program differ between the files.
-    pub fn differs(&self, tensor: &proto::Tensor) -> bool {
+    pub fn differs(&self, tensor: &proto::TensorProto) -> bool {
         self.differing.contains(&std::ptr::from_ref(tensor))
     }
 }
 
-pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Parameters {
-    let mut out = Parameters::default();
+pub(crate) fn find_parameters(models: &[proto::ModelProto], beside: &[TensorFiles]) -> ParameterSet {
+    let mut out = ParameterSet::default();
     let Some(first) = models.first() else { return out };
     let metadata = first.graph.iter().flat_map(|g| &g.metadata_props).chain(&first.metadata_props);
     for text in metadata.filter(|e| e.key == SIGNATURE).map(|e| e.value.as_str()) {
@@ -51,13 +51,14 @@ pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Paramete
         out.named.extend(targets.filter_map(|(_, rest)| Some(rest.split_once('\'')?.0.to_string())));
     }
     // What cannot be read is told where it is used.
-    let read = |place: &Place<'_>, beside: &Beside| {
-        let small = data::layout(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-        (small || !place.initializer).then(|| beside.read(place.tensor).ok()).flatten()
+    let read = |place: &TensorUse<'_>, beside: &TensorFiles| {
+        let small =
+            tensor_data::stored_type(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
+        (small || !place.initializer).then(|| beside.read_tensor(place.tensor).ok()).flatten()
     };
-    let expected = places(first);
+    let expected = tensor_uses(first);
     for (model, own) in models.iter().zip(beside).skip(1) {
-        for (a, b) in expected.iter().zip(&places(model)) {
+        for (a, b) in expected.iter().zip(&tensor_uses(model)) {
             if let (Some(x), Some(y)) = (read(a, &beside[0]), read(b, own))
                 && x != y
             {
@@ -69,54 +70,62 @@ pub(crate) fn parameters(models: &[proto::Model], beside: &[Beside]) -> Paramete
 }
 
 /// Where a program reads a tensor that its file holds.
-struct Place<'p> {
-    tensor: &'p proto::Tensor,
+struct TensorUse<'p> {
+    tensor: &'p proto::TensorProto,
     /// Else it is the value of a `Constant`.
     initializer: bool,
 }
 
 /// All of them in the order of the nodes, which is that of the same program under other names.
-fn places(model: &proto::Model) -> Vec<Place<'_>> {
+fn tensor_uses(model: &proto::ModelProto) -> Vec<TensorUse<'_>> {
     let mut out = Vec::new();
     if let Some(graph) = &model.graph {
-        places_of_graph(graph, None, &mut out);
+        collect_graph_uses(graph, None, &mut out);
     }
     for function in &model.functions {
-        places_of_nodes(&function.node, &Names::default(), &mut out);
+        collect_node_uses(&function.node, &VisibleInitializers::default(), &mut out);
     }
     out
 }
 
 /// The initializers that a graph sees by name: its own and those around it.
 #[derive(Default)]
-struct Names<'a, 'p> {
-    own: HashMap<&'p str, &'p proto::Tensor>,
-    around: Option<&'a Names<'a, 'p>>,
+struct VisibleInitializers<'a, 'p> {
+    own: HashMap<&'p str, &'p proto::TensorProto>,
+    around: Option<&'a VisibleInitializers<'a, 'p>>,
 }
 
-impl<'p> Names<'_, 'p> {
-    fn get(&self, name: &str) -> Option<&'p proto::Tensor> {
+impl<'p> VisibleInitializers<'_, 'p> {
+    fn get(&self, name: &str) -> Option<&'p proto::TensorProto> {
         self.own.get(name).copied().or_else(|| self.around?.get(name))
     }
 }
 
-fn places_of_graph<'p>(graph: &'p proto::Graph, around: Option<&Names<'_, 'p>>, out: &mut Vec<Place<'p>>) {
+fn collect_graph_uses<'p>(
+    graph: &'p proto::GraphProto,
+    around: Option<&VisibleInitializers<'_, 'p>>,
+    out: &mut Vec<TensorUse<'p>>,
+) {
     let own = graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
-    let names = Names { own, around };
-    places_of_nodes(&graph.node, &names, out);
+    let names = VisibleInitializers { own, around };
+    collect_node_uses(&graph.node, &names, out);
     let results = graph.output.iter().filter_map(|o| names.get(&o.name));
-    out.extend(results.map(|tensor| Place { tensor, initializer: true }));
+    out.extend(results.map(|tensor| TensorUse { tensor, initializer: true }));
 }
 
-fn places_of_nodes<'p>(nodes: &'p [proto::Node], names: &Names<'_, 'p>, out: &mut Vec<Place<'p>>) {
+fn collect_node_uses<'p>(
+    nodes: &'p [proto::NodeProto],
+    names: &VisibleInitializers<'_, 'p>,
+    out: &mut Vec<TensorUse<'p>>,
+) {
     for node in nodes {
         let operands = node.input.iter().filter_map(|name| names.get(name));
-        out.extend(operands.map(|tensor| Place { tensor, initializer: true }));
+        out.extend(operands.map(|tensor| TensorUse { tensor, initializer: true }));
         for attribute in &node.attribute {
             let constant = attribute.t.as_deref().filter(|_| node.op_type == "Constant");
-            out.extend(constant.map(|tensor| Place { tensor, initializer: false }));
+            out.extend(constant.map(|tensor| TensorUse { tensor, initializer: false }));
             if let Some(graph) = &attribute.g {
-                places_of_graph(graph, Some(names), out);
+                collect_graph_uses(graph, Some(names), out);
             }
         }
     }

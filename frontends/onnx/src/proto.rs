@@ -7,43 +7,43 @@ use bytes::Bytes;
 use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Model {
+pub struct ModelProto {
     #[prost(int64, tag = "1")]
     pub ir_version: i64,
     #[prost(string, tag = "2")]
     pub producer_name: String,
     #[prost(message, optional, tag = "7")]
-    pub graph: Option<Graph>,
+    pub graph: Option<GraphProto>,
     #[prost(message, repeated, tag = "8")]
-    pub opset_import: Vec<OperatorSet>,
+    pub opset_import: Vec<OperatorSetIdProto>,
     #[prost(message, repeated, tag = "14")]
-    pub metadata_props: Vec<Entry>,
+    pub metadata_props: Vec<StringStringEntryProto>,
     #[prost(message, repeated, tag = "25")]
-    pub functions: Vec<Function>,
+    pub functions: Vec<FunctionProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Graph {
+pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
-    pub node: Vec<Node>,
+    pub node: Vec<NodeProto>,
     #[prost(string, tag = "2")]
     pub name: String,
     #[prost(message, repeated, tag = "5")]
-    pub initializer: Vec<Tensor>,
+    pub initializer: Vec<TensorProto>,
     #[prost(message, repeated, tag = "11")]
-    pub input: Vec<ValueInfo>,
+    pub input: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "12")]
-    pub output: Vec<ValueInfo>,
+    pub output: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "13")]
-    pub value_info: Vec<ValueInfo>,
+    pub value_info: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "15")]
-    pub sparse_initializer: Vec<SparseTensor>,
+    pub sparse_initializer: Vec<SparseTensorProto>,
     #[prost(message, repeated, tag = "16")]
-    pub metadata_props: Vec<Entry>,
+    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Node {
+pub struct NodeProto {
     #[prost(string, repeated, tag = "1")]
     pub input: Vec<String>,
     #[prost(string, repeated, tag = "2")]
@@ -53,7 +53,7 @@ pub struct Node {
     #[prost(string, tag = "4")]
     pub op_type: String,
     #[prost(message, repeated, tag = "5")]
-    pub attribute: Vec<Attribute>,
+    pub attribute: Vec<AttributeProto>,
     #[prost(string, tag = "7")]
     pub domain: String,
     #[prost(string, tag = "8")]
@@ -61,7 +61,7 @@ pub struct Node {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Attribute {
+pub struct AttributeProto {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(float, tag = "2")]
@@ -71,9 +71,9 @@ pub struct Attribute {
     #[prost(bytes = "bytes", tag = "4")]
     pub s: Bytes,
     #[prost(message, optional, boxed, tag = "5")]
-    pub t: Option<Box<Tensor>>,
+    pub t: Option<Box<TensorProto>>,
     #[prost(message, optional, boxed, tag = "6")]
-    pub g: Option<Box<Graph>>,
+    pub g: Option<Box<GraphProto>>,
     #[prost(float, repeated, tag = "7")]
     pub floats: Vec<f32>,
     #[prost(int64, repeated, tag = "8")]
@@ -86,7 +86,7 @@ pub struct Attribute {
     pub ref_attr_name: String,
 }
 
-/// The codes of [`Attribute::type`]; files of old versions leave it 0.
+/// The codes of [`AttributeProto::type`]; files of old versions leave it 0.
 pub mod attribute_type {
     pub const FLOAT: i32 = 1;
     pub const INT: i32 = 2;
@@ -105,13 +105,13 @@ pub mod element_type {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Tensor {
+pub struct TensorProto {
     #[prost(int64, repeated, tag = "1")]
     pub dims: Vec<i64>,
     #[prost(int32, tag = "2")]
     pub data_type: i32,
     #[prost(message, optional, tag = "3")]
-    pub segment: Option<Segment>,
+    pub segment: Option<SegmentProto>,
     #[prost(float, repeated, tag = "4")]
     pub float_data: Vec<f32>,
     #[prost(int32, repeated, tag = "5")]
@@ -125,16 +125,16 @@ pub struct Tensor {
     #[prost(double, repeated, tag = "10")]
     pub double_data: Vec<f64>,
     #[prost(message, repeated, tag = "13")]
-    pub external_data: Vec<Entry>,
+    pub external_data: Vec<StringStringEntryProto>,
     #[prost(int32, tag = "14")]
     pub data_location: i32,
 }
 
-/// The [`Tensor::data_location`] of data in a file of their own.
+/// The [`TensorProto::data_location`] of data in a file of their own.
 pub const EXTERNAL: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Segment {
+pub struct SegmentProto {
     #[prost(int64, tag = "1")]
     pub begin: i64,
     #[prost(int64, tag = "2")]
@@ -142,42 +142,42 @@ pub struct Segment {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct SparseTensor {
+pub struct SparseTensorProto {
     #[prost(message, optional, tag = "1")]
-    pub values: Option<Tensor>,
+    pub values: Option<TensorProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct ValueInfo {
+pub struct ValueInfoProto {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(message, optional, tag = "2")]
-    pub r#type: Option<Type>,
+    pub r#type: Option<TypeProto>,
 }
 
 /// A type; without a tensor type it is a sequence, a map or another that has no counterpart.
 #[derive(Clone, PartialEq, Message)]
-pub struct Type {
+pub struct TypeProto {
     #[prost(message, optional, tag = "1")]
-    pub tensor_type: Option<TensorType>,
+    pub tensor_type: Option<TensorTypeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct TensorType {
+pub struct TensorTypeProto {
     #[prost(int32, tag = "1")]
     pub elem_type: i32,
     #[prost(message, optional, tag = "2")]
-    pub shape: Option<Shape>,
+    pub shape: Option<TensorShapeProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Shape {
+pub struct TensorShapeProto {
     #[prost(message, repeated, tag = "1")]
-    pub dim: Vec<Dimension>,
+    pub dim: Vec<DimensionProto>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Dimension {
+pub struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
     pub dim_value: Option<i64>,
     #[prost(string, optional, tag = "2")]
@@ -185,7 +185,7 @@ pub struct Dimension {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Entry {
+pub struct StringStringEntryProto {
     #[prost(string, tag = "1")]
     pub key: String,
     #[prost(string, tag = "2")]
@@ -193,7 +193,7 @@ pub struct Entry {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct OperatorSet {
+pub struct OperatorSetIdProto {
     #[prost(string, tag = "1")]
     pub domain: String,
     #[prost(int64, tag = "2")]
@@ -201,7 +201,7 @@ pub struct OperatorSet {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Function {
+pub struct FunctionProto {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(string, repeated, tag = "4")]
@@ -211,15 +211,15 @@ pub struct Function {
     #[prost(string, repeated, tag = "6")]
     pub attribute: Vec<String>,
     #[prost(message, repeated, tag = "7")]
-    pub node: Vec<Node>,
+    pub node: Vec<NodeProto>,
     #[prost(message, repeated, tag = "9")]
-    pub opset_import: Vec<OperatorSet>,
+    pub opset_import: Vec<OperatorSetIdProto>,
     #[prost(string, tag = "10")]
     pub domain: String,
     #[prost(message, repeated, tag = "11")]
-    pub attribute_proto: Vec<Attribute>,
+    pub attribute_proto: Vec<AttributeProto>,
     #[prost(message, repeated, tag = "12")]
-    pub value_info: Vec<ValueInfo>,
+    pub value_info: Vec<ValueInfoProto>,
     #[prost(string, tag = "13")]
     pub overload: String,
 }

@@ -7,24 +7,24 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::ValueId;
 
-use crate::known::Known;
+use crate::known_values::KnownValue;
 use crate::proto;
 
 #[derive(Clone, Debug)]
-pub(crate) enum Binding<'p> {
+pub(crate) enum NameBinding<'p> {
     Value(ValueId),
     /// A known value, and the value of the graph that holds it once one does.
-    Known(Known, Option<ValueId>),
+    Known(KnownValue, Option<ValueId>),
     /// A stored tensor that nothing has read yet.
-    Stored(&'p proto::Tensor),
+    Stored(&'p proto::TensorProto),
     Sequence(Vec<ValueId>),
     /// An operand that the call of a function leaves out.
-    Absent,
+    Omitted,
     /// Not a tensor of the graph: why.
-    Nothing(String),
+    Unavailable(String),
 }
 
-pub(crate) struct Scope<'p> {
+pub(crate) struct NameScope<'p> {
     /// What the names of values start with, so that they are unique among all graphs.
     pub prefix: String,
     /// Whether the names of the scope around it are seen.
@@ -32,15 +32,15 @@ pub(crate) struct Scope<'p> {
     /// The versions of the operator sets by domain.
     pub opsets: HashMap<&'p str, i64>,
     /// The attributes of the function call that this is the body of.
-    pub attributes: HashMap<&'p str, &'p proto::Attribute>,
-    pub declared: HashMap<&'p str, &'p proto::Type>,
-    values: HashMap<&'p str, Binding<'p>>,
+    pub attributes: HashMap<&'p str, &'p proto::AttributeProto>,
+    pub declared: HashMap<&'p str, &'p proto::TypeProto>,
+    values: HashMap<&'p str, NameBinding<'p>>,
     read: HashSet<&'p str>,
 }
 
-impl<'p> Scope<'p> {
+impl<'p> NameScope<'p> {
     pub fn new(prefix: String, opsets: HashMap<&'p str, i64>) -> Self {
-        Scope {
+        NameScope {
             prefix,
             inner: false,
             opsets,
@@ -51,15 +51,15 @@ impl<'p> Scope<'p> {
         }
     }
 
-    pub fn branch(&self, prefix: String) -> Scope<'p> {
-        let mut scope = Scope::new(prefix, self.opsets.clone());
+    pub fn branch(&self, prefix: String) -> NameScope<'p> {
+        let mut scope = NameScope::new(prefix, self.opsets.clone());
         scope.attributes.clone_from(&self.attributes);
         scope.inner = true;
         scope
     }
 
     /// The attribute that one of a node stands for: itself, or that of the function call around it.
-    pub fn attribute(&self, a: &'p proto::Attribute) -> Option<&'p proto::Attribute> {
+    pub fn resolve_attribute(&self, a: &'p proto::AttributeProto) -> Option<&'p proto::AttributeProto> {
         if a.ref_attr_name.is_empty() {
             Some(a)
         } else {
@@ -67,7 +67,7 @@ impl<'p> Scope<'p> {
         }
     }
 
-    pub fn declare(&mut self, values: impl IntoIterator<Item = &'p proto::ValueInfo>) {
+    pub fn declare(&mut self, values: impl IntoIterator<Item = &'p proto::ValueInfoProto>) {
         for value in values {
             if let Some(ty) = &value.r#type {
                 self.declared.insert(&value.name, ty);
@@ -75,7 +75,7 @@ impl<'p> Scope<'p> {
         }
     }
 
-    pub fn mark_read(&mut self, nodes: &'p [proto::Node]) {
+    pub fn mark_read(&mut self, nodes: &'p [proto::NodeProto]) {
         for node in nodes {
             self.read.extend(node.input.iter().map(String::as_str));
             for graph in node.attribute.iter().filter_map(|a| a.g.as_deref()) {
@@ -95,7 +95,7 @@ impl<'p> Scope<'p> {
     }
 
     /// Binds a name. Fails if the name is bound already.
-    pub fn bind(&mut self, name: &'p str, binding: Binding<'p>) -> Result<(), String> {
+    pub fn bind(&mut self, name: &'p str, binding: NameBinding<'p>) -> Result<(), String> {
         match self.values.insert(name, binding) {
             None => Ok(()),
             Some(_) => Err(format!("expected one definition of `{name}`, found two")),
@@ -103,12 +103,12 @@ impl<'p> Scope<'p> {
     }
 
     /// Binds a name anew, to another form of the same value.
-    pub fn rebind(&mut self, name: &'p str, binding: Binding<'p>) {
+    pub fn rebind(&mut self, name: &'p str, binding: NameBinding<'p>) {
         self.values.insert(name, binding);
     }
 
     /// What a name stands for, with the name as the program has it.
-    pub fn get(&self, name: &str) -> Option<(&'p str, &Binding<'p>)> {
+    pub fn get(&self, name: &str) -> Option<(&'p str, &NameBinding<'p>)> {
         self.values.get_key_value(name).map(|(k, v)| (*k, v))
     }
 }

@@ -10,86 +10,99 @@
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
-use symmc_import::ranges::{self, Declared, Extent, Given, Settled};
-use symmc_import::sympy::{self, Expr};
-use symmc_ir::{Dim, Symbol, SymbolId, Table};
+use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstraint, SymbolConstraints};
+use symmc_import::sympy::{self, SizeExpr};
+use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 
-use crate::error::Reason;
+use crate::error::FailureReason;
 use crate::proto;
 
 /// Where `torch.onnx` keeps the ranges of symbols.
 const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 
 /// The symbols of a program, by the names of the file.
-pub(crate) struct Symbols {
-    pub table: Table<SymbolId, Symbol>,
+pub(crate) struct ProgramSymbols {
+    pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
     /// Those to which nobody gives an upper bound.
-    pub open: Vec<String>,
+    pub unbounded: Vec<String>,
 }
 
 /// An interval; an end without a bound is `None`.
 #[derive(Clone, Copy, PartialEq, Debug)]
-struct Range {
+struct SymbolRange {
     min: Option<i64>,
     max: Option<i64>,
 }
 
-impl Symbols {
+impl ProgramSymbols {
     /// Collects, bounds and names the symbols of the arguments, with what the caller says of them. `max_extent` bounds
     /// those without an upper bound; a note says so.
     pub fn new(
-        arguments: &[&proto::ValueInfo],
-        metadata: &[proto::Entry],
-        (given, max_extent): (&Given, i64),
+        arguments: &[&proto::ValueInfoProto],
+        metadata: &[proto::StringStringEntryProto],
+        (given, max_extent): (&SymbolConstraints, i64),
         notes: &mut Vec<String>,
-    ) -> Result<Self, Reason> {
+    ) -> Result<Self, FailureReason> {
         let mut order: Vec<String> = Vec::new();
         for argument in arguments {
             let shape = argument.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref());
             for (axis, dim) in shape.iter().flat_map(|s| s.dim.iter().enumerate()) {
-                collect(&argument.name, axis, dim, &mut order);
+                collect_symbols(&argument.name, axis, dim, &mut order);
             }
         }
-        let stated =
-            metadata.iter().find(|e| e.key == RANGES).map(|e| of_metadata(&e.value)).unwrap_or_default();
-        let mut declared: Vec<Declared> = Vec::with_capacity(order.len());
-        for (name, known) in order.iter().zip(assigned(&order, &stated)) {
+        let stated = metadata
+            .iter()
+            .find(|e| e.key == RANGES)
+            .map(|e| parse_range_metadata(&e.value))
+            .unwrap_or_default();
+        let mut declared: Vec<DeclaredSymbol> = Vec::with_capacity(order.len());
+        for (name, known) in order.iter().zip(assign_ranges(&order, &stated)) {
             let generated = order.len() == 1 && is_generated(name);
-            let shown = unique(&declared, if generated { "tokens".into() } else { ranges::identifier(name) });
-            let (min, max) =
-                ranges::bounds(name, known.range.and_then(|r| r.min), known.range.and_then(|r| r.max))?;
-            let said = |(asked, _): &(String, Extent)| *asked == shown || asked == name;
-            if !known.certain && !given.extents.iter().any(said) {
+            let shown =
+                unique_name(&declared, if generated { "tokens".into() } else { ranges::to_identifier(name) });
+            let (min, max) = ranges::normalize_range(
+                name,
+                known.range.and_then(|r| r.min),
+                known.range.and_then(|r| r.max),
+            )?;
+            let said = |(asked, _): &(String, SymbolConstraint)| *asked == shown || asked == name;
+            if !known.certain && !given.constraints.iter().any(said) {
                 let max = max.map_or("any size".into(), |max| max.to_string());
                 notes.push(format!(
                     "symbol {shown} is taken to be {min} to {max}, as its range is not certain"
                 ));
             }
             let alias = known.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
-            let recorded = recorded(name, arguments, &given.recorded);
-            declared.push(Declared { name: shown, alias, min, max, recorded });
+            let recorded = recorded_extent(name, arguments, &given.recorded_shapes);
+            declared.push(DeclaredSymbol { name: shown, alias, min, max, recorded });
         }
-        let Settled { table, dims, open } = ranges::settle(&declared, given, max_extent, notes)?;
-        Ok(Symbols { table, ids: order.into_iter().zip(dims).collect(), open })
+        let ResolvedSymbols { table, dims, unbounded: open } =
+            ranges::resolve_symbols(&declared, given, max_extent, notes)?;
+        Ok(ProgramSymbols { table, ids: order.into_iter().zip(dims).collect(), unbounded: open })
     }
 
     /// The dim of an extent of this value; `None` if it is not known: without value and name, or by a symbol that is
     /// no extent of an argument.
-    pub fn dim(&self, value: &str, axis: usize, dim: &proto::Dimension) -> Result<Option<Dim>, String> {
-        match text(dim) {
-            Text::Known(i) => Ok(Some(Dim::from(i))),
-            Text::Open => Ok(self.ids.get(&anonymous(value, axis)).cloned()),
-            Text::Named(name) => {
+    pub fn resolve_extent(
+        &self,
+        value: &str,
+        axis: usize,
+        dim: &proto::DimensionProto,
+    ) -> Result<Option<Dim>, String> {
+        match declared_extent(dim) {
+            DeclaredExtent::Known(i) => Ok(Some(Dim::from(i))),
+            DeclaredExtent::Open => Ok(self.ids.get(&anonymous_symbol(value, axis)).cloned()),
+            DeclaredExtent::Named(name) => {
                 if let Some(dim) = self.ids.get(name) {
                     return Ok(Some(dim.clone()));
                 }
                 let Ok(parsed) = sympy::parse(name) else { return Ok(None) };
-                if sympy::symbols(&parsed).iter().any(|s| !self.ids.contains_key(*s)) {
+                if sympy::symbols_in(&parsed).iter().any(|s| !self.ids.contains_key(*s)) {
                     return Ok(None);
                 }
                 let resolve = |s: &str| self.ids.get(s).cloned().ok_or_else(String::new);
-                let dim = sympy::to_dim(&parsed, &resolve).map(|dim| Some(dim.within(&self.table)));
+                let dim = sympy::to_dim(&parsed, &resolve).map(|dim| Some(dim.simplify_within(&self.table)));
                 dim.map_err(|m| format!("the extent `{name}`: {m}"))
             }
         }
@@ -97,13 +110,13 @@ impl Symbols {
 }
 
 /// What the recorded arguments have where an extent is just this symbol, the largest if they differ.
-fn recorded(symbol: &str, arguments: &[&proto::ValueInfo], shapes: &[Vec<usize>]) -> Option<i64> {
-    let of_argument = |(argument, shape): (&&proto::ValueInfo, &Vec<usize>)| {
+fn recorded_extent(symbol: &str, arguments: &[&proto::ValueInfoProto], shapes: &[Vec<usize>]) -> Option<i64> {
+    let of_argument = |(argument, shape): (&&proto::ValueInfoProto, &Vec<usize>)| {
         let own = argument.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?;
-        let is_it = |(axis, dim): &(usize, &proto::Dimension)| match text(dim) {
-            Text::Named(name) => name == symbol,
-            Text::Open => anonymous(&argument.name, *axis) == symbol,
-            Text::Known(_) => false,
+        let is_it = |(axis, dim): &(usize, &proto::DimensionProto)| match declared_extent(dim) {
+            DeclaredExtent::Named(name) => name == symbol,
+            DeclaredExtent::Open => anonymous_symbol(&argument.name, *axis) == symbol,
+            DeclaredExtent::Known(_) => false,
         };
         let axes = own.dim.iter().enumerate().filter(is_it);
         axes.filter_map(|(axis, _)| i64::try_from(*shape.get(axis)?).ok()).max()
@@ -112,40 +125,40 @@ fn recorded(symbol: &str, arguments: &[&proto::ValueInfo], shapes: &[Vec<usize>]
 }
 
 /// What the file says of an extent.
-enum Text<'a> {
+enum DeclaredExtent<'a> {
     Known(i64),
     Named(&'a str),
     Open,
 }
 
-fn text(dim: &proto::Dimension) -> Text<'_> {
+fn declared_extent(dim: &proto::DimensionProto) -> DeclaredExtent<'_> {
     match (dim.dim_value, dim.dim_param.as_deref().map(str::trim)) {
-        (_, Some(name)) if !name.is_empty() => Text::Named(name),
-        (Some(value), _) if value >= 0 => Text::Known(value),
-        _ => Text::Open,
+        (_, Some(name)) if !name.is_empty() => DeclaredExtent::Named(name),
+        (Some(value), _) if value >= 0 => DeclaredExtent::Known(value),
+        _ => DeclaredExtent::Open,
     }
 }
 
-fn anonymous(value: &str, axis: usize) -> String {
+fn anonymous_symbol(value: &str, axis: usize) -> String {
     format!("{value}.{axis}")
 }
 
-fn collect(argument: &str, axis: usize, dim: &proto::Dimension, order: &mut Vec<String>) {
+fn collect_symbols(argument: &str, axis: usize, dim: &proto::DimensionProto, order: &mut Vec<String>) {
     let mut add = |name: String| {
         if !order.contains(&name) {
             order.push(name);
         }
     };
-    match text(dim) {
-        Text::Known(_) => {}
-        Text::Open => add(anonymous(argument, axis)),
-        Text::Named(name) => {
+    match declared_extent(dim) {
+        DeclaredExtent::Known(_) => {}
+        DeclaredExtent::Open => add(anonymous_symbol(argument, axis)),
+        DeclaredExtent::Named(name) => {
             let parsed = sympy::parse(name);
             // Text that is no integer expression names one symbol.
             let zero = |_: &str| Ok(Dim::from(0));
             match parsed.as_ref().map(|e| (e, sympy::to_dim(e, &zero))) {
-                Ok((Expr::Symbol(s), _)) => add((*s).to_string()),
-                Ok((e, Ok(_))) => sympy::symbols(e).into_iter().for_each(|s| add(s.to_string())),
+                Ok((SizeExpr::Symbol(s), _)) => add((*s).to_string()),
+                Ok((e, Ok(_))) => sympy::symbols_in(e).into_iter().for_each(|s| add(s.to_string())),
                 _ => add(name.to_string()),
             }
         }
@@ -159,52 +172,52 @@ fn is_generated(name: &str) -> bool {
 
 /// What is known of a symbol besides its name in the file.
 #[derive(Clone, Copy)]
-struct Assigned<'r> {
+struct AssignedRange<'r> {
     /// Its name in PyTorch, if that is certain.
     torch: Option<&'r String>,
-    range: Option<Range>,
+    range: Option<SymbolRange>,
     /// Whether the range is its own, and not the least that covers all which may be.
     certain: bool,
 }
 
 /// The range of each symbol: that of its own name; else, where only one is left of both, that one; else the one that
 /// covers all that are left, if there is one for each symbol.
-fn assigned<'r>(order: &[String], ranges: &'r IndexMap<String, Range>) -> Vec<Assigned<'r>> {
+fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>) -> Vec<AssignedRange<'r>> {
     let left: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
     let unnamed = order.iter().filter(|name| !ranges.contains_key(*name)).count();
     let alike = left.windows(2).all(|w| w[0].1 == w[1].1);
-    let all = left.iter().map(|(_, range)| **range).reduce(|a, b| Range {
+    let all = left.iter().map(|(_, range)| **range).reduce(|a, b| SymbolRange {
         min: a.min.zip(b.min).map(|(a, b)| a.min(b)),
         max: a.max.zip(b.max).map(|(a, b)| a.max(b)),
     });
     order
         .iter()
         .map(|name| match (ranges.get(name), left.as_slice()) {
-            (Some(range), _) => Assigned { torch: None, range: Some(*range), certain: true },
+            (Some(range), _) => AssignedRange { torch: None, range: Some(*range), certain: true },
             (None, [(torch, range)]) if unnamed == 1 => {
-                Assigned { torch: Some(torch), range: Some(**range), certain: true }
+                AssignedRange { torch: Some(torch), range: Some(**range), certain: true }
             }
-            (None, _) if left.len() >= unnamed => Assigned { torch: None, range: all, certain: alike },
-            _ => Assigned { torch: None, range: None, certain: true },
+            (None, _) if left.len() >= unnamed => AssignedRange { torch: None, range: all, certain: alike },
+            _ => AssignedRange { torch: None, range: None, certain: true },
         })
         .collect()
 }
 
 /// `{s23: VR[2, 1024], s5: VR[0, int_oo]}`; what cannot be read is left out.
-fn of_metadata(text: &str) -> IndexMap<String, Range> {
+fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
     let mut out = IndexMap::new();
     for part in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
         let name = part[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
         let Some((interval, _)) = part[1].split_once(']') else { continue };
         let Some((min, max)) = interval.split_once(',') else { continue };
         let end = |text: &str| text.trim().parse::<i64>().ok();
-        out.insert(name.to_string(), Range { min: end(min), max: end(max) });
+        out.insert(name.to_string(), SymbolRange { min: end(min), max: end(max) });
     }
     out
 }
 
 /// The name, with a number behind it if another symbol has it.
-fn unique(others: &[Declared], name: String) -> String {
+fn unique_name(others: &[DeclaredSymbol], name: String) -> String {
     let taken = |name: &str| others.iter().any(|s| s.name == name);
     let numbered = (2..).map(|n| format!("{name}_{n}"));
     if taken(&name) { numbered.into_iter().find(|n| !taken(n)).unwrap_or(name) } else { name }
@@ -214,22 +227,30 @@ fn unique(others: &[Declared], name: String) -> String {
 mod tests {
     use super::*;
 
-    fn argument(dims: &[&str]) -> proto::ValueInfo {
+    fn argument(dims: &[&str]) -> proto::ValueInfoProto {
         let dim = |text: &&str| match text.parse() {
-            Ok(value) => proto::Dimension { dim_value: Some(value), dim_param: None },
-            Err(_) => proto::Dimension { dim_value: None, dim_param: Some((*text).to_string()) },
+            Ok(value) => proto::DimensionProto { dim_value: Some(value), dim_param: None },
+            Err(_) => proto::DimensionProto { dim_value: None, dim_param: Some((*text).to_string()) },
         };
-        let shape = proto::Shape { dim: dims.iter().map(dim).collect() };
-        let tensor = proto::TensorType { elem_type: 1, shape: Some(shape) };
-        proto::ValueInfo { name: "x".into(), r#type: Some(proto::Type { tensor_type: Some(tensor) }) }
+        let shape = proto::TensorShapeProto { dim: dims.iter().map(dim).collect() };
+        let tensor = proto::TensorTypeProto { elem_type: 1, shape: Some(shape) };
+        proto::ValueInfoProto {
+            name: "x".into(),
+            r#type: Some(proto::TypeProto { tensor_type: Some(tensor) }),
+        }
     }
 
     /// The symbols as `name (alias) min..max`, and the notes.
     fn symbols(dims: &[&str], ranges: &str) -> (Vec<String>, Vec<String>) {
-        let metadata = [proto::Entry { key: RANGES.into(), value: ranges.into() }];
+        let metadata = [proto::StringStringEntryProto { key: RANGES.into(), value: ranges.into() }];
         let mut notes = Vec::new();
-        let found = Symbols::new(&[&argument(dims)], &metadata, (&Given::default(), 1 << 20), &mut notes)
-            .expect("sound ranges");
+        let found = ProgramSymbols::new(
+            &[&argument(dims)],
+            &metadata,
+            (&SymbolConstraints::default(), 1 << 20),
+            &mut notes,
+        )
+        .expect("sound ranges");
         let show = |s: &Symbol| {
             let alias = s.alias.as_ref().map_or(String::new(), |a| format!(" ({a})"));
             format!("{}{alias} {}..{}", s.name, s.min, s.max)
@@ -258,10 +279,10 @@ mod tests {
         );
         assert_eq!(all(&["n"], "{s0: VR[1, int_oo]}"), ["n (s0) 1..1048576"]);
         assert!(
-            Symbols::new(
+            ProgramSymbols::new(
                 &[&argument(&["n"])],
-                &[proto::Entry { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
-                (&Given::default(), 1 << 20),
+                &[proto::StringStringEntryProto { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
+                (&SymbolConstraints::default(), 1 << 20),
                 &mut Vec::new()
             )
             .is_err()
@@ -271,15 +292,18 @@ mod tests {
     #[test]
     fn extents_are_expressions_or_names() {
         let x = argument(&["past + 1", "2*tokens", "a name, with text", "7"]);
-        let symbols = Symbols::new(&[&x], &[], (&Given::default(), 64), &mut Vec::new()).expect("symbols");
+        let symbols = ProgramSymbols::new(&[&x], &[], (&SymbolConstraints::default(), 64), &mut Vec::new())
+            .expect("symbols");
         let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["past", "tokens", "a_name__with_text"]);
         let shape = x.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()?.shape.as_ref()).expect("a shape");
-        let dim = |i: usize| symbols.dim("x", i, &shape.dim[i]).expect("a dim").map(|d| format!("{d:?}"));
+        let dim = |i: usize| {
+            symbols.resolve_extent("x", i, &shape.dim[i]).expect("a dim").map(|d| format!("{d:?}"))
+        };
         assert_eq!(dim(0).as_deref(), Some("sym0 + 1"));
         assert_eq!(dim(1).as_deref(), Some("2*sym1"));
         assert_eq!(dim(2).as_deref(), Some("sym2"));
-        let unknown = proto::Dimension { dim_value: None, dim_param: Some("u0".into()) };
-        assert_eq!(symbols.dim("y", 0, &unknown), Ok(None));
+        let unknown = proto::DimensionProto { dim_value: None, dim_param: Some("u0".into()) };
+        assert_eq!(symbols.resolve_extent("y", 0, &unknown), Ok(None));
     }
 }

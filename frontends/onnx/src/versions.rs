@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 
-use crate::error::Reason;
-use crate::node::normalised;
+use crate::error::FailureReason;
+use crate::node::normalize_domain;
 use crate::ops::schemas;
 use crate::proto;
 
@@ -17,22 +17,22 @@ pub(crate) const FORMAT: (i64, i64) = (3, 14);
 const OLDEST: i64 = 7;
 
 /// Fails where the model is in a version that is not read.
-pub(crate) fn of_model(model: &proto::Model) -> Result<(), Reason> {
+pub(crate) fn check_model_versions(model: &proto::ModelProto) -> Result<(), FailureReason> {
     let (oldest, newest) = FORMAT;
     if !(oldest..=newest).contains(&model.ir_version) {
-        return Err(Reason::Version {
+        return Err(FailureReason::Version {
             expected: format!("version {oldest} to {newest} of the format (ir_version)"),
             found: format!("version {}", model.ir_version),
         });
     }
-    by_domain(&model.opset_import)?;
+    opset_versions(&model.opset_import)?;
     for function in &model.functions {
-        by_domain(&function.opset_import)?;
+        opset_versions(&function.opset_import)?;
     }
-    match model.opset_import.iter().any(|o| normalised(&o.domain).is_empty()) {
+    match model.opset_import.iter().any(|o| normalize_domain(&o.domain).is_empty()) {
         true => Ok(()),
-        false => Err(Reason::Version {
-            expected: format!("version {OLDEST} to {} of ONNX's operators", schemas::newest()),
+        false => Err(FailureReason::Version {
+            expected: format!("version {OLDEST} to {} of ONNX's operators", schemas::newest_opset()),
             found: "none".into(),
         }),
     }
@@ -40,17 +40,21 @@ pub(crate) fn of_model(model: &proto::Model) -> Result<(), Reason> {
 
 /// The versions of operator sets by domain. Fails if one is of a version that is not known, or stands there in two
 /// versions.
-pub(crate) fn by_domain(imports: &[proto::OperatorSet]) -> Result<HashMap<&str, i64>, Reason> {
+pub(crate) fn opset_versions(
+    imports: &[proto::OperatorSetIdProto],
+) -> Result<HashMap<&str, i64>, FailureReason> {
     let mut versions = HashMap::new();
     for import in imports {
-        let domain = normalised(&import.domain);
+        let domain = normalize_domain(&import.domain);
         let (who, known) = match domain {
-            "" => ("ONNX's operators", OLDEST..=schemas::newest()),
+            "" => ("ONNX's operators", OLDEST..=schemas::newest_opset()),
             "com.microsoft" => ("ONNX Runtime's operators", 1..=1),
             other => (other, 0..=i64::MAX),
         };
-        let error =
-            |expected: String| Reason::Version { expected, found: format!("version {}", import.version) };
+        let error = |expected: String| FailureReason::Version {
+            expected,
+            found: format!("version {}", import.version),
+        };
         if !known.contains(&import.version) {
             let (oldest, newest) = (known.start(), known.end());
             let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };

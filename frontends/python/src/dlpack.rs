@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use symmc::DType;
 
-use crate::error::refused;
+use crate::error::input_error;
 
 /// What capsules that nobody has taken yet are called.
 pub const NAME: &std::ffi::CStr = c"dltensor";
@@ -23,14 +23,14 @@ pub mod device {
 
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Device {
+pub struct DlDevice {
     pub kind: i32,
     pub id: i32,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DataType {
+pub struct DlDataType {
     pub code: u8,
     pub bits: u8,
     pub lanes: u16,
@@ -39,9 +39,9 @@ pub struct DataType {
 #[repr(C)]
 pub struct DlTensor {
     pub data: *mut c_void,
-    pub device: Device,
+    pub device: DlDevice,
     pub ndim: i32,
-    pub dtype: DataType,
+    pub dtype: DlDataType,
     pub shape: *mut i64,
     pub strides: *mut i64,
     pub byte_offset: u64,
@@ -49,56 +49,56 @@ pub struct DlTensor {
 
 /// A tensor with what frees it.
 #[repr(C)]
-pub struct Managed {
+pub struct DlManagedTensor {
     pub tensor: DlTensor,
     pub context: *mut c_void,
-    pub deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    pub deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
 
 /// The dtype as DLPack has it.
-pub fn dtype_of(dtype: DType) -> DataType {
+pub fn dlpack_dtype(dtype: DType) -> DlDataType {
     let (code, bits) = dtype.facts().dlpack;
-    DataType { code, bits, lanes: 1 }
+    DlDataType { code, bits, lanes: 1 }
 }
 
 /// A tensor of another library, which stays as long as this does.
-pub struct Foreign {
+pub struct ForeignTensor {
     pub address: u64,
     pub bytes: usize,
     pub dtype: DType,
     pub shape: Vec<usize>,
-    pub device: Device,
+    pub device: DlDevice,
     /// It frees the tensor when it goes, as nobody has taken that out.
     capsule: Py<PyAny>,
 }
 
-impl Foreign {
+impl ForeignTensor {
     /// The tensor of an object that has `__dlpack__`, for runs to use where it lies. `what` names it in errors.
-    pub fn of(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-        Foreign::exported(what, object, false)
+    pub fn from_object(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ForeignTensor> {
+        ForeignTensor::from_export(what, object, false)
     }
 
     /// The tensor of an object that is only read: a copy, where the object does not share its memory, as memory that
     /// nobody may write.
-    pub fn read_only(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+    pub fn from_read_object(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ForeignTensor> {
         let py = object.py();
-        Foreign::exported(what, object, false).or_else(|refusal| {
+        ForeignTensor::from_export(what, object, false).or_else(|refusal| {
             let cause = refusal.cause(py);
             if !cause.is_some_and(|cause| cause.is_instance_of::<PyBufferError>(py)) {
                 return Err(refusal);
             }
             // Where the object gives no copy either, the first refusal says why.
-            let copied = Foreign::exported(what, object, true);
+            let copied = ForeignTensor::from_export(what, object, true);
             copied.map_err(|second| if second.cause(py).is_some() { refusal } else { second })
         })
     }
 
-    fn exported(what: &str, object: &Bound<'_, PyAny>, copy: bool) -> PyResult<Foreign> {
+    fn from_export(what: &str, object: &Bound<'_, PyAny>, copy: bool) -> PyResult<ForeignTensor> {
         let py = object.py();
         let exports = object.getattr_opt("__dlpack__")?;
         let Some(export) = exports else {
             let found = object.get_type().name()?;
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "{what}: expected a tensor (an object with __dlpack__, such as those of NumPy and PyTorch), found {found}"
             )));
         };
@@ -107,7 +107,7 @@ impl Foreign {
             if !error.is_instance_of::<PyException>(py) {
                 return error;
             }
-            let refusal = refused(format!("{what}: its memory cannot be shared: {error}"));
+            let refusal = input_error(format!("{what}: its memory cannot be shared: {error}"));
             refusal.set_cause(py, Some(error));
             refusal
         };
@@ -124,36 +124,38 @@ impl Foreign {
         let capsule = export.call((), Some(&keywords)).map_err(unshared)?;
         let named = capsule
             .cast::<PyCapsule>()
-            .map_err(|_| refused(format!("{what}: __dlpack__ gave no capsule")))?;
+            .map_err(|_| input_error(format!("{what}: __dlpack__ gave no capsule")))?;
         let pointer = named.pointer_checked(Some(NAME));
         let managed = pointer
-            .map_err(|_| refused(format!("{what}: somebody has taken the tensor of the capsule already")))?
-            .cast::<Managed>();
+            .map_err(|_| {
+                input_error(format!("{what}: somebody has taken the tensor of the capsule already"))
+            })?
+            .cast::<DlManagedTensor>();
         // SAFETY: a capsule of this name holds such a structure, by the protocol, and nobody has taken it.
         let tensor = unsafe { &managed.as_ref().tensor };
-        Foreign::described(what, tensor, capsule.clone().unbind())
+        ForeignTensor::from_description(what, tensor, capsule.clone().unbind())
     }
 
-    fn described(what: &str, tensor: &DlTensor, capsule: Py<PyAny>) -> PyResult<Foreign> {
-        let dtype = DType::ALL.iter().copied().find(|&d| dtype_of(d) == tensor.dtype).ok_or_else(|| {
-            let DataType { code, bits, lanes } = tensor.dtype;
-            refused(format!(
+    fn from_description(what: &str, tensor: &DlTensor, capsule: Py<PyAny>) -> PyResult<ForeignTensor> {
+        let dtype = DType::ALL.iter().copied().find(|&d| dlpack_dtype(d) == tensor.dtype).ok_or_else(|| {
+            let DlDataType { code, bits, lanes } = tensor.dtype;
+            input_error(format!(
                 "{what}: the elements have a type that symmc does not know (DLPack code {code}, {bits} bits, {lanes} lanes)"
             ))
         })?;
         let rank = usize::try_from(tensor.ndim)
-            .map_err(|_| refused(format!("{what}: it has {} axes", tensor.ndim)))?;
+            .map_err(|_| input_error(format!("{what}: it has {} axes", tensor.ndim)))?;
         // SAFETY: the protocol gives one number for each axis; without axes nothing is read.
         let of = |at: *mut i64| unsafe {
             (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank))
         };
         let extents = of(tensor.shape).unwrap_or_default();
         let shape: Result<Vec<usize>, _> = extents.iter().map(|&d| usize::try_from(d)).collect();
-        let shape = shape.map_err(|_| refused(format!("{what}: it has the extents {extents:?}")))?;
+        let shape = shape.map_err(|_| input_error(format!("{what}: it has the extents {extents:?}")))?;
         if let Some(strides) = of(tensor.strides)
             && !is_dense(extents, strides)
         {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "{what}: expected a contiguous tensor, found the extents {shape:?} at strides {strides:?}"
             )));
         }
@@ -161,14 +163,15 @@ impl Foreign {
             true => Some(0),
             false => shape.iter().try_fold(dtype.size(), |bytes, &extent| bytes.checked_mul(extent)),
         };
-        let bytes = bytes.ok_or_else(|| refused(format!("{what}: the extents {shape:?} are no memory's")))?;
+        let bytes =
+            bytes.ok_or_else(|| input_error(format!("{what}: the extents {shape:?} are no memory's")))?;
         if tensor.data.is_null() && bytes > 0 {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "{what}: expected a tensor with memory, found one without (a fake one?)"
             )));
         }
         let address = tensor.data.expose_provenance() as u64 + tensor.byte_offset;
-        Ok(Foreign { address, bytes, dtype, shape, device: tensor.device, capsule })
+        Ok(ForeignTensor { address, bytes, dtype, shape, device: tensor.device, capsule })
     }
 
     /// The first byte.
@@ -177,7 +180,7 @@ impl Foreign {
     }
 
     /// What keeps the tensor.
-    pub fn into_keeper(self) -> Py<PyAny> {
+    pub fn into_capsule(self) -> Py<PyAny> {
         self.capsule
     }
 }
@@ -194,19 +197,19 @@ pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
 }
 
 /// What a capsule that symmc gives away frees.
-struct Given<T> {
-    managed: Managed,
+struct ExportedTensor<T> {
+    managed: DlManagedTensor,
     /// The extents, to which the tensor points.
     shape: Vec<i64>,
     _owner: T,
 }
 
 /// A capsule with a tensor at an address, which keeps `owner`.
-pub fn capsule<T: Send + 'static>(
+pub fn export_capsule<T: Send + 'static>(
     py: Python<'_>,
     address: u64,
     (dtype, shape): (DType, &[usize]),
-    device: Device,
+    device: DlDevice,
     owner: T,
 ) -> PyResult<Py<PyAny>> {
     let shape: Vec<i64> = shape.iter().map(|&d| d as i64).collect();
@@ -214,13 +217,13 @@ pub fn capsule<T: Send + 'static>(
         data: std::ptr::with_exposed_provenance_mut(address as usize),
         device,
         ndim: shape.len() as i32,
-        dtype: dtype_of(dtype),
+        dtype: dlpack_dtype(dtype),
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
-    let managed = Managed { tensor, context: std::ptr::null_mut(), deleter: Some(free::<T>) };
-    let given = Box::into_raw(Box::new(Given { managed, shape, _owner: owner }));
+    let managed = DlManagedTensor { tensor, context: std::ptr::null_mut(), deleter: Some(free::<T>) };
+    let given = Box::into_raw(Box::new(ExportedTensor { managed, shape, _owner: owner }));
     // SAFETY: the box was just made, and nobody else has it.
     let pointer = unsafe {
         (*given).managed.context = given.cast();
@@ -244,9 +247,9 @@ pub fn capsule<T: Send + 'static>(
 ///
 /// # Safety
 /// `managed` is of [`capsule`] with this owner, and freed once.
-unsafe extern "C" fn free<T>(managed: *mut Managed) {
+unsafe extern "C" fn free<T>(managed: *mut DlManagedTensor) {
     // SAFETY: by the caller.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Given<T>>()) });
+    drop(unsafe { Box::from_raw((*managed).context.cast::<ExportedTensor<T>>()) });
 }
 
 /// Frees the tensor of a capsule, unless somebody took it.
@@ -259,7 +262,7 @@ unsafe extern "C" fn drop_untaken(capsule: *mut pyo3::ffi::PyObject) {
         if pyo3::ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 0 {
             return;
         }
-        let managed = pyo3::ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<Managed>();
+        let managed = pyo3::ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<DlManagedTensor>();
         if let Some(deleter) = (*managed).deleter {
             deleter(managed);
         }

@@ -41,25 +41,25 @@ static BAD_INDEX: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static BAD_DATA: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// The class of errors of this kind of bad data.
-fn class_of(py: Python<'_>, fault: DataFault) -> Option<&Bound<'_, PyType>> {
+fn data_error_class(py: Python<'_>, fault: DataFault) -> Option<&Bound<'_, PyType>> {
     let class = if fault == DataFault::Index { &BAD_INDEX } else { &BAD_DATA };
     class.get(py).map(|class| class.bind(py))
 }
 
 /// An exception of one class for bad data.
-fn bad_data(fault: DataFault, text: &str) -> PyErr {
-    Python::attach(|py| match class_of(py, fault) {
+fn data_error(fault: DataFault, text: &str) -> PyErr {
+    Python::attach(|py| match data_error_class(py, fault) {
         Some(class) => PyErr::from_type(class.clone(), text.to_string()),
         None => InputError::new_err(text.to_string()),
     })
 }
 
 /// An exception for an error.
-pub fn raised(error: symmc::Error) -> PyErr {
+pub fn to_exception(error: symmc::Error) -> PyErr {
     let text = format!("{error}{}", error.group_hint(&ARGUMENTS));
     let exception = match error.kind() {
         ErrorKind::Input if error.data_fault().is_some() => {
-            bad_data(error.data_fault().unwrap_or(DataFault::Other), &text)
+            data_error(error.data_fault().unwrap_or(DataFault::Other), &text)
         }
         ErrorKind::Input => InputError::new_err(text),
         ErrorKind::Unsupported => UnsupportedError::new_err(text),
@@ -82,7 +82,7 @@ pub fn raised(error: symmc::Error) -> PyErr {
         let _ = value.setattr("path", error.path());
         let _ = value.setattr("findings", error.findings());
         let _ = value.setattr("symbols", error.symbols());
-        let _ = value.setattr("is_of_dtypes", error.is_of_dtypes());
+        let _ = value.setattr("is_of_dtypes", error.is_dtype_error());
         let groups: Vec<String> = error.unknown_groups().into_iter().map(|g| g.name).collect();
         let _ = value.setattr("unknown_groups", groups);
     });
@@ -97,22 +97,22 @@ const ARGUMENTS: GroupSyntax = GroupSyntax {
 };
 
 /// An exception for what the caller gave.
-pub fn refused(message: impl Into<String>) -> PyErr {
-    raised(symmc::Error::new(ErrorKind::Input, message))
+pub fn input_error(message: impl Into<String>) -> PyErr {
+    to_exception(symmc::Error::new(ErrorKind::Input, message))
 }
 
 /// An exception for what the system does not have.
-pub fn exhausted(message: impl Into<String>) -> PyErr {
-    raised(symmc::Error::new(ErrorKind::Resources, message))
+pub fn resource_error(message: impl Into<String>) -> PyErr {
+    to_exception(symmc::Error::new(ErrorKind::Resources, message))
 }
 
 /// An exception for a fault of symmc.
-pub fn defect(message: impl Into<String>) -> PyErr {
-    raised(symmc::Error::new(ErrorKind::Defect, message))
+pub fn defect_error(message: impl Into<String>) -> PyErr {
+    to_exception(symmc::Error::new(ErrorKind::Defect, message))
 }
 
 /// Adds the classes to the module. Their attributes are there in exceptions that Python raises, too.
-pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let base = py.get_type::<Error>();
     base.setattr("kind", "error")?;

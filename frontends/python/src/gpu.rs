@@ -3,12 +3,12 @@
 use pyo3::prelude::*;
 use symmc::SessionConfig;
 
-use crate::error::refused;
+use crate::error::input_error;
 
 /// The number of a GPU, as the caller gives it.
-pub fn number(gpu: Option<i128>) -> PyResult<Option<u32>> {
+pub fn gpu_number(gpu: Option<i128>) -> PyResult<Option<u32>> {
     let number = |n| u32::try_from(n).ok().filter(|&n| n <= i32::MAX as u32);
-    gpu.map(|n| number(n).ok_or_else(|| refused(format!("gpu: expected the number of a GPU, found {n}"))))
+    gpu.map(|n| number(n).ok_or_else(|| input_error(format!("gpu: expected the number of a GPU, found {n}"))))
         .transpose()
 }
 
@@ -16,7 +16,7 @@ pub fn number(gpu: Option<i128>) -> PyResult<Option<u32>> {
 #[cfg(feature = "cuda")]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     Ok(match gpu {
-        Some(gpu) => config.with_gpu(symmc::Gpu::new(gpu)),
+        Some(gpu) => config.with_gpu(symmc::GpuConfig::new(gpu)),
         None => config,
     })
 }
@@ -25,7 +25,9 @@ pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig
 #[cfg(not(feature = "cuda"))]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     match gpu {
-        Some(_) => Err(refused("this build of symmc has no GPUs: it was made without the feature `cuda`")),
+        Some(_) => {
+            Err(input_error("this build of symmc has no GPUs: it was made without the feature `cuda`"))
+        }
         None => Ok(config),
     }
 }

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use crate::error::{defect, exhausted, raised};
+use crate::error::{defect_error, resource_error, to_exception};
 
 /// How often who waits asks whether the interpreter was interrupted.
-pub const LOOK: Duration = Duration::from_millis(50);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The stack of long work, in bytes: that of a process's first thread.
 const STACK: usize = 8 << 20;
 
 /// What the work gives, which a thread of its own does while other threads of Python run. When the interpreter is
 /// interrupted, the work goes on, and what it gives is dropped.
-pub fn long<T: Send + 'static>(
+pub fn run_interruptible<T: Send + 'static>(
     py: Python<'_>,
     what: &str,
     work: impl FnOnce() -> Result<T, symmc::Error> + Send + 'static,
@@ -30,17 +30,17 @@ pub fn long<T: Send + 'static>(
         .name(format!("symmc {what}"))
         .stack_size(STACK)
         .spawn(working)
-        .map_err(|error| exhausted(format!("{what}: no thread: {error}")))?;
+        .map_err(|error| resource_error(format!("{what}: no thread: {error}")))?;
     let receiver = std::sync::Mutex::new(receiver);
     loop {
         let found = py.detach(|| {
             let receiver = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            receiver.recv_timeout(LOOK)
+            receiver.recv_timeout(POLL_INTERVAL)
         });
         match found {
-            Ok(result) => return result.map_err(raised),
+            Ok(result) => return result.map_err(to_exception),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => return Err(defect(format!("{what} panicked"))),
+            Err(RecvTimeoutError::Disconnected) => return Err(defect_error(format!("{what} panicked"))),
         }
     }
 }

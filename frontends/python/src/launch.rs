@@ -5,27 +5,27 @@
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use symmc::Slot;
+use symmc::PortSlot;
 
-use crate::dlpack::{Device, device};
-use crate::error::refused;
-use crate::exchange::{Lies, Reader};
+use crate::dlpack::{DlDevice, device};
+use crate::error::input_error;
+use crate::exchange::{LocationReader, TensorLocation};
 
 /// What memory of GPUs that a run uses starts at a multiple of.
 const ALIGN: u64 = 16;
 
 /// Arguments and outputs that replace none, as the last launch had them.
 #[derive(Default)]
-pub struct Launched {
-    arguments: Vec<Placed>,
-    outputs: Vec<Placed>,
+pub struct LaunchBindings {
+    arguments: Vec<SlotBinding>,
+    outputs: Vec<SlotBinding>,
     /// Whether the bytes are those of the sizes that are set, and the addresses those that are bound.
     is_known: bool,
-    reader: Reader,
+    reader: LocationReader,
 }
 
-struct Placed {
-    slot: Slot,
+struct SlotBinding {
+    slot: PortSlot,
     bytes: usize,
     /// Where it is bound.
     at: u64,
@@ -33,7 +33,7 @@ struct Placed {
     next: u64,
 }
 
-impl Launched {
+impl LaunchBindings {
     /// Forgets what is bound: something else may be, or of another size.
     pub fn forget(&mut self) {
         self.is_known = false;
@@ -41,7 +41,7 @@ impl Launched {
 
     /// Looks where tensors lie for the next run of a session, on this GPU or on the host; the numbers of arguments that do not
     /// lie as a run wants them.
-    pub fn look(
+    pub fn locate_tensors(
         &mut self,
         session: &symmc::Session,
         gpu: Option<i32>,
@@ -49,32 +49,38 @@ impl Launched {
         outputs: &Bound<'_, PyList>,
     ) -> PyResult<Vec<usize>> {
         if !self.is_known {
-            self.know(session).map_err(crate::error::raised)?;
+            self.refresh_sizes(session).map_err(crate::error::to_exception)?;
         }
-        expect("in", self.arguments.len(), arguments.len())?;
-        expect("out", self.outputs.len(), outputs.len())?;
+        expect_count("in", self.arguments.len(), arguments.len())?;
+        expect_count("out", self.outputs.len(), outputs.len())?;
         let mut odd = Vec::new();
         for (number, (placed, tensor)) in self.arguments.iter_mut().zip(arguments.iter_borrowed()).enumerate()
         {
-            let lies =
-                self.reader.read(&tensor).map_err(|error| unread(arguments.py(), ("in", number), error))?;
-            if !placed.look(lies, gpu, ("in", number))? {
+            let lies = self
+                .reader
+                .locate_tensor(&tensor)
+                .map_err(|error| location_error(arguments.py(), ("in", number), error))?;
+            if !placed.set_location(lies, gpu, ("in", number))? {
                 odd.push(number);
             }
         }
         for (number, (placed, tensor)) in self.outputs.iter_mut().zip(outputs).enumerate() {
-            let lies =
-                self.reader.read(&tensor).map_err(|error| unread(arguments.py(), ("out", number), error))?;
-            if !placed.look(lies, gpu, ("out", number))? {
-                return Err(refused(format!("out.{number}: its elements do not lie as a run writes them")));
+            let lies = self
+                .reader
+                .locate_tensor(&tensor)
+                .map_err(|error| location_error(arguments.py(), ("out", number), error))?;
+            if !placed.set_location(lies, gpu, ("out", number))? {
+                return Err(input_error(format!(
+                    "out.{number}: its elements do not lie as a run writes them"
+                )));
             }
         }
         Ok(odd)
     }
 
-    fn know(&mut self, session: &symmc::Session) -> Result<(), symmc::Error> {
+    fn refresh_sizes(&mut self, session: &symmc::Session) -> Result<(), symmc::Error> {
         if self.arguments.is_empty() && self.outputs.is_empty() {
-            let of = |slot| Placed { slot, bytes: 0, at: 0, next: 0 };
+            let of = |slot| SlotBinding { slot, bytes: 0, at: 0, next: 0 };
             self.arguments = session.argument_slots().into_iter().map(of).collect();
             self.outputs = session.returned_slots().into_iter().map(of).collect();
         }
@@ -105,12 +111,17 @@ impl Launched {
     }
 }
 
-impl Placed {
+impl SlotBinding {
     /// Whether a tensor lies as a run wants it; then it is where the value lies in the next run.
-    fn look(&mut self, lies: Lies, gpu: Option<i32>, (kind, number): (&str, usize)) -> PyResult<bool> {
-        if let Some((bytes, device)) = lies.told {
+    fn set_location(
+        &mut self,
+        lies: TensorLocation,
+        gpu: Option<i32>,
+        (kind, number): (&str, usize),
+    ) -> PyResult<bool> {
+        if let Some((bytes, device)) = lies.reported {
             if bytes != self.bytes {
-                return Err(refused(format!(
+                return Err(input_error(format!(
                     "{kind}.{number}: expected {} bytes, found {bytes}",
                     self.bytes
                 )));
@@ -124,26 +135,26 @@ impl Placed {
 }
 
 /// Names what does not say where it lies.
-fn unread(py: Python<'_>, (kind, number): (&str, usize), error: PyErr) -> PyErr {
+fn location_error(py: Python<'_>, (kind, number): (&str, usize), error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyException>(py) {
         return error;
     }
     let text = error.value(py).to_string();
     let why = text.lines().next().unwrap_or_default();
-    let refusal = refused(format!("{kind}.{number}: it does not say where it lies: {why}"));
+    let refusal = input_error(format!("{kind}.{number}: it does not say where it lies: {why}"));
     refusal.set_cause(py, Some(error));
     refusal
 }
 
-fn expect(kind: &str, expected: usize, found: usize) -> PyResult<()> {
+fn expect_count(kind: &str, expected: usize, found: usize) -> PyResult<()> {
     match expected == found {
         true => Ok(()),
-        false => Err(refused(format!("{kind}: expected {expected} tensors, found {found}"))),
+        false => Err(input_error(format!("{kind}: expected {expected} tensors, found {found}"))),
     }
 }
 
 /// Refuses a tensor on another device than the GPU of a session, or than the host.
-pub fn expect_device(gpu: Option<i32>, found: Device, what: impl Fn() -> String) -> PyResult<()> {
+pub fn expect_device(gpu: Option<i32>, found: DlDevice, what: impl Fn() -> String) -> PyResult<()> {
     let fits = match gpu {
         None => found.kind == device::CPU || found.kind == device::CUDA_HOST,
         Some(gpu) => found.kind == device::CUDA && found.id == gpu,
@@ -157,5 +168,5 @@ pub fn expect_device(gpu: Option<i32>, found: Device, what: impl Fn() -> String)
         _ => format!("a device of type {kind}"),
     };
     let expected = gpu.map_or_else(|| at(device::CPU, 0), |gpu| at(device::CUDA, gpu));
-    Err(refused(format!("{}: expected {expected}, found {}", what(), at(found.kind, found.id))))
+    Err(input_error(format!("{}: expected {expected}, found {}", what(), at(found.kind, found.id))))
 }

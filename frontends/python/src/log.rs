@@ -5,7 +5,7 @@ use std::ffi::CString;
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 
-use crate::error::refused;
+use crate::error::input_error;
 
 /// Starts the log by the environment. A filter that cannot be read is a warning, so that the import of a package does not fail by it.
 pub fn init(py: Python<'_>) -> PyResult<()> {
@@ -17,5 +17,5 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
 /// Sets which events are written to standard error: a filter as in `SYMMC_LOG`, or `None` for no events.
 #[pyfunction]
 pub fn set_log(filter: Option<&str>) -> PyResult<()> {
-    symmc_log::set_filter("filter", filter.unwrap_or("off")).map_err(|error| refused(error.to_string()))
+    symmc_log::set_filter("filter", filter.unwrap_or("off")).map_err(|error| input_error(error.to_string()))
 }

@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use symmc::{Bind, BucketSpec, CheckedPlan, Config, Numerics, Order, Profile, SessionConfig, Taken, Variant};
+use symmc::{
+    ArgumentBinding, BucketSpec, CheckedPlan, CollectiveVariant, CompileConfig, MachineProfile, MemoryUsage,
+    Numerics, OrderStrategy, SessionConfig,
+};
 
-use crate::argument::{mistyped, names, whole};
-use crate::error::{raised, refused};
-use crate::gpu::{number, on_gpu};
-use crate::interrupt::long;
+use crate::argument::{argument_type_error, extract_names, to_integer};
+use crate::error::{input_error, to_exception};
+use crate::gpu::{gpu_number, on_gpu};
+use crate::interrupt::run_interruptible;
 use crate::program::Program;
 
 /// A plan that is proved safe.
@@ -41,47 +44,47 @@ impl Choice {
 }
 
 /// Which arguments the caller writes straight into the symmetric arena.
-pub enum Arguments {
+pub enum BoundArguments {
     All(bool),
     Named(Vec<String>),
 }
 
-impl FromPyObject<'_, '_> for Arguments {
+impl FromPyObject<'_, '_> for BoundArguments {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Arguments> {
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<BoundArguments> {
         if let Ok(all) = given.extract() {
-            return Ok(Arguments::All(all));
+            return Ok(BoundArguments::All(all));
         }
         if let Ok(name) = given.extract() {
-            return Ok(Arguments::Named(vec![name]));
+            return Ok(BoundArguments::Named(vec![name]));
         }
-        let names = given.extract().map(Arguments::Named);
-        names.map_err(|_| mistyped("bind", "True, or names of arguments", given))
+        let names = given.extract().map(BoundArguments::Named);
+        names.map_err(|_| argument_type_error("bind", "True, or names of arguments", given))
     }
 }
 
 /// The machines that plans can be made for by name.
 #[pyfunction]
 pub fn machines() -> Vec<&'static str> {
-    Profile::builtin_names()
+    MachineProfile::builtin_names()
 }
 
 /// The name of the built-in machine that is most like one with so many GPUs.
 #[pyfunction]
 pub fn nearest_machine(gpus: u32) -> &'static str {
-    Profile::nearest(gpus)
+    MachineProfile::nearest_builtin(gpus)
 }
 
 /// Refuses what is neither the name of a machine nor the path of a profile.
 #[pyfunction]
 pub fn check_machine(name: PathBuf) -> PyResult<()> {
-    profile(&name).map(drop)
+    find_profile(&name).map(drop)
 }
 
 /// The machine of this name, or of a profile at this path.
-fn profile(name: &Path) -> PyResult<Profile> {
-    symmc::machine(&name.to_string_lossy()).map_err(raised)
+fn find_profile(name: &Path) -> PyResult<MachineProfile> {
+    symmc::machine_profile(&name.to_string_lossy()).map_err(to_exception)
 }
 
 /// Makes a plan of a program, and proves it safe.
@@ -103,7 +106,7 @@ pub fn compile(
     machine: Option<PathBuf>,
     ranks: Option<i128>,
     buckets: Option<Bound<'_, PyAny>>,
-    bind: Option<Arguments>,
+    bind: Option<BoundArguments>,
     variants: Option<Bound<'_, PyAny>>,
     order: Option<String>,
     slack: Option<f64>,
@@ -112,25 +115,29 @@ pub fn compile(
     coalesce: bool,
     numerics: Option<String>,
 ) -> PyResult<Plan> {
-    let mut config = Config::default();
+    let mut config = CompileConfig::default();
     if let Some(name) = machine {
-        config = config.with_profile(profile(&name)?);
+        config = config.with_profile(find_profile(&name)?);
     }
-    let ranks = ranks.map(|n| whole("ranks", n)).transpose()?;
-    let symm_limit: Option<u64> = symm_limit.map(|bytes| whole("symm_limit", bytes)).transpose()?;
+    let ranks = ranks.map(|n| to_integer("ranks", n)).transpose()?;
+    let symm_limit: Option<u64> = symm_limit.map(|bytes| to_integer("symm_limit", bytes)).transpose()?;
     if ranks.is_none() && program.0.graph.ranks.is_none() {
-        return Err(refused("ranks: nothing in the program says how many there are: expected their number"));
+        return Err(input_error(
+            "ranks: nothing in the program says how many there are: expected their number",
+        ));
     }
     let bounds = |given: Bound<'_, PyAny>| {
         let found = given.extract::<IndexMap<String, Vec<i64>>>();
-        found.map_err(|_| mistyped("buckets", "lists of sizes by the names of symbols", given.as_borrowed()))
+        found.map_err(|_| {
+            argument_type_error("buckets", "lists of sizes by the names of symbols", given.as_borrowed())
+        })
     };
     let buckets = buckets.map(bounds).transpose()?.unwrap_or_default().into_iter();
     config = config.with_buckets(buckets.map(|(symbol, upper)| BucketSpec::new(symbol, upper)));
     config = config.with_bind(match bind {
-        None | Some(Arguments::All(false)) => Bind::None,
-        Some(Arguments::All(true)) => Bind::All,
-        Some(Arguments::Named(names)) => Bind::Named(names),
+        None | Some(BoundArguments::All(false)) => ArgumentBinding::None,
+        Some(BoundArguments::All(true)) => ArgumentBinding::All,
+        Some(BoundArguments::Named(names)) => ArgumentBinding::Named(names),
     });
     config = config.with_variants(variants.map(|given| read_variants(&given)).transpose()?);
     if let Some(name) = order {
@@ -147,7 +154,7 @@ pub fn compile(
         config = config.with_numerics(read_numerics(&text)?);
     }
     let given = program.0.clone();
-    long(py, "compile", move || match ranks {
+    run_interruptible(py, "compile", move || match ranks {
         None => symmc::compile(&given, &config),
         Some(ranks) => {
             let mut program = symmc::Program::clone(&given);
@@ -165,7 +172,7 @@ pub fn check_numerics(text: &str) -> PyResult<()> {
 }
 
 fn read_numerics(text: &str) -> PyResult<Numerics> {
-    text.parse().map_err(|e| refused(format!("numerics: {e}")))
+    text.parse().map_err(|e| input_error(format!("numerics: {e}")))
 }
 
 /// Checks names of variants of collectives.
@@ -174,14 +181,17 @@ pub fn check_variants(variants: &Bound<'_, PyAny>) -> PyResult<()> {
     read_variants(variants).map(drop)
 }
 
-fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<Variant>> {
+fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<CollectiveVariant>> {
     let variant = |name: String| {
-        let found = Variant::from_name(&name);
+        let found = CollectiveVariant::from_name(&name);
         found.ok_or_else(|| {
-            refused(format!("variants: expected {}, found {name:?}", Variant::expected(&name)))
+            input_error(format!(
+                "variants: expected {}, found {name:?}",
+                CollectiveVariant::describe_expected_names(&name)
+            ))
         })
     };
-    names("variants", "names of variants", given)?.into_iter().map(variant).collect()
+    extract_names("variants", "names of variants", given)?.into_iter().map(variant).collect()
 }
 
 /// Checks the name of an order of steps.
@@ -190,15 +200,17 @@ pub fn check_order(name: &str) -> PyResult<()> {
     read_order(name).map(drop)
 }
 
-fn read_order(name: &str) -> PyResult<Order> {
-    let found = Order::from_name(name);
-    found.ok_or_else(|| refused(format!("order: expected one of {}, found {name:?}", Order::names())))
+fn read_order(name: &str) -> PyResult<OrderStrategy> {
+    let found = OrderStrategy::from_name(name);
+    found.ok_or_else(|| {
+        input_error(format!("order: expected one of {}, found {name:?}", OrderStrategy::names()))
+    })
 }
 
 /// Reads a plan from a file, and proves it safe.
 #[pyfunction]
 pub fn load(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
-    long(py, "load", move || symmc::checked(symmc::read_plan(&path)?)).map(Plan)
+    run_interruptible(py, "load", move || symmc::into_checked_plan(symmc::read_plan(&path)?)).map(Plan)
 }
 
 /// The plan of a text (JSON), proved safe: how plans come out of pickles.
@@ -206,14 +218,14 @@ pub fn load(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
 pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
     let read = move || {
         let plan = symmc::Plan::from_json(&text);
-        symmc::checked(plan.map_err(|e| symmc::Error::new(symmc::ErrorKind::Input, e.to_string()))?)
+        symmc::into_checked_plan(plan.map_err(|e| symmc::Error::new(symmc::ErrorKind::Input, e.to_string()))?)
     };
-    long(py, "load", read).map(Plan)
+    run_interruptible(py, "load", read).map(Plan)
 }
 
 /// The bytes that a session takes, by what for.
-pub fn parts_of(taken: Taken) -> IndexMap<&'static str, usize> {
-    let Taken { ordinary, symmetric, flags, scratch, held, .. } = taken;
+pub fn memory_by_use(taken: MemoryUsage) -> IndexMap<&'static str, usize> {
+    let MemoryUsage { ordinary, symmetric, flags, scratch, ports: held, .. } = taken;
     let all = [
         ("ordinary", ordinary),
         ("symmetric", symmetric),
@@ -250,15 +262,15 @@ impl Plan {
     fn report(&self, py: Python<'_>, format: &str) -> PyResult<String> {
         let of = match format {
             "text" => symmc_cli::report,
-            "html" => symmc_cli::html,
-            _ => return Err(refused(format!("format: expected text or html, found {format:?}"))),
+            "html" => symmc_cli::render_plan,
+            _ => return Err(input_error(format!("format: expected text or html, found {format:?}"))),
         };
-        py.detach(|| of(&self.0)).map_err(|error| refused(error.to_string()))
+        py.detach(|| of(&self.0)).map_err(|error| input_error(error.to_string()))
     }
 
     /// What notebooks show: the page of the report, in a frame of its own.
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
-        let page = symmc_cli::escaped(&self.report(py, "html")?);
+        let page = symmc_cli::escape_html(&self.report(py, "html")?);
         Ok(format!("<iframe srcdoc=\"{page}\" style=\"width:100%;height:40em;border:0\"></iframe>"))
     }
 
@@ -282,7 +294,7 @@ impl Plan {
 
     /// Where a value lives, until when, who may touch it, and how its collective was chosen.
     fn explain(&self, py: Python<'_>, value: &str) -> PyResult<String> {
-        py.detach(|| symmc_cli::explain(&self.0, value)).map_err(|error| refused(error.to_string()))
+        py.detach(|| symmc_cli::explain(&self.0, value)).map_err(|error| input_error(error.to_string()))
     }
 
     /// How each collective runs, bucket by bucket, and what else was considered.
@@ -307,11 +319,11 @@ impl Plan {
     #[pyo3(signature = (*, require_compared=false))]
     fn check(&self, py: Python<'_>, require_compared: bool) -> PyResult<String> {
         let plan = self.0.clone();
-        long(py, "check", move || {
+        run_interruptible(py, "check", move || {
             let report = symmc::check(&plan)?;
-            let compared = symmc::compare_with_source(&plan).agreed()?;
+            let compared = symmc::compare_with_source(&plan).into_agreement()?;
             if require_compared {
-                symmc::require_compared(&compared)?;
+                symmc::require_full_comparison(&compared)?;
             }
             Ok(format!("{report}\n{compared}").trim_end().to_string())
         })
@@ -326,15 +338,15 @@ impl Plan {
         rank: i128,
         gpu: Option<i128>,
     ) -> PyResult<IndexMap<&'static str, usize>> {
-        let rank = whole("rank", rank)?;
-        let config = on_gpu(SessionConfig::default(), number(gpu)?)?;
-        let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(raised)?;
-        Ok(parts_of(taken))
+        let rank = to_integer("rank", rank)?;
+        let config = on_gpu(SessionConfig::default(), gpu_number(gpu)?)?;
+        let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(to_exception)?;
+        Ok(memory_by_use(taken))
     }
 
     /// Writes the plan to a file (JSON), which `symmc.load` and the command `symmc` read.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        py.detach(|| symmc::write_file(&path, self.0.to_json().as_bytes())).map_err(raised)
+        py.detach(|| symmc::write_file(&path, self.0.to_json().as_bytes())).map_err(to_exception)
     }
 
     fn __repr__(&self) -> String {

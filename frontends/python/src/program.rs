@@ -6,11 +6,11 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use symmc::unstable::ir::{InputKind, Node, Op};
-use symmc::{Extent, OpenOptions, TensorFile};
+use symmc::{OpenOptions, SymbolConstraint, TensorFile};
 
-use crate::argument::{mistyped, whole};
-use crate::error::{raised, refused};
-use crate::interrupt::long;
+use crate::argument::{argument_type_error, to_integer};
+use crate::error::{input_error, to_exception};
+use crate::interrupt::run_interruptible;
 use crate::tensor::Tensor;
 
 /// A program with collectives. `symmc.open` reads one from a file.
@@ -18,48 +18,52 @@ use crate::tensor::Tensor;
 pub struct Program(pub Arc<symmc::Program>);
 
 /// One path, or several.
-pub struct Paths(Vec<PathBuf>);
+pub struct ProgramPaths(Vec<PathBuf>);
 
-impl FromPyObject<'_, '_> for Paths {
+impl FromPyObject<'_, '_> for ProgramPaths {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Paths> {
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<ProgramPaths> {
         if let Ok(path) = given.extract() {
-            return Ok(Paths(vec![path]));
+            return Ok(ProgramPaths(vec![path]));
         }
-        let paths = given.extract().map(Paths);
-        paths.map_err(|_| mistyped("paths", "a path, or a list of the paths of all ranks", given))
+        let paths = given.extract().map(ProgramPaths);
+        paths.map_err(|_| argument_type_error("paths", "a path, or a list of the paths of all ranks", given))
     }
 }
 
 /// What a symbol is to be: one value, a least and a largest, or a text as the option `--dim` of the command takes it.
-pub enum Bounds {
+pub enum SymbolBounds {
     One(i64),
     Range((Option<i64>, Option<i64>)),
     Text(String),
 }
 
-impl FromPyObject<'_, '_> for Bounds {
+impl FromPyObject<'_, '_> for SymbolBounds {
     type Error = PyErr;
 
-    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Bounds> {
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<SymbolBounds> {
         if let Ok(value) = given.extract() {
-            return Ok(Bounds::One(value));
+            return Ok(SymbolBounds::One(value));
         }
         if let Ok(text) = given.extract() {
-            return Ok(Bounds::Text(text));
+            return Ok(SymbolBounds::Text(text));
         }
-        let range = given.extract().map(Bounds::Range);
-        range.map_err(|_| mistyped("dims", "a size, a pair of the least and the largest, or a text", given))
+        let range = given.extract().map(SymbolBounds::Range);
+        range.map_err(|_| {
+            argument_type_error("dims", "a size, a pair of the least and the largest, or a text", given)
+        })
     }
 }
 
-impl Bounds {
-    fn extent(self, name: &str) -> PyResult<Extent> {
+impl SymbolBounds {
+    fn into_extent(self, name: &str) -> PyResult<SymbolConstraint> {
         match self {
-            Bounds::One(n) => Ok(Extent::Range { min: Some(n), max: Some(n) }),
-            Bounds::Range((min, max)) => Ok(Extent::Range { min, max }),
-            Bounds::Text(text) => Extent::parse(&text).map_err(|error| refused(format!("{name}: {error}"))),
+            SymbolBounds::One(n) => Ok(SymbolConstraint::Range { min: Some(n), max: Some(n) }),
+            SymbolBounds::Range((min, max)) => Ok(SymbolConstraint::Range { min, max }),
+            SymbolBounds::Text(text) => {
+                SymbolConstraint::parse(&text).map_err(|error| input_error(format!("{name}: {error}")))
+            }
         }
     }
 }
@@ -73,25 +77,26 @@ impl Bounds {
 #[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, tensors=None))]
 pub fn open(
     py: Python<'_>,
-    paths: Paths,
+    paths: ProgramPaths,
     ranks: Option<i128>,
     groups: Option<IndexMap<String, Vec<Vec<u32>>>>,
-    dims: Option<IndexMap<String, Bounds>>,
+    dims: Option<IndexMap<String, SymbolBounds>>,
     schemas: Option<Vec<String>>,
     tensors: Option<PathBuf>,
 ) -> PyResult<Program> {
-    let ranks = ranks.map(|n| whole("ranks", n)).transpose()?;
+    let ranks = ranks.map(|n| to_integer("ranks", n)).transpose()?;
     let dims = dims.unwrap_or_default().into_iter();
-    let dims = dims.map(|(name, bounds)| Ok((bounds.extent(&name)?, name))).collect::<PyResult<Vec<_>>>()?;
+    let dims =
+        dims.map(|(name, bounds)| Ok((bounds.into_extent(&name)?, name))).collect::<PyResult<Vec<_>>>()?;
     let options = OpenOptions::default()
         .with_ranks(ranks)
         .with_groups(groups.unwrap_or_default())
         .with_extents(dims.into_iter().map(|(extent, name)| (name, extent)))
         .with_schemas(schemas.unwrap_or_default());
-    long(py, "open", move || {
+    run_interruptible(py, "open", move || {
         let tensors = tensors.map(|path| TensorFile::open(&path).map(Arc::new)).transpose()?;
         let mut program = symmc::Program::open_files(&paths.0, &options.with_tensors(tensors))?;
-        program.close_ranks()?;
+        program.infer_ranks()?;
         Ok(Program(Arc::new(program)))
     })
 }
@@ -99,7 +104,8 @@ pub fn open(
 /// The program of a text in symmc's own form.
 #[pyfunction]
 pub fn from_text(py: Python<'_>, text: String) -> PyResult<Program> {
-    long(py, "open", move || symmc::Program::from_text(&text)).map(|program| Program(Arc::new(program)))
+    run_interruptible(py, "open", move || symmc::Program::from_text(&text))
+        .map(|program| Program(Arc::new(program)))
 }
 
 /// The names of PyTorch's operators that symmc knows.
@@ -149,7 +155,7 @@ impl Program {
     fn arguments(&self) -> Vec<String> {
         let graph = &self.0.graph;
         let arguments = graph.inputs.values().filter(|input| input.kind == InputKind::Argument);
-        arguments.map(|input| graph.name_of(input.value).to_string()).collect()
+        arguments.map(|input| graph.value_name(input.value).to_string()).collect()
     }
 
     /// The operators that symmc does not know, by the node that has them: they can be planned and not run.
@@ -169,20 +175,20 @@ impl Program {
     /// The weights of a rank that came with the program, by the names under which they are stored.
     #[pyo3(signature = (rank=0))]
     fn parameters(&self, py: Python<'_>, rank: i128) -> PyResult<IndexMap<String, Tensor>> {
-        let rank = whole("rank", rank)?;
+        let rank = to_integer("rank", rank)?;
         if self.0.graph.ranks.is_some_and(|ranks| rank >= ranks) {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "rank {rank}: the program has {} ranks",
                 self.0.graph.ranks.unwrap_or(0)
             )));
         }
-        let all = py.detach(|| self.0.parameters(rank, None)).map_err(raised)?;
+        let all = py.detach(|| self.0.parameters(rank, None)).map_err(to_exception)?;
         Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
     }
 
     /// What notebooks show: the program's text.
     fn _repr_html_(&self) -> String {
-        let text = symmc_cli::escaped(&self.0.to_text());
+        let text = symmc_cli::escape_html(&self.0.to_text());
         format!("<pre style=\"max-height:40em;overflow:auto\">{text}</pre>")
     }
 

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use symmc::{Buffer, SessionConfig, ValueKind};
+use symmc::{SessionBuffer, SessionConfig, ValueKind};
 
-use crate::argument::whole;
-use crate::dlpack::{Foreign, device};
-use crate::error::{raised, refused};
-use crate::gpu::{number, on_gpu};
+use crate::argument::to_integer;
+use crate::dlpack::{ForeignTensor, device};
+use crate::error::{input_error, to_exception};
+use crate::gpu::{gpu_number, on_gpu};
 use crate::group::Group;
-use crate::here::Here;
-use crate::interrupt::{LOOK, long};
-use crate::launch::{Launched, expect_device};
-use crate::plan::{Plan, parts_of};
+use crate::interrupt::{POLL_INTERVAL, run_interruptible};
+use crate::launch::{LaunchBindings, expect_device};
+use crate::plan::{Plan, memory_by_use};
+use crate::process_bound::ProcessBound;
 use crate::tensor::Tensor;
-use crate::view::{Runs, View};
+use crate::view::{RunCounter, View};
 
 /// An input or an output, at the sizes that are set.
 #[pyclass(frozen, get_all, module = "symmc")]
@@ -54,24 +54,24 @@ impl Value {
 /// of the group open the session together and start the same runs in the same order.
 #[pyclass(frozen, module = "symmc")]
 pub struct Session {
-    inner: Here<Mutex<Option<Open>>>,
+    inner: ProcessBound<Mutex<Option<SessionState>>>,
     rank: u32,
     name: String,
-    runs: Runs,
+    runs: RunCounter,
     /// The number of the GPU; `None` on the host.
     gpu: Option<i32>,
 }
 
-struct Open {
+struct SessionState {
     session: symmc::Session,
     /// What keeps the tensor that is bound for a name.
     bound: HashMap<String, Py<PyAny>>,
     /// What keeps those that runs in progress may still use.
     retired: Vec<Py<PyAny>>,
     /// What was bound for the last launch, at the sizes that are set.
-    launched: Launched,
+    launched: LaunchBindings,
     /// The memory of outputs that views are of, by their numbers.
-    viewed: HashMap<usize, Buffer>,
+    viewed: HashMap<usize, SessionBuffer>,
 }
 
 impl Drop for Session {
@@ -79,15 +79,15 @@ impl Drop for Session {
     fn drop(&mut self) {
         let Ok(inner) = self.inner.get("session") else { return };
         let open = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Open { session, bound, retired, .. }) = open else { return };
+        let Some(SessionState { session, bound, retired, .. }) = open else { return };
         Python::attach(|py| py.detach(|| drop(session)));
         drop((bound, retired));
     }
 }
 
-impl Open {
+impl SessionState {
     /// Keeps a tensor for a name instead of the one before, if there was one.
-    fn keep(&mut self, name: &str, keeper: Option<Py<PyAny>>) {
+    fn store_keeper(&mut self, name: &str, keeper: Option<Py<PyAny>>) {
         let old = match keeper {
             Some(keeper) => self.bound.insert(name.to_string(), keeper),
             None => self.bound.remove(name),
@@ -98,25 +98,25 @@ impl Open {
         }
     }
 
-    fn bind(&mut self, name: &str, tensor: Foreign) -> Result<(), symmc::Error> {
+    fn bind(&mut self, name: &str, tensor: ForeignTensor) -> Result<(), symmc::Error> {
         // SAFETY: the tensor is kept until another is bound and all runs that took it have ended.
         unsafe { self.session.bind(name, tensor.pointer(), tensor.bytes)? };
         self.launched.forget();
-        self.keep(name, Some(tensor.into_keeper()));
-        self.leave_view(name)
+        self.store_keeper(name, Some(tensor.into_capsule()));
+        self.forget_view(name)
     }
 
     /// The output of this name that replaces no input, and its number among those.
-    fn returned(&self, name: &str) -> Result<Option<(usize, symmc::Value)>, symmc::Error> {
+    fn find_returned(&self, name: &str) -> Result<Option<(usize, symmc::SessionValue)>, symmc::Error> {
         let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
         let mut numbered = returned.enumerate();
         Ok(numbered.find(|(number, value)| value.name == name || format!("out.{number}") == name))
     }
 
     /// What is bound for a name is no memory of views any more.
-    fn leave_view(&mut self, name: &str) -> Result<(), symmc::Error> {
+    fn forget_view(&mut self, name: &str) -> Result<(), symmc::Error> {
         if !self.viewed.is_empty()
-            && let Some((number, _)) = self.returned(name)?
+            && let Some((number, _)) = self.find_returned(name)?
         {
             self.viewed.remove(&number);
         }
@@ -124,9 +124,9 @@ impl Open {
     }
 
     /// The output of this name, and its memory, which is that of views from the first one on: what is there is copied once.
-    fn viewed(&mut self, name: &str) -> Result<(symmc::Value, Buffer), symmc::Error> {
+    fn view_buffer(&mut self, name: &str) -> Result<(symmc::SessionValue, SessionBuffer), symmc::Error> {
         let error = |text: String| symmc::Error::new(symmc::ErrorKind::Input, text);
-        let Some((number, value)) = self.returned(name)? else {
+        let Some((number, value)) = self.find_returned(name)? else {
             return Err(error(format!("{name}: expected an output that replaces no input")));
         };
         let own = format!("out.{number}");
@@ -149,7 +149,7 @@ impl Open {
     }
 
     /// Has outputs that outgrew the memory of their views lie in memory of the session again.
-    fn leave_small_views(&mut self) -> Result<(), symmc::Error> {
+    fn drop_outgrown_views(&mut self) -> Result<(), symmc::Error> {
         if self.viewed.is_empty() {
             return Ok(());
         }
@@ -164,7 +164,7 @@ impl Open {
     }
 
     /// Starts a run; on a stream of the caller, by its driver's handle, if there is one.
-    fn start(&mut self, stream: Option<usize>) -> Result<(), symmc::Error> {
+    fn enqueue_run(&mut self, stream: Option<usize>) -> Result<(), symmc::Error> {
         match stream {
             None => self.session.enqueue(),
             Some(stream) => {
@@ -177,63 +177,65 @@ impl Open {
 }
 
 /// Refuses a tensor of another type. What has no such name is refused by the session.
-fn expect_type(open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
+fn expect_type(open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyResult<()> {
     match open.session.value(name) {
-        Ok(value) if value.dtype != tensor.dtype || value.extents != tensor.shape => Err(refused(format!(
-            "{name}: expected {}{:?}, found {}{:?}",
-            value.dtype, value.extents, tensor.dtype, tensor.shape
-        ))),
+        Ok(value) if value.dtype != tensor.dtype || value.extents != tensor.shape => {
+            Err(input_error(format!(
+                "{name}: expected {}{:?}, found {}{:?}",
+                value.dtype, value.extents, tensor.dtype, tensor.shape
+            )))
+        }
         _ => Ok(()),
     }
 }
 
 impl Session {
-    fn of(session: symmc::Session, (rank, name): (u32, String), gpu: Option<i32>) -> Session {
-        let open = Open {
+    fn from_session(session: symmc::Session, (rank, name): (u32, String), gpu: Option<i32>) -> Session {
+        let open = SessionState {
             session,
             bound: HashMap::new(),
             retired: Vec::new(),
-            launched: Launched::default(),
+            launched: LaunchBindings::default(),
             viewed: HashMap::new(),
         };
-        let inner = Here::new(Mutex::new(Some(open)));
-        Session { inner, rank, name, runs: Runs::default(), gpu }
+        let inner = ProcessBound::new(Mutex::new(Some(open)));
+        Session { inner, rank, name, runs: RunCounter::default(), gpu }
     }
 
-    fn open_now(&self) -> PyResult<MutexGuard<'_, Option<Open>>> {
+    fn lock_session(&self) -> PyResult<MutexGuard<'_, Option<SessionState>>> {
         match self.inner.get("session")?.try_lock() {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                Err(refused("another thread uses the session: one at a time may"))
+                Err(input_error("another thread uses the session: one at a time may"))
             }
         }
     }
 
-    fn with<T: Send>(
+    fn with_session<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Open) -> Result<T, symmc::Error> + Send,
+        work: impl FnOnce(&mut SessionState) -> Result<T, symmc::Error> + Send,
     ) -> PyResult<T> {
-        let mut guard = self.open_now()?;
-        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
-        py.detach(|| work(open)).map_err(raised)
+        let mut guard = self.lock_session()?;
+        let open = guard.as_mut().ok_or_else(|| input_error("the session is closed"))?;
+        py.detach(|| work(open)).map_err(to_exception)
     }
 
     /// Refuses a tensor that a value cannot be.
-    fn expect(&self, open: &Open, name: &str, tensor: &Foreign) -> PyResult<()> {
+    fn expect_tensor(&self, open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyResult<()> {
         expect_device(self.gpu, tensor.device, || name.to_string())?;
         expect_type(open, name, tensor)
     }
 
     /// Waits for the end of all runs, and for the interpreter's signals.
-    fn until_idle(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
+    fn wait_until_idle(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
         let start = Instant::now();
         loop {
             let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
-            let part = left.map_or(LOOK, |left| left.min(LOOK));
-            let last = left.is_some_and(|left| left <= LOOK);
-            let ended = self.with(py, |open| {
+            let part = left.map_or(POLL_INTERVAL, |left| left.min(POLL_INTERVAL));
+            let last = left.is_some_and(|left| left <= POLL_INTERVAL);
+            let ended = self.with_session(py, |open| {
                 if open.session.poll()? {
                     return Ok(true);
                 }
@@ -272,28 +274,29 @@ impl Session {
         extendable: bool,
     ) -> PyResult<Session> {
         let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
-        let limit = limit.ok_or_else(|| refused(format!("timeout: expected seconds, found {timeout}")))?;
-        let gpu = number(gpu)?;
-        let config = SessionConfig::default().with_limit(limit).with_extendable(extendable);
+        let limit =
+            limit.ok_or_else(|| input_error(format!("timeout: expected seconds, found {timeout}")))?;
+        let gpu = gpu_number(gpu)?;
+        let config = SessionConfig::default().with_timeout(limit).with_extendable(extendable);
         let config = on_gpu(config, gpu)?;
-        let (plan, group) = (plan.0.clone(), Group::of(py, group, timeout)?);
+        let (plan, group) = (plan.0.clone(), Group::resolve_group(py, group, timeout)?);
         let (rank, name) = (group.rank(), plan.source.name.clone());
-        let session = long(py, "open", move || symmc::Session::open(&plan, &group, &config))?;
-        Ok(Session::of(session, (rank, name), gpu.map(|gpu| gpu as i32)))
+        let session = run_interruptible(py, "open", move || symmc::Session::open(&plan, &group, &config))?;
+        Ok(Session::from_session(session, (rank, name), gpu.map(|gpu| gpu as i32)))
     }
 
     /// Opens another program in this session, which takes turns with this one in the same arenas. All ranks open the same
     /// programs, and run all of them in the same order. Each is closed for itself; an error of a run ends all.
     fn open_program(&self, py: Python<'_>, plan: &Plan) -> PyResult<Session> {
         let (plan, name) = (plan.0.clone(), plan.0.source.name.clone());
-        let session = self.with(py, |open| open.session.open_program(&plan))?;
-        Ok(Session::of(session, (self.rank, name), self.gpu))
+        let session = self.with_session(py, |open| open.session.open_program(&plan))?;
+        Ok(Session::from_session(session, (self.rank, name), self.gpu))
     }
 
     /// The bytes that the session takes of its device now, for all its programs together: arenas, flags, scratch, and
     /// inputs and outputs that are not bound.
     fn memory(&self, py: Python<'_>) -> PyResult<IndexMap<&'static str, usize>> {
-        self.with(py, |open| Ok(open.session.taken())).map(parts_of)
+        self.with_session(py, |open| Ok(open.session.memory_usage())).map(memory_by_use)
     }
 
     /// The rank.
@@ -306,59 +309,59 @@ impl Session {
     #[pyo3(signature = (**symbols))]
     fn set(&self, py: Python<'_>, symbols: Option<IndexMap<String, i128>>) -> PyResult<()> {
         let symbols = symbols.unwrap_or_default();
-        let values = symbols.iter().map(|(name, n)| Ok((name.as_str(), whole(name, *n)?)));
+        let values = symbols.iter().map(|(name, n)| Ok((name.as_str(), to_integer(name, *n)?)));
         let values = values.collect::<PyResult<Vec<(&str, i64)>>>()?;
-        self.with(py, |open| {
+        self.with_session(py, |open| {
             open.launched.forget();
             open.session.set_all(&values)?;
-            open.leave_small_views()
+            open.drop_outgrown_views()
         })
     }
 
     /// The arguments: inputs that change from run to run.
     fn inputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
-        values(py, self.with(py, |open| open.session.inputs())?)
+        python_values(py, self.with_session(py, |open| open.session.inputs())?)
     }
 
     /// The parameters: inputs that are given once.
     fn parameters(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
-        values(py, self.with(py, |open| open.session.parameters())?)
+        python_values(py, self.with_session(py, |open| open.session.parameters())?)
     }
 
     /// The outputs, those that replace an input among them.
     fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
-        values(py, self.with(py, |open| open.session.outputs())?)
+        python_values(py, self.with_session(py, |open| open.session.outputs())?)
     }
 
     /// Has the runs that come find an input, or write an output, in a tensor, where it lies. The session keeps the tensor.
     fn bind(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let tensor = Foreign::of(name, tensor)?;
-        let mut guard = self.open_now()?;
-        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
-        self.expect(open, name, &tensor)?;
-        py.detach(|| open.bind(name, tensor)).map_err(raised)
+        let tensor = ForeignTensor::from_object(name, tensor)?;
+        let mut guard = self.lock_session()?;
+        let open = guard.as_mut().ok_or_else(|| input_error("the session is closed"))?;
+        self.expect_tensor(open, name, &tensor)?;
+        py.detach(|| open.bind(name, tensor)).map_err(to_exception)
     }
 
     /// Has the runs that come use memory of the session for an input or output again.
     fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        self.with(py, |open| {
+        self.with_session(py, |open| {
             open.session.unbind(name)?;
             open.launched.forget();
-            open.keep(name, None);
-            open.leave_view(name)
+            open.store_keeper(name, None);
+            open.forget_view(name)
         })
     }
 
     /// Copies a tensor in memory of the host to where an input lies.
     fn write(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
-        let tensor = Foreign::read_only(name, tensor)?;
+        let tensor = ForeignTensor::from_read_object(name, tensor)?;
         if tensor.device.kind == device::CUDA {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "{name}: expected memory of the host, found that of a GPU: bind it instead"
             )));
         }
-        let mut guard = self.open_now()?;
-        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
+        let mut guard = self.lock_session()?;
+        let open = guard.as_mut().ok_or_else(|| input_error("the session is closed"))?;
         expect_type(open, name, &tensor)?;
         py.detach(|| {
             let data: &[u8] = match tensor.bytes {
@@ -368,36 +371,36 @@ impl Session {
             };
             open.session.write(name, data)
         })
-        .map_err(raised)
+        .map_err(to_exception)
     }
 
     /// A copy of an output, or of an input, as it is now, in memory of the host.
     fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        self.with(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
+        self.with_session(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
     }
 
     /// An output where the last run wrote it, without a copy but for the first time: see `View`.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<View> {
-        let (value, buffer) = self.with(py, |open| open.viewed(name))?;
+        let (value, buffer) = self.with_session(py, |open| open.view_buffer(name))?;
         Ok(View::new(value, buffer, self.gpu, &self.runs))
     }
 
     /// Runs once, and waits for the end.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |open| {
-            self.runs.begin();
+        self.with_session(py, |open| {
+            self.runs.count_run();
             open.session.enqueue()
         })?;
-        self.until_idle(py, None)
+        self.wait_until_idle(py, None)
     }
 
     /// Starts one run behind those that were started, and returns. stream: a stream of the caller on the GPU, by its
     /// driver's handle.
     #[pyo3(signature = (stream=None))]
     fn enqueue(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
-        self.with(py, |open| {
-            self.runs.begin();
-            open.start(stream)
+        self.with_session(py, |open| {
+            self.runs.count_run();
+            open.enqueue_run(stream)
         })
     }
 
@@ -414,9 +417,9 @@ impl Session {
         outputs: &Bound<'_, PyList>,
         stream: Option<usize>,
     ) -> PyResult<Option<Vec<usize>>> {
-        let mut guard = self.open_now()?;
-        let open = guard.as_mut().ok_or_else(|| refused("the session is closed"))?;
-        let odd = open.launched.look(&open.session, self.gpu, arguments, outputs)?;
+        let mut guard = self.lock_session()?;
+        let open = guard.as_mut().ok_or_else(|| input_error("the session is closed"))?;
+        let odd = open.launched.locate_tensors(&open.session, self.gpu, arguments, outputs)?;
         if !odd.is_empty() {
             return Ok(Some(odd));
         }
@@ -424,20 +427,20 @@ impl Session {
             open.viewed.clear();
             // SAFETY: by the caller.
             unsafe { open.launched.bind(&mut open.session)? };
-            self.runs.begin();
-            open.start(stream)
+            self.runs.count_run();
+            open.enqueue_run(stream)
         })
-        .map_err(raised)?;
+        .map_err(to_exception)?;
         drop(guard);
         if stream.is_none() {
-            self.until_idle(py, None)?;
+            self.wait_until_idle(py, None)?;
         }
         Ok(None)
     }
 
     /// Whether all runs have ended.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |open| open.session.poll())
+        self.with_session(py, |open| open.session.poll())
     }
 
     /// Waits until all runs have ended; at most so many seconds.
@@ -445,32 +448,32 @@ impl Session {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let seconds = |timeout| {
             let limit = Duration::try_from_secs_f64(timeout);
-            limit.map_err(|_| refused(format!("timeout: expected seconds, found {timeout}")))
+            limit.map_err(|_| input_error(format!("timeout: expected seconds, found {timeout}")))
         };
-        self.until_idle(py, timeout.map(seconds).transpose()?)
+        self.wait_until_idle(py, timeout.map(seconds).transpose()?)
     }
 
     /// Gives the memory of the arenas back until `resume`. All ranks call both, between runs.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |open| open.session.release())
+        self.with_session(py, |open| open.session.release())
     }
 
     /// Takes the memory of the arenas again.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |open| open.session.resume())
+        self.with_session(py, |open| open.session.resume())
     }
 
     /// Waits until all runs have ended, and ends the session.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let open = self.open_now()?.take();
-        let Some(Open { session, bound, retired, .. }) = open else { return Ok(()) };
-        let closed = py.detach(|| session.close()).map_err(raised);
+        let open = self.lock_session()?.take();
+        let Some(SessionState { session, bound, retired, .. }) = open else { return Ok(()) };
+        let closed = py.detach(|| session.close()).map_err(to_exception);
         drop((bound, retired));
         closed
     }
 
     fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
-        slf.get().with(py, |_| Ok(()))?;
+        slf.get().with_session(py, |_| Ok(()))?;
         Ok(slf)
     }
 
@@ -479,9 +482,9 @@ impl Session {
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
         if exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
             self.close(py)?;
-        } else if let Some(open) = self.open_now()?.take() {
-            let Open { session, bound, retired, .. } = open;
-            let reason = reason_of(exception);
+        } else if let Some(open) = self.lock_session()?.take() {
+            let SessionState { session, bound, retired, .. } = open;
+            let reason = exception_reason(exception);
             // The exception explains more than an error of ending the session.
             let _ = py.detach(|| session.abort(&reason));
             drop((bound, retired));
@@ -499,7 +502,7 @@ impl Session {
 const LONGEST_REASON: usize = 300;
 
 /// An exception in one line: its type and its text. What `__exit__` was given: the type, the exception and the traceback.
-fn reason_of(exception: &Bound<'_, PyTuple>) -> String {
+fn exception_reason(exception: &Bound<'_, PyTuple>) -> String {
     let kind = exception.get_item(0).and_then(|kind| kind.getattr("__name__")?.extract::<String>());
     let kind = kind.unwrap_or_else(|_| "an exception".into());
     let text = exception.get_item(1).and_then(|value| value.str()?.extract::<String>()).unwrap_or_default();
@@ -507,8 +510,8 @@ fn reason_of(exception: &Bound<'_, PyTuple>) -> String {
     whole.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
 }
 
-fn values(py: Python<'_>, all: Vec<symmc::Value>) -> PyResult<Vec<Value>> {
-    let value = |value: symmc::Value| {
+fn python_values(py: Python<'_>, all: Vec<symmc::SessionValue>) -> PyResult<Vec<Value>> {
+    let value = |value: symmc::SessionValue| {
         let kind = match value.kind {
             ValueKind::Argument => "argument",
             ValueKind::Parameter => "parameter",

@@ -2,10 +2,10 @@
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
-use symmc::unstable::import::sizes::assumptions::{self, Refusal};
-use symmc::unstable::import::sizes::{self, Sizes, steps};
+use symmc::unstable::import::sizes::assumptions::{self, ImportRejection};
+use symmc::unstable::import::sizes::{self, CallSizes, steps};
 
-use crate::error::{Error, refused};
+use crate::error::{Error, input_error};
 
 /// A size that is `step * quotient + rest`.
 #[pyclass(frozen, module = "symmc")]
@@ -19,14 +19,14 @@ pub fn find_size_steps(guards: Vec<String>, symbols: Vec<String>) -> Vec<SizeSte
 
 /// The value of an expression for these sizes, if they determine it.
 #[pyfunction]
-pub fn evaluate_size(expression: &str, sizes: Sizes) -> Option<i64> {
-    sizes::evaluate(expression, &sizes)
+pub fn evaluate_size(expression: &str, sizes: CallSizes) -> Option<i64> {
+    sizes::evaluate_size(expression, &sizes)
 }
 
 /// How many times as large as `unit` a size is, if that is the same whole number for all values of their symbols.
 #[pyfunction]
 pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
-    sizes::ratio(size, unit)
+    sizes::size_ratio(size, unit)
 }
 
 /// The known and the assumed relations between the sizes of a program.
@@ -43,45 +43,45 @@ impl SizeAssumptions {
 
     /// The relations, as `dims` of `open`.
     fn dims(&self) -> IndexMap<String, String> {
-        self.0.dims()
+        self.0.symbol_expressions()
     }
 
     /// The sizes of a call with those of the new symbols: quotients and differences.
-    fn complete(&self, sizes: Sizes) -> PyResult<Sizes> {
-        self.0.complete(sizes).map_err(|error| refused(error.to_string()))
+    fn complete(&self, sizes: CallSizes) -> PyResult<CallSizes> {
+        self.0.complete_sizes(sizes).map_err(|error| input_error(error.to_string()))
     }
 
     /// Drops relations that do not hold for these sizes; whether all hold.
-    fn drop_refuted(&mut self, sizes: Sizes) -> bool {
+    fn drop_refuted(&mut self, sizes: CallSizes) -> bool {
         self.0.drop_refuted(&sizes)
     }
 
     /// Fixes symbols to these sizes, unless a relation of them is assumed.
-    fn fix(&mut self, symbols: Vec<String>, sizes: Sizes) {
-        self.0.fix(&symbols, &sizes);
+    fn fix(&mut self, symbols: Vec<String>, sizes: CallSizes) {
+        self.0.fix_sizes(&symbols, &sizes);
     }
 
     /// The program that `open` gives for some dims, with relations assumed that hold for these sizes and that operators need.
-    fn open_program(&mut self, open: &Bound<'_, PyAny>, sizes: Sizes) -> PyResult<Py<PyAny>> {
-        self.0.open(&sizes, |dims| match open.call1((dims,)) {
+    fn open_program(&mut self, open: &Bound<'_, PyAny>, sizes: CallSizes) -> PyResult<Py<PyAny>> {
+        self.0.import_with_assumptions(&sizes, |dims| match open.call1((dims,)) {
             Ok(program) => Ok(Ok(program.unbind())),
-            Err(error) => refusal(open.py(), error).map(Err),
+            Err(error) => classify_refusal(open.py(), error).map(Err),
         })
     }
 
     /// The upper ends of the buckets of each symbol of a program.
     fn buckets(&self, symbols: IndexMap<String, (i64, i64)>, ends: Vec<i64>) -> IndexMap<String, Vec<i64>> {
-        self.0.buckets(&symbols, &ends)
+        self.0.bucket_ends(&symbols, &ends)
     }
 }
 
 /// The refusal of a program. Exceptions of others are returned as errors.
-fn refusal(py: Python<'_>, error: PyErr) -> PyResult<Refusal<PyErr>> {
+fn classify_refusal(py: Python<'_>, error: PyErr) -> PyResult<ImportRejection<PyErr>> {
     let value = error.value(py);
     if !value.is_instance_of::<Error>() {
         return Err(error);
     }
     let (node, kind) = (value.getattr("node")?.extract()?, value.getattr("kind")?.extract()?);
     let symbols = value.getattr("symbols")?.extract()?;
-    Ok(Refusal { error, node, kind, symbols })
+    Ok(ImportRejection { error, node, kind, symbols })
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::dlpack::{self, Device, device};
-use crate::error::refused;
+use crate::dlpack::{self, DlDevice, device};
+use crate::error::input_error;
 
 /// A tensor in memory of the host, that libraries of tensors take without a copy: `numpy.from_dlpack(t)`,
 /// `torch.from_dlpack(t)`, or its methods `numpy()` and `torch()`.
@@ -48,13 +48,13 @@ impl Tensor {
         _other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
         if let Some(stream) = stream {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "the tensor is in memory of the host, which has no stream; found {stream}"
             )));
         }
         let address = self.0.data().as_ptr().expose_provenance() as u64;
-        let (tensor, host) = (&self.0, Device { kind: device::CPU, id: 0 });
-        dlpack::capsule(py, address, (tensor.dtype(), tensor.shape()), host, tensor.clone())
+        let (tensor, host) = (&self.0, DlDevice { kind: device::CPU, id: 0 });
+        dlpack::export_capsule(py, address, (tensor.dtype(), tensor.shape()), host, tensor.clone())
     }
 
     /// The device: memory of the host.
@@ -65,7 +65,7 @@ impl Tensor {
     /// The same memory as an array of NumPy, which has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         if slf.get().0.dtype() == symmc::DType::BF16 {
-            return Err(refused("NumPy has no bf16: take torch(), or another library"));
+            return Err(input_error("NumPy has no bf16: take torch(), or another library"));
         }
         slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
     }

@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use symmc::{Buffer, DType};
+use symmc::{DType, SessionBuffer};
 
-use crate::dlpack::{self, Device, device};
-use crate::error::refused;
+use crate::dlpack::{self, DlDevice, device};
+use crate::error::input_error;
 
 /// How often a session has started runs.
 #[derive(Clone, Default)]
-pub struct Runs(Arc<AtomicU64>);
+pub struct RunCounter(Arc<AtomicU64>);
 
-impl Runs {
+impl RunCounter {
     /// One more begins.
-    pub fn begin(&self) {
+    pub fn count_run(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn now(&self) -> u64 {
+    fn current_run(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -33,24 +33,29 @@ impl Runs {
 #[pyclass(frozen, module = "symmc")]
 pub struct View {
     name: String,
-    buffer: Buffer,
+    buffer: SessionBuffer,
     dtype: DType,
     extents: Vec<usize>,
-    device: Device,
-    runs: Runs,
+    device: DlDevice,
+    runs: RunCounter,
     /// The number of runs when it was given.
     run: u64,
 }
 
 impl View {
     /// A value in a buffer, on the GPU of this number or on the host.
-    pub fn new(value: symmc::Value, buffer: Buffer, gpu: Option<i32>, runs: &Runs) -> View {
+    pub fn new(
+        value: symmc::SessionValue,
+        buffer: SessionBuffer,
+        gpu: Option<i32>,
+        runs: &RunCounter,
+    ) -> View {
         let device = match gpu {
-            Some(id) => Device { kind: device::CUDA, id },
-            None => Device { kind: device::CPU, id: 0 },
+            Some(id) => DlDevice { kind: device::CUDA, id },
+            None => DlDevice { kind: device::CPU, id: 0 },
         };
-        let symmc::Value { name, dtype, extents, .. } = value;
-        View { name, buffer, dtype, extents, device, runs: runs.clone(), run: runs.now() }
+        let symmc::SessionValue { name, dtype, extents, .. } = value;
+        View { name, buffer, dtype, extents, device, runs: runs.clone(), run: runs.current_run() }
     }
 }
 
@@ -71,7 +76,7 @@ impl View {
     /// Whether a later run has begun.
     #[getter]
     fn stale(&self) -> bool {
-        self.runs.now() != self.run
+        self.runs.current_run() != self.run
     }
 
     /// A capsule of DLPack.
@@ -83,19 +88,19 @@ impl View {
         _other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
         if let Some(stream) = stream.filter(|_| self.device.kind == device::CPU) {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "{}: the view is of memory of the host, which has no stream; found {stream}",
                 self.name
             )));
         }
         if self.stale() {
-            return Err(refused(format!(
+            return Err(input_error(format!(
                 "{}: the view is of run {}, and a later run has begun: take what is needed of a view before, or copy it (read)",
                 self.name, self.run
             )));
         }
         let address = self.buffer.as_ptr().expose_provenance() as u64;
-        dlpack::capsule(py, address, (self.dtype, &self.extents), self.device, self.buffer.clone())
+        dlpack::export_capsule(py, address, (self.dtype, &self.extents), self.device, self.buffer.clone())
     }
 
     /// The device.
@@ -106,7 +111,7 @@ impl View {
     /// The same memory as an array of NumPy, which has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         if slf.get().dtype == DType::BF16 {
-            return Err(refused("NumPy has no bf16: take torch(), or another library"));
+            return Err(input_error("NumPy has no bf16: take torch(), or another library"));
         }
         slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
     }

@@ -8,30 +8,31 @@ use symmc_check::CheckedPlan;
 use symmc_control::{LaunchConfig, LocateStep, RankCommand, launch_ranks};
 use symmc_cuda::CudaConfig;
 use symmc_ir::machine::{
-    self, Capabilities, Copying, Curve, ExitBarrier, Profile, Provenance, TargetBackend,
+    self, CollectiveCurve, CopyCurve, DispatchCapabilities, ExitBarrier, MachineProfile, Provenance,
+    TargetBackend,
 };
-use symmc_ir::{Bindings, CollectiveName, Variant};
+use symmc_ir::{CollectiveName, CollectiveVariant, SymbolBindings};
 use symmc_runtime::host::HostConfig;
 use symmc_runtime::job;
 
 pub use symmc_cuda::bench::{BenchConfig, Measurements, ProgramBench};
 
-pub use crate::tune::Tuned;
+pub use crate::tune::TuneResult;
 
 use crate::error::{Error, ErrorKind};
-use crate::measured::{CollectivesTask, ProgramTask};
-use crate::task::RankTask;
-use crate::tune::tuned;
+use crate::measure_task::{CollectivesTask, ProgramTask};
+use crate::rank_task::RankTask;
+use crate::tune::tune_profile;
 
 /// Runs in one graph of the programs that a profile's computation is measured by.
 const RUNS: u32 = 3;
 
 /// Measures on so many ranks, each a process with a GPU; what each rank measured. `command` runs a rank with
-/// [`rank_on`](crate::rank_on). `gpus` names the GPU of each rank; when empty, rank `r` takes GPU `r`.
+/// [`rank_on`](crate::run_rank_from_fd). `gpus` names the GPU of each rank; when empty, rank `r` takes GPU `r`.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, or a rank failed.
-pub fn collectives(
+pub fn measure_collectives(
     ranks: u32,
     gpus: &[u32],
     config: &BenchConfig,
@@ -67,16 +68,16 @@ fn read_answers<T: DeserializeOwned>(answers: &[String]) -> Result<Vec<T>, Error
 ///
 /// # Errors
 /// Nothing was measured.
-pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Profile, Error> {
+pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Result<MachineProfile, Error> {
     let ranks = measured.len() as u32;
     let Some(first) = measured.first() else {
-        return Err(Error::request("no rank measured anything"));
+        return Err(Error::invalid_request("no rank measured anything"));
     };
-    let mut copies = Points::default();
+    let mut copies = CurvePoints::default();
     for (i, (bytes, _)) in first.copies.iter().enumerate() {
         copies.push(*bytes, None, measured.iter().filter_map(|m| m.copies.get(i).map(|c| c.1)));
     }
-    let mut series: IndexMap<(&str, &str, Option<bool>), Points> = IndexMap::new();
+    let mut series: IndexMap<(&str, &str, Option<bool>), CurvePoints> = IndexMap::new();
     for (i, m) in first.collectives.iter().enumerate().filter(|(_, m)| m.us.is_some()) {
         let points = series.entry((m.collective.as_str(), m.variant.as_str(), m.exit)).or_default();
         points.push(
@@ -85,21 +86,21 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             measured.iter().filter_map(|m| m.collectives.get(i).and_then(|c| c.us)),
         );
     }
-    copies.settle();
-    series.values_mut().for_each(Points::settle);
-    let dropped: IndexMap<(&str, &str), Points> =
+    copies.make_monotonic();
+    series.values_mut().for_each(CurvePoints::make_monotonic);
+    let dropped: IndexMap<(&str, &str), CurvePoints> =
         series.iter().filter(|(k, _)| k.2 == Some(false)).map(|(k, p)| ((k.0, k.1), p.clone())).collect();
     let curves = series.into_iter().map(|((collective, variant, exit), mut points)| {
         if let (Some(true), Some(floor)) = (exit, dropped.get(&(collective, variant))) {
             points.list.iter_mut().zip(&floor.list).for_each(|(p, f)| p.1 = p.1.max(f.1));
         }
-        let named = CollectiveName::from_name(collective).zip(Variant::from_name(variant));
+        let named = CollectiveName::from_name(collective).zip(CollectiveVariant::from_name(variant));
         let (collective, variant) = named.ok_or_else(|| {
             let message =
                 format!("a rank measured {collective} {variant}, which is no way to run a collective");
             Error::new(ErrorKind::Defect, message)
         })?;
-        Ok(Curve {
+        Ok(CollectiveCurve {
             collective,
             variant,
             exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
@@ -111,15 +112,16 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
             blocks: points.blocks,
         })
     });
-    let copy = Copying { provenance: Provenance::Measured, note: String::new(), points: copies.list };
-    Ok(Profile {
+    let copy = CopyCurve { provenance: Provenance::Measured, note: String::new(), points: copies.list };
+    Ok(MachineProfile {
         version: machine::VERSION,
         name: name.into(),
-        about: about(ranks, &first.machine, date),
+        about: describe_measurement(ranks, &first.machine, date),
         backend: TargetBackend::Cuda,
         multiprocessors: Some(first.multiprocessors),
-        dispatches: Capabilities::GPU,
-        throughput: Profile::builtin(Profile::nearest(ranks)).and_then(|p| p.throughput),
+        dispatches: DispatchCapabilities::GPU,
+        throughput: MachineProfile::builtin(MachineProfile::nearest_builtin(ranks))
+            .and_then(|p| p.throughput),
         product_rates: vec![],
         contention: vec![],
         copy,
@@ -128,39 +130,45 @@ pub fn profile(name: &str, measured: &[Measurements], date: &str) -> Result<Prof
 }
 
 /// What a profile says of its numbers.
-fn about(ranks: u32, machine: &str, date: &str) -> String {
+fn describe_measurement(ranks: u32, machine: &str, date: &str) -> String {
     format!(
         "{ranks} × {machine}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's."
     )
 }
 
 /// Measures how fast GPUs compute, and what collectives and computation take from each other, into a profile that has the
-/// curves of these GPUs. Each program is measured as [`program`] does, in `replays` replays.
-pub fn computation(profile: Profile, ranks: u32, gpus: &[u32], replays: u32, command: &RankCommand) -> Tuned {
+/// curves of these GPUs. Each program is measured as [`measure_program`] does, in `replays` replays.
+pub fn measure_computation(
+    profile: MachineProfile,
+    ranks: u32,
+    gpus: &[u32],
+    replays: u32,
+    command: &RankCommand,
+) -> TuneResult {
     let config = CudaConfig::default().with_gpus(gpus.to_vec());
     let measure = |plan: &CheckedPlan| {
-        let found = symmc_cuda::codegen::refusal::on_gpus(plan);
-        if let Some(refusal) = found.refusals.first() {
+        let found = symmc_cuda::codegen::unsupported::check_gpu_support(plan);
+        if let Some(refusal) = found.unsupported.first() {
             return Err(Error::new(ErrorKind::Unsupported, refusal.to_string()));
         }
         let plan = plan.clone().with_workspaces(&found.workspaces);
         let bench = ProgramBench { replays, runs: RUNS, trace: None };
-        let times = program(&plan, &Bindings::new(), &config, &bench, command)?;
+        let times = measure_program(&plan, &SymbolBindings::new(), &config, &bench, command)?;
         Ok(times.iter().map(|[_, median, _]| *median).fold(0.0, f64::max))
     };
-    tuned(profile, ranks, &measure)
+    tune_profile(profile, ranks, &measure)
 }
 
 /// Points of a curve with their spread.
 #[derive(Clone, Default)]
-struct Points {
+struct CurvePoints {
     list: Vec<(u64, f64)>,
     spread: Vec<f64>,
     /// One for each point, or none.
     blocks: Vec<u32>,
 }
 
-impl Points {
+impl CurvePoints {
     /// The slowest of the ranks' least, median and most times, unless the same bytes took less with other blocks.
     fn push(&mut self, bytes: usize, blocks: Option<u32>, times: impl Iterator<Item = [f64; 3]>) {
         let Some([least, median, most]) = times.max_by(|a, b| a[1].total_cmp(&b[1])) else { return };
@@ -180,7 +188,7 @@ impl Points {
     }
 
     /// Takes a larger size's time where it is lower.
-    fn settle(&mut self) {
+    fn make_monotonic(&mut self) {
         for i in (1..self.list.len()).rev() {
             self.list[i - 1].1 = self.list[i - 1].1.min(self.list[i].1);
         }
@@ -192,9 +200,9 @@ impl Points {
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, an op has no kernel for GPUs, or a rank failed.
-pub fn program(
+pub fn measure_program(
     plan: &CheckedPlan,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     gpus: &CudaConfig,
     bench: &ProgramBench,
     command: &RankCommand,
@@ -202,23 +210,23 @@ pub fn program(
     let config = HostConfig { limit: Duration::from_secs(120), ..HostConfig::default() };
     let (gpus, bench) = (gpus.clone(), bench.clone());
     let task = |plan| RankTask::MeasureProgram(ProgramTask { plan, gpus, bench });
-    read_answers(&job::launch_plan(plan, bindings, &config, command, task)?)
+    read_answers(&job::launch_plan_task(plan, bindings, &config, command, task)?)
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc_cuda::bench::Measured;
-    use symmc_ir::collective::{CollectiveKind, ReduceOp};
+    use symmc_cuda::bench::MeasuredCollective;
+    use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp};
     use symmc_ir::{DType, text};
-    use symmc_runtime::Registry;
-    use symmc_runtime::exec::{ExecConfig, Executor, Work};
+    use symmc_runtime::CustomKernelRegistry;
+    use symmc_runtime::exec::{ExecConfig, Executor, StepWork};
 
     use super::*;
     use crate::program::Program;
 
     /// What a rank measured of one-shot all-reduces: bytes, blocks and the median.
     fn rank(cases: &[(usize, u32, f64)]) -> Measurements {
-        let case = |&(bytes, blocks, us): &(usize, u32, f64)| Measured {
+        let case = |&(bytes, blocks, us): &(usize, u32, f64)| MeasuredCollective {
             collective: "all_reduce".into(),
             variant: "one_shot".into(),
             exit: Some(false),
@@ -242,16 +250,16 @@ mod tests {
             rank(&[(1024, 8, 3.0), (1024, 16, 2.5), (4096, 8, 5.0), (4096, 16, 4.0), (4096, 32, 4.5)]),
             rank(&[(1024, 8, 3.0), (1024, 16, 3.5), (4096, 8, 5.0), (4096, 16, 4.0), (4096, 32, 3.0)]),
         ];
-        let profile = profile("p", &measured, "today").expect("measurements");
+        let profile = build_profile("p", &measured, "today").expect("measurements");
         let [curve] = &profile.curves[..] else { panic!("{:?}", profile.curves) };
         assert_eq!((&curve.points[..], &curve.blocks[..]), (&[(1024, 3.0), (4096, 4.0)][..], &[8, 16][..]));
         assert_eq!(curve.spread, [0.5; 2]);
-        assert_eq!(Profile::from_json(&profile.to_json()).expect("what was written"), profile);
+        assert_eq!(MachineProfile::from_json(&profile.to_json()).expect("what was written"), profile);
     }
 
     #[test]
     fn the_blocks_of_a_profile_reach_the_kernels_call() {
-        let mut profile = Profile::builtin("h200x2").expect("built in");
+        let mut profile = MachineProfile::builtin("h200x2").expect("built in");
         for curve in &mut profile.curves {
             let (first, kernel) = (curve.points[0].0, !curve.variant.is_library());
             // One more for each point.
@@ -261,19 +269,21 @@ mod tests {
         let text = "program \"p\" ranks 2\nsymbol n in 1..=65536\ngroup @all world\narg %x: bf16[n, 4]\n\
                     %y: bf16[n, 4] = neg %x\n%z: bf16[n, 4] = all_reduce %y op=sum group=@all\nreturn %z\n";
         let graph = text::parse(text).expect("a program");
-        let config = crate::Config::default().with_profile(profile.clone());
+        let config = crate::CompileConfig::default().with_profile(profile.clone());
         let plan =
             crate::compile(&Program::from_graph(graph).expect("it verifies"), &config).expect("a plan");
         let decision = &plan.buckets[0].decisions[0];
-        let registry = Registry::new();
+        let registry = CustomKernelRegistry::new();
         let mut executor = Executor::new(&plan, 0, &registry, ExecConfig::default()).expect("a plan");
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         bindings.set(plan.source_program().symbols.keys().next().expect("n"), 16);
-        let bound = executor.bind(&bindings).expect("it serves 16");
-        let call =
-            bound.steps.iter().find_map(|s| if let Work::Collective(c) = &s.work { Some(c) } else { None });
-        let (call, sum) = (call.expect("an all-reduce"), CollectiveKind::AllReduce(ReduceOp::Sum));
-        let expected = profile.blocks(&sum, call.variant, decision.bytes, 2);
+        let bound = executor.resolve_bindings(&bindings).expect("it serves 16");
+        let call = bound
+            .steps
+            .iter()
+            .find_map(|s| if let StepWork::Collective(c) = &s.work { Some(c) } else { None });
+        let (call, sum) = (call.expect("an all-reduce"), CollectiveKind::AllReduce(CollectiveReduceOp::Sum));
+        let expected = profile.max_blocks(&sum, call.variant, decision.bytes, 2);
         assert_eq!((decision.chosen.as_str(), call.dtype), (call.variant.name(), DType::BF16));
         assert!(expected.is_some_and(|b| b > 3) && call.blocks == expected, "{:?} {expected:?}", call.blocks);
     }

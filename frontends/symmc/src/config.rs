@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
 use symmc_driver::CompileOptions;
-use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, InputKind, Numerics, SymbolId, Variant};
-use symmc_planner::Order;
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{CollectiveVariant, Graph, InputId, InputKind, Numerics, SymbolId};
+use symmc_planner::OrderStrategy;
 
 use crate::error::Error;
 use crate::program::Program;
@@ -15,18 +15,18 @@ use crate::workload::find_symbol;
 /// How to compile: for the host of this machine, until a `with_…` says otherwise.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Config {
+pub struct CompileConfig {
     /// The machine that the choices are made for.
-    pub profile: Profile,
+    pub profile: MachineProfile,
     /// Upper bounds that divide the range of a symbol. A symbol without any is divided where other variants become faster, and
     /// where the machine has a kernel for several steps at small sizes only.
     pub buckets: Vec<BucketSpec>,
     /// Which arguments their callers write straight into the symmetric arena.
-    pub bind: Bind,
+    pub bind: ArgumentBinding,
     /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
-    pub variants: Option<Vec<Variant>>,
+    pub variants: Option<Vec<CollectiveVariant>>,
     /// How the steps are ordered.
-    pub order: Order,
+    pub order: OrderStrategy,
     /// How much more memory than the leanest order the chosen one may take at most to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
@@ -41,14 +41,14 @@ pub struct Config {
     pub numerics: Numerics,
 }
 
-impl Default for Config {
+impl Default for CompileConfig {
     fn default() -> Self {
-        let profile = Profile::builtin("host").expect("the host profile is built in");
+        let profile = MachineProfile::builtin("host").expect("the host profile is built in");
         let options = CompileOptions::new(profile);
-        Config {
+        CompileConfig {
             profile: options.profile,
             buckets: Vec::new(),
-            bind: Bind::None,
+            bind: ArgumentBinding::None,
             variants: options.variants,
             order: options.order,
             slack: options.slack,
@@ -60,68 +60,68 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl CompileConfig {
     /// Sets the machine that the choices are made for.
-    pub fn with_profile(self, profile: Profile) -> Config {
-        Config { profile, ..self }
+    pub fn with_profile(self, profile: MachineProfile) -> CompileConfig {
+        CompileConfig { profile, ..self }
     }
 
     /// Sets what divides the ranges of symbols.
-    pub fn with_buckets(self, buckets: impl IntoIterator<Item = BucketSpec>) -> Config {
-        Config { buckets: buckets.into_iter().collect(), ..self }
+    pub fn with_buckets(self, buckets: impl IntoIterator<Item = BucketSpec>) -> CompileConfig {
+        CompileConfig { buckets: buckets.into_iter().collect(), ..self }
     }
 
     /// Sets which arguments their callers write straight into the symmetric arena.
-    pub fn with_bind(self, bind: Bind) -> Config {
-        Config { bind, ..self }
+    pub fn with_bind(self, bind: ArgumentBinding) -> CompileConfig {
+        CompileConfig { bind, ..self }
     }
 
     /// Sets the variants that collectives may run as, besides plain.
-    pub fn with_variants(self, variants: impl Into<Option<Vec<Variant>>>) -> Config {
-        Config { variants: variants.into(), ..self }
+    pub fn with_variants(self, variants: impl Into<Option<Vec<CollectiveVariant>>>) -> CompileConfig {
+        CompileConfig { variants: variants.into(), ..self }
     }
 
     /// Sets how the steps are ordered.
-    pub fn with_order(self, order: Order) -> Config {
-        Config { order, ..self }
+    pub fn with_order(self, order: OrderStrategy) -> CompileConfig {
+        CompileConfig { order, ..self }
     }
 
     /// Sets how much more memory overlap may take at most, as a fraction of that of the leanest order.
-    pub fn with_slack(self, slack: f64) -> Config {
-        Config { slack, ..self }
+    pub fn with_slack(self, slack: f64) -> CompileConfig {
+        CompileConfig { slack, ..self }
     }
 
     /// Sets how many microseconds a run must become faster for each MiB of memory that overlap takes.
-    pub fn with_memory_price(self, memory_price: f64) -> Config {
-        Config { memory_price, ..self }
+    pub fn with_memory_price(self, memory_price: f64) -> CompileConfig {
+        CompileConfig { memory_price, ..self }
     }
 
     /// Sets the bytes that the symmetric arena may take.
-    pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> Config {
-        Config { symm_limit: symm_limit.into(), ..self }
+    pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> CompileConfig {
+        CompileConfig { symm_limit: symm_limit.into(), ..self }
     }
 
     /// Sets whether several collectives may become one.
-    pub fn with_coalesce(self, coalesce: bool) -> Config {
-        Config { coalesce, ..self }
+    pub fn with_coalesce(self, coalesce: bool) -> CompileConfig {
+        CompileConfig { coalesce, ..self }
     }
 
     /// Sets which changes of rounding the plan may make.
-    pub fn with_numerics(self, numerics: impl Into<Numerics>) -> Config {
-        Config { numerics: numerics.into(), ..self }
+    pub fn with_numerics(self, numerics: impl Into<Numerics>) -> CompileConfig {
+        CompileConfig { numerics: numerics.into(), ..self }
     }
 }
 
-impl Config {
+impl CompileConfig {
     /// The options of the driver, with names resolved in a program.
     ///
     /// # Errors
     /// The program has no symbol or argument of a name, or buckets of a symbol are given twice.
-    pub(crate) fn resolve(&self, program: &Program) -> Result<CompileOptions, Error> {
+    pub(crate) fn resolve_options(&self, program: &Program) -> Result<CompileOptions, Error> {
         Ok(CompileOptions {
             profile: self.profile.clone(),
             buckets: resolve_buckets(&program.graph, &self.buckets)?,
-            bound: resolve_bound(&program.graph, &self.bind)?,
+            bound: resolve_bound_arguments(&program.graph, &self.bind)?,
             variants: self.variants.clone(),
             order: self.order,
             slack: self.slack,
@@ -139,24 +139,24 @@ fn resolve_buckets(graph: &Graph, specs: &[BucketSpec]) -> Result<IndexMap<Symbo
     let mut upper = IndexMap::new();
     for spec in specs {
         if upper.insert(find_symbol(graph, &spec.symbol)?, spec.upper.clone()).is_some() {
-            return Err(Error::request(format!("the buckets of {} are given twice", spec.symbol)));
+            return Err(Error::invalid_request(format!("the buckets of {} are given twice", spec.symbol)));
         }
     }
     Ok(upper)
 }
 
 /// The arguments that are bound.
-fn resolve_bound(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error> {
+fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTreeSet<InputId>, Error> {
     let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
     let resolve = |name: &String| {
         let wanted = name.trim_start_matches('%');
-        let found = graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == wanted);
+        let found = graph.inputs.iter().find(|(_, i)| graph.value_name(i.value) == wanted);
         if let Some((id, _)) = found.filter(|(_, input)| input.kind == InputKind::Argument) {
             return Ok(id);
         }
-        let known: Vec<&str> = arguments().map(|(_, i)| graph.name_of(i.value)).collect();
+        let known: Vec<&str> = arguments().map(|(_, i)| graph.value_name(i.value)).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        Err(Error::request(match found {
+        Err(Error::invalid_request(match found {
             Some(_) => format!(
                 "{name} is no argument: what is not written between runs lies in symmetric memory wherever a collective \
                  needs it there; the program has the arguments: {known}"
@@ -165,9 +165,9 @@ fn resolve_bound(graph: &Graph, bind: &Bind) -> Result<BTreeSet<InputId>, Error>
         }))
     };
     match bind {
-        Bind::None => Ok(BTreeSet::new()),
-        Bind::All => Ok(arguments().map(|(id, _)| id).collect()),
-        Bind::Named(names) => names.iter().map(resolve).collect(),
+        ArgumentBinding::None => Ok(BTreeSet::new()),
+        ArgumentBinding::All => Ok(arguments().map(|(id, _)| id).collect()),
+        ArgumentBinding::Named(names) => names.iter().map(resolve).collect(),
     }
 }
 
@@ -191,7 +191,7 @@ impl BucketSpec {
 /// Which arguments are bound.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Bind {
+pub enum ArgumentBinding {
     /// None: an argument that must be symmetric is copied.
     None,
     /// All that must be symmetric.

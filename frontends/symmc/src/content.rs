@@ -8,9 +8,9 @@ use std::io;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use symmc_control::Content;
+use symmc_control::TermContent;
 use symmc_ir::Tensor;
-use symmc_support::{Backing, Mapped, parallel};
+use symmc_support::{Backing, MappedFile, parallel};
 
 use crate::weights::Weights;
 
@@ -18,75 +18,78 @@ use crate::weights::Weights;
 const PIECE: usize = 8 << 20;
 
 /// A file of tensors.
-pub(crate) struct FileContent(pub Arc<Mapped>);
+pub(crate) struct FileContent(pub Arc<MappedFile>);
 
-impl Content for FileContent {
+impl TermContent for FileContent {
     fn identity(&self) -> io::Result<String> {
         self.0.identity().map_or_else(|| self.digest(), Ok)
     }
 
     fn digest(&self) -> io::Result<String> {
         let mut hash = Sha256::new();
-        add(&mut hash, &*self.0, 0, self.0.bytes().len())?;
-        Ok(text(hash))
+        hash_range(&mut hash, &*self.0, 0, self.0.bytes().len())?;
+        Ok(format_digest(hash))
     }
 }
 
 /// The weights of a program's files.
 pub(crate) struct WeightContent(pub Weights);
 
-impl Content for WeightContent {
+impl TermContent for WeightContent {
     /// Where all data lie in files, those files; else the digest.
     fn identity(&self) -> io::Result<String> {
         let mut files: BTreeMap<String, ()> = BTreeMap::new();
         let mut hash = Sha256::new();
-        for (name, tensor) in self.tensors() {
-            let Some((file, part)) = tensor.part().and_then(|p| Some((p.backing().identity()?, p))) else {
+        for (name, tensor) in self.all_tensors() {
+            let Some((file, part)) = tensor.backing_slice().and_then(|p| Some((p.backing().identity()?, p)))
+            else {
                 return self.digest();
             };
-            head(&mut hash, name, tensor);
+            hash_tensor_header(&mut hash, name, tensor);
             hash.update(format!("{file} {:?}", part.range()));
             files.insert(file, ());
         }
         let files: Vec<String> = files.into_keys().collect();
-        Ok(format!("{} of {}", text(hash), files.join("; ")))
+        Ok(format!("{} of {}", format_digest(hash), files.join("; ")))
     }
 
     fn digest(&self) -> io::Result<String> {
         let mut hash = Sha256::new();
-        for (name, tensor) in self.tensors() {
-            head(&mut hash, name, tensor);
-            match tensor.part() {
-                Some(part) => add(&mut hash, &**part.backing(), part.range().start, part.range().len())?,
-                None => add(&mut hash, &Memory(tensor.data()), 0, tensor.data().len())?,
+        for (name, tensor) in self.all_tensors() {
+            hash_tensor_header(&mut hash, name, tensor);
+            match tensor.backing_slice() {
+                Some(part) => {
+                    hash_range(&mut hash, &**part.backing(), part.range().start, part.range().len())?
+                }
+                None => hash_range(&mut hash, &SliceBacking(tensor.data()), 0, tensor.data().len())?,
             }
         }
-        Ok(text(hash))
+        Ok(format_digest(hash))
     }
 }
 
 impl WeightContent {
-    fn tensors(&self) -> impl Iterator<Item = (&String, &Arc<Tensor>)> {
+    fn all_tensors(&self) -> impl Iterator<Item = (&String, &Arc<Tensor>)> {
         self.0.ranks.iter().flatten()
     }
 }
 
 /// Name and type of a tensor.
-fn head(hash: &mut Sha256, name: &str, tensor: &Tensor) {
+fn hash_tensor_header(hash: &mut Sha256, name: &str, tensor: &Tensor) {
     hash.update(format!("{}:{name} {}{:?} ", name.len(), tensor.dtype(), tensor.shape()));
 }
 
 /// Bytes in memory.
-struct Memory<'a>(&'a [u8]);
+struct SliceBacking<'a>(&'a [u8]);
 
-impl Backing for Memory<'_> {
+impl Backing for SliceBacking<'_> {
     fn bytes(&self) -> &[u8] {
         self.0
     }
 }
 
 /// Adds so many bytes from `start` on.
-fn add(hash: &mut Sha256, source: &dyn Backing, start: usize, len: usize) -> io::Result<()> {
+fn hash_range(hash: &mut Sha256, source: &dyn Backing, start: usize, len: usize) -> io::Result<()> {
     let pieces: Vec<usize> = (0..len.div_ceil(PIECE)).collect();
     let digest = |piece: usize| {
         let from = piece * PIECE;
@@ -102,7 +105,7 @@ fn add(hash: &mut Sha256, source: &dyn Backing, start: usize, len: usize) -> io:
     Ok(())
 }
 
-fn text(hash: Sha256) -> String {
+fn format_digest(hash: Sha256) -> String {
     let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }

@@ -22,12 +22,13 @@ use symmc_control::RankCommand;
 use symmc_runtime::host::expect_kernels;
 
 pub use symmc_runtime::custom::{
-    CustomCall, CustomError, Element, Mismatch, PeerResult, Registry, Signature, bf16, f16,
+    CustomCall, CustomError, CustomKernelRegistry, Element, KernelSignature, PeerResult, ValueMismatch, bf16,
+    f16,
 };
 
 use crate::error::Error;
+use crate::rank_task::RankTask;
 use crate::run::Backend;
-use crate::task::RankTask;
 
 /// The argument that makes a program that calls [`rank_main`] a rank.
 const RANK: &str = "--symmc-rank";
@@ -36,7 +37,7 @@ const RANK: &str = "--symmc-rank";
 ///
 /// # Errors
 /// The first that has none, or one of another signature.
-pub fn check_kernels(plan: &CheckedPlan, kernels: &Registry) -> Result<(), Error> {
+pub fn check_kernels(plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<(), Error> {
     Ok(expect_kernels(plan, kernels)?)
 }
 
@@ -56,8 +57,8 @@ impl Backend {
 ///
 /// # Errors
 /// The descriptor is not that of such a socket. What ends the run itself is reported to who started it.
-pub fn rank_on(fd: i32, kernels: &Registry) -> Result<(), Error> {
-    Ok(symmc_control::rank_main(fd, |rank| rank.task::<RankTask>()?.perform(rank, kernels))?)
+pub fn run_rank_from_fd(fd: i32, kernels: &CustomKernelRegistry) -> Result<(), Error> {
+    Ok(symmc_control::rank_main(fd, |rank| rank.receive_task::<RankTask>()?.perform(rank, kernels))?)
 }
 
 /// Runs a rank, with these kernels for custom ops, if this process was started as one by
@@ -66,13 +67,13 @@ pub fn rank_on(fd: i32, kernels: &Registry) -> Result<(), Error> {
 /// A program that runs plans on processes of its own calls this first in its `main`, before it writes, reads or
 /// starts anything: the process of a rank exists for its rank only.
 #[must_use = "the process of a rank ends with this code"]
-pub fn rank_main(kernels: &Registry) -> Option<ExitCode> {
+pub fn rank_main(kernels: &CustomKernelRegistry) -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     if args.next()? != RANK {
         return None;
     }
     let fd = args.next().and_then(|fd| fd.to_str()?.parse().ok()).unwrap_or(-1);
-    Some(match rank_on(fd, kernels) {
+    Some(match run_rank_from_fd(fd, kernels) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -4,20 +4,20 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "cuda")]
 use symmc_cuda::{CudaConfig, CudaSession};
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::{Gpu, Progress};
+pub use symmc_cuda::{GpuConfig, ProgressReporting};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Group, Term};
-use symmc_plan::ReadPlan;
+use symmc_control::{Group, JoinTerm};
+use symmc_plan::ParsedPlan;
 use symmc_runtime::host::{HostConfig, HostSession, expect_kernels};
 use symmc_runtime::job::{SessionRequest, open_on_host};
-use symmc_runtime::session::{DeviceSession, Taken};
-use symmc_runtime::{Registry, RunError};
+use symmc_runtime::session::{DeviceSession, MemoryUsage};
+use symmc_runtime::{CustomKernelRegistry, RunError};
 
 /// What runs a plan on each rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Device {
+pub enum RunDevice {
     /// The CPU of this machine.
     #[default]
     Host,
@@ -26,26 +26,32 @@ pub enum Device {
     Gpus(CudaConfig),
 }
 
-impl Device {
+impl RunDevice {
     /// Whether it runs every node of a plan, with these kernels of custom ops. No rank refuses a plan that is accepted here.
-    pub(crate) fn accept(&self, plan: &ReadPlan, kernels: &Registry) -> Result<(), RunError> {
+    pub(crate) fn check_support(
+        &self,
+        plan: &ParsedPlan,
+        kernels: &CustomKernelRegistry,
+    ) -> Result<(), RunError> {
         match self {
-            Device::Host => expect_kernels(plan, kernels),
+            RunDevice::Host => expect_kernels(plan, kernels),
             #[cfg(feature = "cuda")]
-            Device::Gpus(gpus) => gpus.accept(plan),
+            RunDevice::Gpus(gpus) => gpus.accept(plan),
         }
     }
 
     /// Opens the session of a rank of a job.
-    pub(crate) fn open(
+    pub(crate) fn open_session(
         &self,
         request: &SessionRequest<'_>,
-        kernels: &Registry,
+        kernels: &CustomKernelRegistry,
     ) -> Result<Box<dyn DeviceSession>, RunError> {
         match self {
-            Device::Host => open_on_host(request, kernels),
+            RunDevice::Host => open_on_host(request, kernels),
             #[cfg(feature = "cuda")]
-            Device::Gpus(gpus) => Ok(Box::new(gpus.open(request, symmc_cuda::Progress::Told)?)),
+            RunDevice::Gpus(gpus) => {
+                Ok(Box::new(gpus.open(request, symmc_cuda::ProgressReporting::Enabled)?))
+            }
         }
     }
 }
@@ -59,35 +65,35 @@ pub enum SessionDevice {
     Host,
     /// A GPU.
     #[cfg(feature = "cuda")]
-    Gpu(Gpu),
+    Gpu(GpuConfig),
 }
 
 impl SessionDevice {
-    pub(crate) fn budget(
+    pub(crate) fn memory_budget(
         &self,
         plan: &CheckedPlan,
         rank: u32,
-        kernels: &Registry,
+        kernels: &CustomKernelRegistry,
         config: &HostConfig,
-    ) -> Result<Taken, RunError> {
+    ) -> Result<MemoryUsage, RunError> {
         match self {
-            SessionDevice::Host => HostSession::budget(plan, rank, kernels, config),
+            SessionDevice::Host => HostSession::memory_budget(plan, rank, kernels, config),
             #[cfg(feature = "cuda")]
-            SessionDevice::Gpu(gpu) => symmc_cuda::session::budget(plan, rank, gpu, config),
+            SessionDevice::Gpu(gpu) => symmc_cuda::session::memory_budget(plan, rank, gpu, config),
         }
     }
 
     /// Opens the session of a rank of a group.
-    pub(crate) fn open(
+    pub(crate) fn open_session(
         &self,
         plan: &CheckedPlan,
         group: &Group,
-        kernels: &Registry,
+        kernels: &CustomKernelRegistry,
         config: &HostConfig,
     ) -> Result<Box<dyn DeviceSession>, RunError> {
         match self {
             SessionDevice::Host => {
-                let terms = vec![Term::text("device", "host")];
+                let terms = vec![JoinTerm::text("device", "host")];
                 Ok(Box::new(HostSession::open(plan, group, kernels, config, terms)?))
             }
             #[cfg(feature = "cuda")]

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 use symmc_driver::DriverError;
 use symmc_ir::interp::{InterpError, OpError};
-use symmc_ir::message::printable;
+use symmc_ir::message::escape_message;
 use symmc_pack::PackError;
 use symmc_passes::PassError;
 use symmc_plan::Plan;
 use symmc_planner::PlanError;
-use symmc_runtime::custom::Mismatch;
+use symmc_runtime::custom::ValueMismatch;
 use symmc_runtime::{DataFault, RunError};
 use thiserror::Error as ThisError;
 
@@ -57,11 +57,11 @@ impl ErrorKind {
 }
 
 /// What went wrong. The message names the thing, what was found and what was expected.
-pub struct Error(Box<Cause>);
+pub struct Error(Box<ErrorCause>);
 
 /// What an [`Error`] is made of.
 #[derive(Debug, ThisError)]
-enum Cause {
+enum ErrorCause {
     /// A file could not be read or written.
     #[error("{}: {cause}", path.display())]
     Io { path: PathBuf, cause: io::Error },
@@ -70,15 +70,15 @@ enum Cause {
     Format { path: PathBuf, message: String, cause: Option<Box<dyn StdError + Send + Sync>> },
     /// Said in words.
     #[error("{message}")]
-    Said { kind: ErrorKind, message: String },
+    Message { kind: ErrorKind, message: String },
     /// The program cannot be compiled.
     #[error("{program}: {cause}")]
     Driver { program: String, cause: DriverError },
     /// The check found the plan unsafe.
-    #[error("the plan does not check: {}\n{}", counted(.0), list(.0))]
+    #[error("the plan does not check: {}\n{}", format_finding_count(.0), format_findings(.0))]
     Check(Vec<String>),
     /// A plan computes something else than the source that it carries.
-    #[error("the plan does not compute what its source does: {} difference(s)\n{}", .0.len(), list(.0))]
+    #[error("the plan does not compute what its source does: {} difference(s)\n{}", .0.len(), format_findings(.0))]
     Source(Vec<String>),
     /// A run failed on some rank.
     #[error("{0}")]
@@ -88,35 +88,35 @@ enum Cause {
     Interpreter(InterpError),
 }
 
-fn counted(list: &[String]) -> String {
+fn format_finding_count(list: &[String]) -> String {
     if list.len() == 1 { "1 finding".into() } else { format!("{} findings", list.len()) }
 }
 
-fn list(findings: &[String]) -> String {
+fn format_findings(findings: &[String]) -> String {
     findings.iter().map(|e| format!("  - {e}")).collect::<Vec<_>>().join("\n")
 }
 
 /// A number of ranks in words.
-pub(crate) fn ranks(n: u32) -> String {
+pub(crate) fn format_rank_count(n: u32) -> String {
     if n == 1 { "1 rank".into() } else { format!("{n} ranks") }
 }
 
 impl Error {
     /// An error in the caller's own words, as functions that a caller lends to symmc return.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error::of(Cause::Said { kind, message: message.into() })
+        Error::from_cause(ErrorCause::Message { kind, message: message.into() })
     }
 
     /// What sort of thing went wrong.
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
-            Cause::Io { cause, .. } => of_io(cause),
-            Cause::Format { .. } => ErrorKind::Input,
-            Cause::Said { kind, .. } => *kind,
-            Cause::Driver { cause, .. } => of_driver(cause),
-            Cause::Check(_) | Cause::Source(_) => ErrorKind::Check,
-            Cause::Run(cause) => of_run(cause),
-            Cause::Interpreter(cause) => of_interpreter(cause),
+            ErrorCause::Io { cause, .. } => io_error_kind(cause),
+            ErrorCause::Format { .. } => ErrorKind::Input,
+            ErrorCause::Message { kind, .. } => *kind,
+            ErrorCause::Driver { cause, .. } => driver_error_kind(cause),
+            ErrorCause::Check(_) | ErrorCause::Source(_) => ErrorKind::Check,
+            ErrorCause::Run(cause) => run_error_kind(cause),
+            ErrorCause::Interpreter(cause) => interpreter_error_kind(cause),
         }
     }
 
@@ -128,7 +128,7 @@ impl Error {
     /// The file that it is about.
     pub fn path(&self) -> Option<&Path> {
         match &*self.0 {
-            Cause::Io { path, .. } | Cause::Format { path, .. } => Some(path),
+            ErrorCause::Io { path, .. } | ErrorCause::Format { path, .. } => Some(path),
             _ => None,
         }
     }
@@ -136,12 +136,12 @@ impl Error {
     /// The rank at fault: the one that failed, died, stopped, left, did not come, or differs from the others. Never a rank
     /// that only waited.
     pub fn culprit(&self) -> Option<u32> {
-        self.place().culprit
+        self.location().culprit
     }
 
     /// The rank that noticed it. An error has the same culprit and reporter on every rank.
     pub fn reporter(&self) -> Option<u32> {
-        self.place().reporter
+        self.location().reporter
     }
 
     /// Another name of [`culprit`](Self::culprit).
@@ -151,23 +151,23 @@ impl Error {
 
     /// The index of the step in its bucket.
     pub fn step(&self) -> Option<usize> {
-        self.place().step
+        self.location().step
     }
 
     /// The node: the name of its first result, or of the value that it is about.
     pub fn node(&self) -> Option<&str> {
-        self.place().node
+        self.location().node
     }
 
     /// The op of the node.
     pub fn op(&self) -> Option<&str> {
-        self.place().op
+        self.location().op
     }
 
     /// The symbols of an imported program that it may be about, by their names in the file: an operator does not fit their
     /// ranges, or it would if some were equal.
     pub fn symbols(&self) -> &[String] {
-        let Cause::Format { cause: Some(_cause), .. } = &*self.0 else { return &[] };
+        let ErrorCause::Format { cause: Some(_cause), .. } = &*self.0 else { return &[] };
         #[cfg(feature = "torch")]
         if let Some(symmc_torch::ImportError::Extents { symbols, .. }) = _cause.downcast_ref() {
             return &symbols.aliases;
@@ -202,14 +202,14 @@ impl Error {
     /// The error of the importer of `.pt2`, if that is the cause.
     #[cfg(feature = "torch")]
     fn torch_error(&self) -> Option<&symmc_torch::ImportError> {
-        let Cause::Format { cause: Some(cause), .. } = &*self.0 else { return None };
+        let ErrorCause::Format { cause: Some(cause), .. } = &*self.0 else { return None };
         cause.downcast_ref()
     }
 
     /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises, too.
-    pub fn is_of_dtypes(&self) -> bool {
+    pub fn is_dtype_error(&self) -> bool {
         #[cfg(feature = "torch")]
-        return self.torch_error().is_some_and(symmc_torch::ImportError::is_of_dtypes);
+        return self.torch_error().is_some_and(symmc_torch::ImportError::is_dtype_error);
         #[cfg(not(feature = "torch"))]
         false
     }
@@ -217,7 +217,7 @@ impl Error {
     /// The fault in the data or the sizes of a run, if the run failed because of it. Such a run ended the session on all ranks;
     /// they may open another one together.
     pub fn data_fault(&self) -> Option<DataFault> {
-        let Cause::Run(error) = &*self.0 else { return None };
+        let ErrorCause::Run(error) = &*self.0 else { return None };
         match error.cause() {
             RunError::Data { fault, .. } => Some(*fault),
             RunError::Bounds { .. } => Some(DataFault::Index),
@@ -228,8 +228,8 @@ impl Error {
     /// What the check of a plan, or its comparison with its source, found, one text each.
     pub fn findings(&self) -> &[String] {
         match &*self.0 {
-            Cause::Check(findings) | Cause::Source(findings) => findings,
-            Cause::Driver { cause: DriverError::Unsafe { findings, .. }, .. } => findings,
+            ErrorCause::Check(findings) | ErrorCause::Source(findings) => findings,
+            ErrorCause::Driver { cause: DriverError::Unsafe { findings, .. }, .. } => findings,
             _ => &[],
         }
     }
@@ -237,90 +237,96 @@ impl Error {
     /// The plan that symmc made and that does not check: for a report, not to be run.
     pub fn plan(&self) -> Option<&Plan> {
         match &*self.0 {
-            Cause::Driver { cause: DriverError::Unsafe { plan, .. }, .. } => Some(plan),
+            ErrorCause::Driver { cause: DriverError::Unsafe { plan, .. }, .. } => Some(plan),
             _ => None,
         }
     }
 
     /// Whether an op lacks a kernel that its embedder registers.
-    pub fn is_about_kernels(&self) -> bool {
+    pub fn is_missing_kernel(&self) -> bool {
         match &*self.0 {
-            Cause::Run(error) => match error.cause() {
-                RunError::CannotRun { why, .. } => !matches!(why, Mismatch::Backend(_)),
+            ErrorCause::Run(error) => match error.cause() {
+                RunError::CannotRun { why, .. } => !matches!(why, ValueMismatch::Backend(_)),
                 _ => false,
             },
             _ => false,
         }
     }
 
-    fn of(cause: Cause) -> Error {
+    fn from_cause(cause: ErrorCause) -> Error {
         Error(Box::new(cause))
     }
 
-    fn place(&self) -> Place<'_> {
+    fn location(&self) -> ErrorLocation<'_> {
         match &*self.0 {
-            Cause::Run(cause) => Place::of_run(cause),
-            Cause::Interpreter(cause) => Place::of_interpreter(cause),
-            Cause::Driver { cause, .. } => Place::of_driver(cause),
+            ErrorCause::Run(cause) => ErrorLocation::from_run_error(cause),
+            ErrorCause::Interpreter(cause) => ErrorLocation::from_interpreter_error(cause),
+            ErrorCause::Driver { cause, .. } => ErrorLocation::from_driver_error(cause),
             #[cfg(feature = "torch")]
-            Cause::Format { cause: Some(cause), .. } => Place::of_import(&**cause),
-            _ => Place::default(),
+            ErrorCause::Format { cause: Some(cause), .. } => ErrorLocation::from_import_error(&**cause),
+            _ => ErrorLocation::default(),
         }
     }
 
     /// A request that does not fit the program, the plan or the machine.
-    pub(crate) fn request(message: impl Into<String>) -> Error {
+    pub(crate) fn invalid_request(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Input, message)
     }
 
     /// A file that could not be read or written.
     pub(crate) fn io(path: &Path, cause: io::Error) -> Error {
-        Error::of(Cause::Io { path: path.to_path_buf(), cause })
+        Error::from_cause(ErrorCause::Io { path: path.to_path_buf(), cause })
     }
 
     /// A file that is not what it should be.
     pub(crate) fn format(path: &Path, message: impl ToString) -> Error {
-        Error::of(Cause::Format { path: path.to_path_buf(), message: message.to_string(), cause: None })
+        Error::from_cause(ErrorCause::Format {
+            path: path.to_path_buf(),
+            message: message.to_string(),
+            cause: None,
+        })
     }
 
     /// The same, as something that read it says.
-    pub(crate) fn misread(
+    pub(crate) fn format_with_cause(
         path: &Path,
         message: impl ToString,
         cause: impl StdError + Send + Sync + 'static,
     ) -> Error {
         let (path, message) = (path.to_path_buf(), message.to_string());
-        Error::of(Cause::Format { path, message, cause: Some(Box::new(cause)) })
+        Error::from_cause(ErrorCause::Format { path, message, cause: Some(Box::new(cause)) })
     }
 
     /// A program that the driver cannot compile.
     pub(crate) fn driver(program: &str, cause: impl Into<DriverError>) -> Error {
         match cause.into() {
             // Options are the caller's, not the program's.
-            cause @ (DriverError::OpenRanks | DriverError::Option(_)) => Error::request(cause.to_string()),
-            cause => Error::of(Cause::Driver { program: program.into(), cause }),
+            cause @ (DriverError::OpenRanks | DriverError::Option(_)) => {
+                Error::invalid_request(cause.to_string())
+            }
+            cause => Error::from_cause(ErrorCause::Driver { program: program.into(), cause }),
         }
     }
 
     /// What the check found in a plan of the caller's.
     pub(crate) fn unsafe_plan(findings: Vec<String>) -> Error {
-        Error::of(Cause::Check(findings))
+        Error::from_cause(ErrorCause::Check(findings))
     }
 
     pub(crate) fn interpreter(cause: InterpError) -> Error {
-        Error::of(Cause::Interpreter(cause))
+        Error::from_cause(ErrorCause::Interpreter(cause))
     }
 
     /// How a plan differs from its source.
-    pub(crate) fn unlike_source(differences: Vec<String>) -> Error {
-        Error::of(Cause::Source(differences))
+    pub(crate) fn differs_from_source(differences: Vec<String>) -> Error {
+        Error::from_cause(ErrorCause::Source(differences))
     }
 }
 
 impl fmt::Display for Error {
-    /// The text may quote untrusted files, so it is made [`printable`].
+    /// The text may quote untrusted files, so it is made [`escape_message`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(&self.0.to_string()))
+        f.write_str(&escape_message(&self.0.to_string()))
     }
 }
 
@@ -333,13 +339,13 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &*self.0 {
-            Cause::Io { cause, .. } => Some(cause),
-            Cause::Format { cause, .. } => cause.as_deref().map(|e| e as &(dyn StdError + 'static)),
-            Cause::Driver { cause: DriverError::Pass(cause), .. } => Some(cause),
-            Cause::Driver { cause: DriverError::Plan(cause), .. } => Some(cause),
-            Cause::Driver { cause, .. } => Some(cause),
-            Cause::Run(cause) => Some(cause),
-            Cause::Interpreter(cause) => Some(cause),
+            ErrorCause::Io { cause, .. } => Some(cause),
+            ErrorCause::Format { cause, .. } => cause.as_deref().map(|e| e as &(dyn StdError + 'static)),
+            ErrorCause::Driver { cause: DriverError::Pass(cause), .. } => Some(cause),
+            ErrorCause::Driver { cause: DriverError::Plan(cause), .. } => Some(cause),
+            ErrorCause::Driver { cause, .. } => Some(cause),
+            ErrorCause::Run(cause) => Some(cause),
+            ErrorCause::Interpreter(cause) => Some(cause),
             _ => None,
         }
     }
@@ -347,13 +353,13 @@ impl StdError for Error {
 
 impl From<RunError> for Error {
     fn from(error: RunError) -> Self {
-        Error::of(Cause::Run(error))
+        Error::from_cause(ErrorCause::Run(error))
     }
 }
 
 /// Where in a run or a program something is, as far as it is known.
 #[derive(Clone, Copy, Default)]
-struct Place<'e> {
+struct ErrorLocation<'e> {
     culprit: Option<u32>,
     reporter: Option<u32>,
     step: Option<usize>,
@@ -361,8 +367,8 @@ struct Place<'e> {
     op: Option<&'e str>,
 }
 
-impl<'e> Place<'e> {
-    fn of_run(error: &'e RunError) -> Place<'e> {
+impl<'e> ErrorLocation<'e> {
+    fn from_run_error(error: &'e RunError) -> ErrorLocation<'e> {
         let (node, op) = match error.cause() {
             RunError::CannotRun { node, op, .. }
             | RunError::Bounds { node, op, .. }
@@ -372,68 +378,70 @@ impl<'e> Place<'e> {
             | RunError::Died { node, op, .. } => (Some(node.as_str()), Some(op.as_str())),
             _ => (None, None),
         };
-        Place { culprit: error.culprit(), reporter: error.reporter(), step: error.step(), node, op }
+        ErrorLocation { culprit: error.culprit(), reporter: error.reporter(), step: error.step(), node, op }
     }
 
     #[cfg(feature = "torch")]
-    fn of_import(cause: &'e (dyn StdError + Send + Sync + 'static)) -> Place<'e> {
+    fn from_import_error(cause: &'e (dyn StdError + Send + Sync + 'static)) -> ErrorLocation<'e> {
         let imported = cause.downcast_ref::<symmc_torch::ImportError>();
         let (node, op) = imported.and_then(|e| e.node()).unzip();
-        Place { node, op, ..Place::default() }
+        ErrorLocation { node, op, ..ErrorLocation::default() }
     }
 
-    fn of_interpreter(error: &'e InterpError) -> Place<'e> {
+    fn from_interpreter_error(error: &'e InterpError) -> ErrorLocation<'e> {
         let on = |rank: &usize| {
             let rank = u32::try_from(*rank).ok();
-            Place { culprit: rank, reporter: rank, ..Place::default() }
+            ErrorLocation { culprit: rank, reporter: rank, ..ErrorLocation::default() }
         };
         match error {
-            InterpError::Op { rank, node, op, .. } => Place { node: Some(node), op: Some(op), ..on(rank) },
+            InterpError::Op { rank, node, op, .. } => {
+                ErrorLocation { node: Some(node), op: Some(op), ..on(rank) }
+            }
             InterpError::Type { node, op, .. } => {
-                Place { node: Some(node), op: Some(op), ..Place::default() }
+                ErrorLocation { node: Some(node), op: Some(op), ..ErrorLocation::default() }
             }
             InterpError::InputDType { rank, input, .. } | InterpError::InputShape { rank, input, .. } => {
-                Place { node: Some(input), ..on(rank) }
+                ErrorLocation { node: Some(input), ..on(rank) }
             }
             InterpError::InputCount { rank, .. } => on(rank),
             InterpError::NoData { input: value }
             | InterpError::UnboundSymbol { value, .. }
             | InterpError::Extent { value, .. }
             | InterpError::TooLarge { value, .. }
-            | InterpError::Order { value } => Place { node: Some(value), ..Place::default() },
+            | InterpError::Order { value } => ErrorLocation { node: Some(value), ..ErrorLocation::default() },
             InterpError::OpenRanks
             | InterpError::RankCount { .. }
             | InterpError::Cells { .. }
-            | InterpError::SymbolOutOfRange { .. } => Place::default(),
+            | InterpError::SymbolOutOfRange { .. } => ErrorLocation::default(),
         }
     }
 
-    fn of_driver(error: &'e DriverError) -> Place<'e> {
+    fn from_driver_error(error: &'e DriverError) -> ErrorLocation<'e> {
         let (node, op) = match error {
-            DriverError::Plan(error) => return Place::of_planner(error),
+            DriverError::Plan(error) => return ErrorLocation::from_planner_error(error),
             DriverError::Pass(PassError::NoPlain { node, collective, .. }) => (node, collective),
             DriverError::Unsupported { node, op, .. } => (node, op),
-            _ => return Place::default(),
+            _ => return ErrorLocation::default(),
         };
-        Place { node: Some(node), op: Some(op), ..Place::default() }
+        ErrorLocation { node: Some(node), op: Some(op), ..ErrorLocation::default() }
     }
 
-    fn of_planner(error: &'e PlanError) -> Place<'e> {
+    fn from_planner_error(error: &'e PlanError) -> ErrorLocation<'e> {
         match error {
             PlanError::NoVariant { node, op }
             | PlanError::WrongVariant { node, op, .. }
             | PlanError::EntrylessPush { node, op, .. } => {
-                Place { node: Some(node), op: Some(op), ..Place::default() }
+                ErrorLocation { node: Some(node), op: Some(op), ..ErrorLocation::default() }
             }
             PlanError::TooLarge { value: node, .. } | PlanError::LandingTooLarge { node, .. } => {
-                Place { node: Some(node), ..Place::default() }
+                ErrorLocation { node: Some(node), ..ErrorLocation::default() }
             }
-            _ => Place::default(),
+            _ => ErrorLocation::default(),
         }
     }
 }
 
-fn of_io(error: &io::Error) -> ErrorKind {
+fn io_error_kind(error: &io::Error) -> ErrorKind {
     match error.kind() {
         io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ErrorKind::Resources
@@ -442,11 +450,11 @@ fn of_io(error: &io::Error) -> ErrorKind {
     }
 }
 
-fn of_driver(error: &DriverError) -> ErrorKind {
+fn driver_error_kind(error: &DriverError) -> ErrorKind {
     match error {
         DriverError::OpenRanks | DriverError::Option(_) => ErrorKind::Input,
-        DriverError::Pass(error) => of_pass(error),
-        DriverError::Plan(error) => of_planner(error),
+        DriverError::Pass(error) => pass_error_kind(error),
+        DriverError::Plan(error) => planner_error_kind(error),
         DriverError::SymmLimit { .. } => ErrorKind::Resources,
         DriverError::Unsupported { .. } => ErrorKind::Unsupported,
         DriverError::Unsafe { .. } | DriverError::Defect(_) => ErrorKind::Defect,
@@ -454,7 +462,7 @@ fn of_driver(error: &DriverError) -> ErrorKind {
 }
 
 /// What a pass finds before its work is the caller's, what it finds after it is its own.
-fn of_pass(error: &PassError) -> ErrorKind {
+fn pass_error_kind(error: &PassError) -> ErrorKind {
     match error {
         PassError::Internal(_) | PassError::Invalid { when: "after", .. } => ErrorKind::Defect,
         PassError::Invalid { .. }
@@ -465,7 +473,7 @@ fn of_pass(error: &PassError) -> ErrorKind {
 }
 
 /// Buckets, variants and alignments that the planner finds unsound were made on the way to it.
-fn of_planner(error: &PlanError) -> ErrorKind {
+fn planner_error_kind(error: &PlanError) -> ErrorKind {
     match error {
         PlanError::OpenRanks { .. } | PlanError::WrongVariant { .. } => ErrorKind::Input,
         PlanError::EntrylessPush { .. } => ErrorKind::Unsupported,
@@ -482,7 +490,7 @@ fn of_planner(error: &PlanError) -> ErrorKind {
     }
 }
 
-fn of_run(error: &RunError) -> ErrorKind {
+fn run_error_kind(error: &RunError) -> ErrorKind {
     match error {
         RunError::Invalid(_) | RunError::Data { .. } | RunError::Bounds { .. } => ErrorKind::Input,
         RunError::Misplaced { .. } => ErrorKind::Input,
@@ -505,11 +513,11 @@ fn of_run(error: &RunError) -> ErrorKind {
         | RunError::Aborted { .. }
         | RunError::Protocol { .. } => ErrorKind::Peer,
         RunError::Defect(_) => ErrorKind::Defect,
-        RunError::Reported { cause, .. } => of_run(cause),
+        RunError::Reported { cause, .. } => run_error_kind(cause),
     }
 }
 
-fn of_interpreter(error: &InterpError) -> ErrorKind {
+fn interpreter_error_kind(error: &InterpError) -> ErrorKind {
     match error {
         InterpError::TooLarge { .. } => ErrorKind::Resources,
         InterpError::Op { error: OpError::Opaque { .. } | OpError::NoKernel { .. }, .. } => {

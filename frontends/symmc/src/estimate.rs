@@ -1,11 +1,11 @@
 //! The estimated time of a plan, by the driver.
 
 use symmc_check::CheckedPlan;
-use symmc_ir::Bindings;
-use symmc_ir::machine::Profile;
-use symmc_plan::Estimate;
+use symmc_ir::SymbolBindings;
+use symmc_ir::machine::MachineProfile;
+use symmc_plan::BucketEstimate;
 
-use crate::config::Config;
+use crate::config::CompileConfig;
 use crate::error::Error;
 use crate::program::Program;
 
@@ -13,7 +13,7 @@ use crate::program::Program;
 ///
 /// # Errors
 /// A program of the plan cannot be read, which is a defect: the plan was checked.
-pub fn estimate(plan: &CheckedPlan, profile: &Profile) -> Result<Vec<Estimate>, Error> {
+pub fn estimate(plan: &CheckedPlan, profile: &MachineProfile) -> Result<Vec<BucketEstimate>, Error> {
     symmc_driver::estimate(plan, profile).map_err(|e| Error::driver(&plan.source.name, e))
 }
 
@@ -21,7 +21,11 @@ pub fn estimate(plan: &CheckedPlan, profile: &Profile) -> Result<Vec<Estimate>, 
 ///
 /// # Errors
 /// A symbol has no value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
-pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> Result<Estimate, Error> {
+pub fn estimate_at(
+    plan: &CheckedPlan,
+    profile: &MachineProfile,
+    sizes: &SymbolBindings,
+) -> Result<BucketEstimate, Error> {
     symmc_driver::estimate_at(plan, profile, sizes).map_err(|e| Error::driver(&plan.source.name, e))
 }
 
@@ -33,9 +37,9 @@ pub fn estimate_at(plan: &CheckedPlan, profile: &Profile, sizes: &Bindings) -> R
 pub fn estimate_plain(
     program: &Program,
     plan: &CheckedPlan,
-    config: &Config,
+    config: &CompileConfig,
 ) -> Result<Vec<Option<f64>>, Error> {
-    let options = config.resolve(program)?;
+    let options = config.resolve_options(program)?;
     let estimates = symmc_driver::estimate_plain(&program.graph, plan, &options);
     estimates.map_err(|e| Error::driver(&program.graph.name, e))
 }

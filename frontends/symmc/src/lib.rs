@@ -15,7 +15,7 @@
 //!
 //! # From a file to outputs
 //! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the files of all ranks), or
-//! made from text ([`Program::from_text`]). [`compile`] makes a [`Plan`] of it and proves that safe; [`checked`] proves a plan
+//! made from text ([`Program::from_text`]). [`compile`] makes a [`Plan`] of it and proves that safe; [`into_checked_plan`] proves a plan
 //! from a file safe ([`read_plan`]). [`run`] executes the [`CheckedPlan`] on a [`Backend`], [`run_joined`] this process's
 //! rank among those that another launcher started. A [`Workload`] is what a run needs besides: the values of the symbols
 //! and the inputs of every rank. Kernels of [`mod@custom`] ops are registered and given with the [`RunConfig`].
@@ -26,7 +26,7 @@
 //! (`SessionConfig::with_gpu`).
 //!
 //! # Configurations
-//! [`OpenOptions`], [`Config`], [`Draw`], [`RunConfig`] and [`SessionConfig`] grow with the versions: begin with their `default()` and set what
+//! [`OpenOptions`], [`CompileConfig`], [`DrawConfig`], [`RunConfig`] and [`SessionConfig`] grow with the versions: begin with their `default()` and set what
 //! is to differ by `with_…` methods, each named for the field that it sets.
 //!
 //! ```
@@ -69,7 +69,6 @@
 
 #![warn(missing_docs)]
 
-mod against_source;
 #[cfg(feature = "cuda")]
 pub mod bench;
 mod compile;
@@ -83,15 +82,16 @@ mod estimate;
 mod files;
 mod machine;
 #[cfg(feature = "cuda")]
-mod measured;
+mod measure_task;
 mod memory;
 mod outputs;
 mod parameters;
 mod program;
-mod recorded;
+mod rank_task;
+mod recorded_outputs;
 mod run;
 mod session;
-mod task;
+mod source_comparison;
 mod tensors;
 #[cfg(feature = "cuda")]
 mod tune;
@@ -101,54 +101,59 @@ mod workload;
 
 // Programs and what comes with them.
 pub use program::{OpenOptions, Program};
-pub use symmc_import::ranges::Extent;
-pub use symmc_ir::{Bindings, DType, Graph, Tensor};
+pub use symmc_import::ranges::SymbolConstraint;
+pub use symmc_ir::{DType, Graph, SymbolBindings, Tensor};
 pub use tensors::TensorFile;
 pub use weights::Weights;
 
 // Plans, their proof and their reports.
-pub use against_source::{compare_with_source, require_compared};
 #[cfg(feature = "cuda")]
-pub use compile::refuse_for_gpus;
-pub use compile::{canonical, check, checked, compile, compile_with_report, lowered, read_plan};
-pub use config::{Bind, BucketSpec, Config};
+pub use compile::check_gpu_support;
+pub use compile::{
+    canonicalize_program, check, compile, compile_with_report, into_checked_plan, lower_program, read_plan,
+};
+pub use config::{ArgumentBinding, BucketSpec, CompileConfig};
 pub use estimate::{estimate, estimate_at, estimate_plain};
-pub use machine::machine;
+pub use machine::machine_profile;
+pub use source_comparison::{compare_with_source, require_full_comparison};
+pub use symmc_check::CheckReport;
 pub use symmc_check::CheckedPlan;
-pub use symmc_check::Report;
 pub use symmc_compare::{
     ComparedPart, LimitKind, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
 pub use symmc_driver::CompileReport;
-pub use symmc_ir::Variant;
-pub use symmc_ir::machine::Profile;
+pub use symmc_ir::CollectiveVariant;
+pub use symmc_ir::machine::MachineProfile;
 pub use symmc_ir::numerics::{Numerics, NumericsClass, NumericsError};
-pub use symmc_plan::{CommunicationEstimate, Estimate, Plan};
-pub use symmc_planner::Order;
+pub use symmc_plan::{BucketEstimate, CommunicationEstimate, Plan};
+pub use symmc_planner::OrderStrategy;
 
 // Runs.
-pub use custom::{Registry, Signature, check_kernels, rank_main, rank_on};
-pub use device::Device;
+pub use custom::{CustomKernelRegistry, KernelSignature, check_kernels, rank_main, run_rank_from_fd};
+pub use device::RunDevice;
 pub use outputs::{
-    check_file, check_output, refuse_overwrite, refuse_same_output, write_file, write_outputs,
+    check_output, check_writable, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
-pub use recorded::Expected;
-pub use run::{Backend, RunConfig, accepts, run, run_joined, run_joined_timed, run_timed, run_with_noise};
-pub use symmc_control::{Launch, Membership, RankCommand, Term};
+pub use recorded_outputs::ExpectedOutputs;
+pub use run::{
+    Backend, RunConfig, check_device_support, run, run_joined, run_joined_timed, run_timed, run_with_noise,
+};
+pub use symmc_control::{JoinTerm, LauncherChoice, Membership, RankCommand};
 #[cfg(feature = "cuda")]
-pub use symmc_cuda::{CudaConfig, Products, device::arena::ArenaSource};
-pub use symmc_ir::interp::Draw as RankDraw;
-pub use symmc_runtime::job::{Ran, RunTimes};
-pub use workload::{Draw, Workload, bindings};
+pub use symmc_cuda::{AlgorithmSelection, CudaConfig, device::arena::ArenaSource};
+pub use symmc_ir::interp::SeedScope as RankDraw;
+pub use symmc_runtime::job::{JobResult, RunTimes};
+pub use workload::{DrawConfig, Workload, resolve_bindings};
 
 // Sessions.
 pub use device::SessionDevice;
 #[cfg(feature = "cuda")]
-pub use device::{Gpu, Progress};
-pub use session::buffer::Buffer;
-pub use session::slot::Slot;
+pub use device::{GpuConfig, ProgressReporting};
+pub use session::buffer::SessionBuffer;
+pub use session::slot::PortSlot;
 pub use session::{
-    Bootstrap, Group, Memory, Recordings, Session, SessionConfig, Storage, Taken, Value, ValueKind,
+    Bootstrap, Group, MemoryUsage, PortStorage, RecordingCounts, Session, SessionConfig, SessionValue,
+    ValueKind, ValueMemory,
 };
 
 // What this machine can do.

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 
 use crate::error::Error;
-use crate::files::{read, utf8};
+use crate::files::{decode_utf8, read_file};
 
 /// What such a file should be.
 const MACHINE: &str = "a machine or a profile file";
@@ -15,17 +15,17 @@ const MACHINE: &str = "a machine or a profile file";
 ///
 /// # Errors
 /// There is no such machine or file, or the file is no profile.
-pub fn machine(name: &str) -> Result<Profile, Error> {
-    if let Some(profile) = Profile::builtin(name) {
+pub fn machine_profile(name: &str) -> Result<MachineProfile, Error> {
+    if let Some(profile) = MachineProfile::builtin(name) {
         return Ok(profile);
     }
     let path = Path::new(name);
     if !path.exists() {
-        let known = Profile::builtin_names().join(", ");
-        return Err(Error::request(format!(
+        let known = MachineProfile::builtin_names().join(", ");
+        return Err(Error::invalid_request(format!(
             "there is no machine {name}; expected one of {known} or a profile file"
         )));
     }
-    let text = utf8(path, read(path, MACHINE)?, MACHINE)?;
-    Profile::from_json(&text).map_err(|e| Error::misread(path, e.to_string(), e))
+    let text = decode_utf8(path, read_file(path, MACHINE)?, MACHINE)?;
+    MachineProfile::from_json(&text).map_err(|e| Error::format_with_cause(path, e.to_string(), e))
 }

@@ -1,7 +1,7 @@
 //! Whether the inputs and outputs of all ranks fit into this machine's memory, asked before they are made.
 
-use symmc_control::facts::room;
-use symmc_ir::{Bindings, Graph, Input, InputKind};
+use symmc_control::machine_limits::machine_memory;
+use symmc_ir::{Graph, GraphInput, InputKind, SymbolBindings};
 
 use crate::error::{Error, ErrorKind};
 
@@ -11,18 +11,22 @@ use crate::error::{Error, ErrorKind};
 ///
 /// # Errors
 /// They do not fit; the message gives both sizes.
-pub fn check_room(graph: &Graph, bindings: &Bindings, held: impl Fn(&Input) -> bool) -> Result<(), Error> {
+pub fn check_available_memory(
+    graph: &Graph,
+    bindings: &SymbolBindings,
+    held: impl Fn(&GraphInput) -> bool,
+) -> Result<(), Error> {
     let given = graph.inputs.values().filter(|i| i.kind != InputKind::Constant && held(i));
     let values = given.map(|i| i.value).chain(graph.outputs.iter().map(|o| o.value));
     let of_rank: u128 = values.map(|v| graph.ty(v).bytes().eval(bindings).unwrap_or(i64::MAX) as u128).sum();
     let ranks = graph.ranks.unwrap_or(1);
     let needed = of_rank * u128::from(ranks);
-    match room().map(|room| room.available) {
+    match machine_memory().map(|room| room.available) {
         Some(available) if needed > u128::from(available) => Err(Error::new(
             ErrorKind::Resources,
             format!(
                 "the inputs and outputs of {} of {} need {} MiB; {} MiB of memory are available",
-                crate::error::ranks(ranks),
+                crate::error::format_rank_count(ranks),
                 graph.name,
                 needed >> 20,
                 available >> 20

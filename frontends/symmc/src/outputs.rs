@@ -10,7 +10,7 @@ use symmc_ir::{Graph, InputKind, OutputKind, Tensor};
 use symmc_runtime::output_file::{self, Destination, FileId, PendingFile};
 
 use crate::error::Error;
-use crate::tensors::stored_dtype;
+use crate::tensors::safetensors_dtype;
 
 /// Writes the outputs of these ranks: `rank{r}.out.<i>` is the i-th returned output of rank `r`, and the new value of an
 /// input that the program changes has that input's name, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file appears
@@ -26,7 +26,7 @@ pub fn write_outputs(
 ) -> Result<(), Error> {
     let mut tensors: Vec<(String, &Tensor)> = Vec::new();
     for (rank, outputs) in ranks.zip(outputs) {
-        let of_rank = names(graph).into_iter().zip(outputs);
+        let of_rank = output_names(graph).into_iter().zip(outputs);
         tensors.extend(of_rank.map(|(name, tensor)| (format!("rank{rank}.{name}"), tensor)));
     }
     refuse_streams(path)?;
@@ -42,14 +42,14 @@ pub fn write_outputs(
 /// The header of a safetensors file. Sorts the tensors as they follow it: larger elements first, so that all are aligned.
 fn sorted_header(tensors: &mut [(String, &Tensor)]) -> Result<Vec<u8>, String> {
     tensors.sort_by(|(name, tensor), (other_name, other)| {
-        let dtypes = [other, tensor].map(|t| stored_dtype(t.dtype()).ok());
+        let dtypes = [other, tensor].map(|t| safetensors_dtype(t.dtype()).ok());
         dtypes[0].cmp(&dtypes[1]).then_with(|| name.cmp(other_name))
     });
     let mut end = 0;
     let describe = |(name, tensor): &(String, &Tensor)| {
         let start = end;
         end += tensor.data().len();
-        let dtype = stored_dtype(tensor.dtype())?;
+        let dtype = safetensors_dtype(tensor.dtype())?;
         let info = TensorInfo { dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
         Ok((name.clone(), info))
     };
@@ -76,7 +76,7 @@ fn write_tensors(file: impl Write, header: &[u8], tensors: &[(String, &Tensor)])
 /// # Errors
 /// It cannot be written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    output_file::write(path, bytes).map_err(|e| Error::io(path, e))
+    output_file::write_output(path, bytes).map_err(|e| Error::io(path, e))
 }
 
 /// Checks before any work that a file can be written at `path`, without changing an existing file.
@@ -85,22 +85,22 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// It is a folder, a device, a pipe or a socket, or no file can be created in its folder.
 pub fn check_output(path: &Path) -> Result<(), Error> {
     refuse_streams(path)?;
-    check_file(path)
+    check_writable(path)
 }
 
 /// Checks before any work that [`write_file`] can write to `path`, without changing an existing file.
 ///
 /// # Errors
 /// It is a folder, or no file can be created in its folder.
-pub fn check_file(path: &Path) -> Result<(), Error> {
-    if matches!(Destination::at(path), Ok(Destination::Stream)) {
+pub fn check_writable(path: &Path) -> Result<(), Error> {
+    if matches!(Destination::detect(path), Ok(Destination::Stream)) {
         return Ok(());
     }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         return Err(Error::format(path, format!("there is no folder {}", folder.display())));
     }
-    output_file::check(path).map_err(|e| Error::io(path, e))
+    output_file::check_writable(path).map_err(|e| Error::io(path, e))
 }
 
 /// Refuses to write to a file that was read, under any of its names: through symbolic links, and as a hard link.
@@ -108,8 +108,8 @@ pub fn check_file(path: &Path) -> Result<(), Error> {
 /// # Errors
 /// `path` leads to the same file as one of `inputs`.
 pub fn refuse_overwrite<'p>(path: &Path, inputs: impl IntoIterator<Item = &'p PathBuf>) -> Result<(), Error> {
-    let Some(output) = FileId::of(path) else { return Ok(()) };
-    match inputs.into_iter().find(|input| FileId::of(input) == Some(output)) {
+    let Some(output) = FileId::from_path(path) else { return Ok(()) };
+    match inputs.into_iter().find(|input| FileId::from_path(input) == Some(output)) {
         None => Ok(()),
         Some(input) if input == path => Err(Error::format(
             path,
@@ -131,8 +131,8 @@ pub fn refuse_overwrite<'p>(path: &Path, inputs: impl IntoIterator<Item = &'p Pa
 /// Two of `outputs` lead to the same place. `-` and streams such as `/dev/stdout` can be shared.
 pub fn refuse_same_output(outputs: &[&Path]) -> Result<(), Error> {
     for (index, path) in outputs.iter().enumerate() {
-        let is_file = matches!(Destination::at(path), Ok(Destination::File));
-        if let Some(other) = outputs[..index].iter().find(|other| is_file && is_same_place(path, other)) {
+        let is_file = matches!(Destination::detect(path), Ok(Destination::File));
+        if let Some(other) = outputs[..index].iter().find(|other| is_file && is_same_file(path, other)) {
             return Err(Error::format(
                 path,
                 format!(
@@ -146,18 +146,18 @@ pub fn refuse_same_output(outputs: &[&Path]) -> Result<(), Error> {
 }
 
 /// Whether two paths name the same entry of the same folder, or lead to the same file.
-fn is_same_place(path: &Path, other: &Path) -> bool {
+fn is_same_file(path: &Path, other: &Path) -> bool {
     let entry = |path: &Path| {
         let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Some((folder.canonicalize().ok()?, path.file_name()?.to_os_string()))
     };
     let is_same_entry = path == other || entry(path).is_some_and(|found| entry(other) == Some(found));
-    is_same_entry || FileId::of(path).is_some_and(|file| FileId::of(other) == Some(file))
+    is_same_entry || FileId::from_path(path).is_some_and(|file| FileId::from_path(other) == Some(file))
 }
 
 /// Refuses a path that is not a regular file.
 fn refuse_streams(path: &Path) -> Result<(), Error> {
-    let found = match Destination::at(path).map_err(|e| Error::io(path, e))? {
+    let found = match Destination::detect(path).map_err(|e| Error::io(path, e))? {
         Destination::File => return Ok(()),
         Destination::Folder => "a folder",
         Destination::Stream => "a device, a pipe or a socket",
@@ -166,7 +166,7 @@ fn refuse_streams(path: &Path) -> Result<(), Error> {
 }
 
 /// What each output is called in a file, without its rank.
-fn names(graph: &Graph) -> Vec<String> {
+fn output_names(graph: &Graph) -> Vec<String> {
     let mut returned = 0..;
     let mut of_output = |kind: OutputKind| match kind {
         OutputKind::Returned => format!("out.{}", returned.next().unwrap_or_default()),
@@ -174,7 +174,7 @@ fn names(graph: &Graph) -> Vec<String> {
             let arguments = graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
             match arguments.map(|(other, _)| other).position(|other| other == id) {
                 Some(index) => format!("in.{index}"),
-                None => format!("w.{}", graph.stored_name(&graph.inputs[id])),
+                None => format!("w.{}", graph.checkpoint_name(&graph.inputs[id])),
             }
         }
     };

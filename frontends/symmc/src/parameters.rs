@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use symmc_ir::{Graph, Input, InputKind, Tensor};
+use symmc_ir::{Graph, GraphInput, InputKind, Tensor};
 
 use crate::error::Error;
 use crate::tensors::TensorFile;
@@ -11,26 +11,27 @@ use crate::weights::Weights;
 
 /// The parameter of a rank: from the file where it has it or a tensor tied to it, else from the weights that came with the
 /// program where these are of all ranks or buffers. `None` where nothing is to have it: there is no file.
-pub(crate) fn parameter(
+pub(crate) fn find_parameter(
     graph: &Graph,
     weights: &Weights,
     tensors: Option<&TensorFile>,
     rank: u32,
-    input: &Input,
+    input: &GraphInput,
     expected: &dyn Fn() -> String,
 ) -> Result<Option<Arc<Tensor>>, Error> {
-    let source = graph.stored_name(input);
-    let own = weights.of(rank, graph.ranks.unwrap_or_default()).and_then(|w| w.get(source)).cloned();
+    let source = graph.checkpoint_name(input);
+    let own =
+        weights.weights_of_rank(rank, graph.ranks.unwrap_or_default()).and_then(|w| w.get(source)).cloned();
     let Some(file) = tensors else { return Ok(own) };
     if let Some(tensor) = file.weight(rank, source)? {
         return Ok(Some(tensor));
     }
-    for name in weights.tied(source) {
+    for name in weights.tied_names(source) {
         if let Some(tensor) = file.weight(rank, name)? {
             return Ok(Some(tensor));
         }
     }
-    match own.or_else(|| weights.buffer(source).cloned()) {
+    match own.or_else(|| weights.find_buffer(source).cloned()) {
         Some(tensor) => Ok(Some(tensor)),
         None => Err(Error::format(
             file.path(),
@@ -43,13 +44,13 @@ pub(crate) fn parameter(
 /// both the same tensor.
 pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
     let parameters = || graph.inputs.values().filter(|i| i.kind == InputKind::Parameter);
-    let sources: HashMap<&str, &Input> =
+    let sources: HashMap<&str, &GraphInput> =
         parameters().filter(|i| !i.source.is_empty()).map(|i| (i.source.as_str(), i)).collect();
     for input in parameters().filter(|i| i.source.is_empty()) {
-        let name = graph.name_of(input.value);
+        let name = graph.value_name(input.value);
         if let Some(other) = sources.get(name) {
-            let other = graph.name_of(other.value);
-            return Err(Error::request(format!(
+            let other = graph.value_name(other.value);
+            return Err(Error::invalid_request(format!(
                 "the parameter %{name} has no source, so tensors hold it as {name:?}, which is the source of %{other}: give \
                  %{name} a source of its own"
             )));
@@ -59,9 +60,14 @@ pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
 }
 
 /// Refuses a file that gives a rank another value of what is a constant of the program.
-pub(crate) fn hold_constant(file: &TensorFile, rank: u32, input: &Input, data: &Tensor) -> Result<(), Error> {
+pub(crate) fn check_constant_matches(
+    file: &TensorFile,
+    rank: u32,
+    input: &GraphInput,
+    data: &Tensor,
+) -> Result<(), Error> {
     // A constant without a source is no weight of the program.
-    let found = if input.source.is_empty() { None } else { file.weight_loaded(rank, &input.source)? };
+    let found = if input.source.is_empty() { None } else { file.load_weight(rank, &input.source)? };
     match found {
         Some(found) if *found != *data => Err(Error::format(
             file.path(),
@@ -79,7 +85,7 @@ pub(crate) fn hold_constant(file: &TensorFile, rank: u32, input: &Input, data: &
 ///
 /// # Errors
 /// One is missing, or cannot be read; the file has another value of a constant.
-pub(crate) fn parameters(
+pub(crate) fn load_parameters(
     graph: &Graph,
     weights: &Weights,
     tensors: Option<&TensorFile>,
@@ -90,7 +96,7 @@ pub(crate) fn parameters(
     for input in graph.inputs.values() {
         match (&input.data, tensors) {
             (Some(data), Some(file)) if input.kind == InputKind::Constant => {
-                hold_constant(file, rank, input, data)?;
+                check_constant_matches(file, rank, input, data)?;
             }
             _ => {}
         }
@@ -98,11 +104,13 @@ pub(crate) fn parameters(
             continue;
         }
         let expected = || graph.ty(input.value).dtype.to_string();
-        let found = parameter(graph, weights, tensors, rank, input, &expected)?;
-        let source = graph.stored_name(input);
-        let none = || Error::request(format!("no file of tensors gives rank {rank} the weight {source}"));
-        let tensor = found.ok_or_else(none)?.loaded();
-        let unread = |e| Error::request(format!("the weight {source} of rank {rank} cannot be read: {e}"));
+        let found = find_parameter(graph, weights, tensors, rank, input, &expected)?;
+        let source = graph.checkpoint_name(input);
+        let none =
+            || Error::invalid_request(format!("no file of tensors gives rank {rank} the weight {source}"));
+        let tensor = found.ok_or_else(none)?.load_to_memory();
+        let unread =
+            |e| Error::invalid_request(format!("the weight {source} of rank {rank} cannot be read: {e}"));
         out.push((source.to_string(), tensor.map_err(unread)?));
     }
     Ok(out)

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_import::ranges;
-use symmc_ir::{Graph, Input, InputKind, Members, Tensor, text, verify};
-use symmc_passes::Solutions;
+use symmc_ir::{Graph, GraphInput, GroupMembers, InputKind, Tensor, text, verify};
+use symmc_passes::SolutionCache;
 
-use crate::error::{Error, ranks as ranks_text};
-use crate::files::{beside, head, read_on, utf8};
+use crate::error::{Error, format_rank_count as ranks_text};
+use crate::files::{decode_utf8, find_recorded_tensors, read_head, read_rest};
 use crate::parameters;
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
@@ -22,7 +22,7 @@ mod onnx;
 #[cfg(feature = "torch")]
 mod torch;
 
-use import::Imported;
+use import::ImportedFiles;
 pub use import::OpenOptions;
 
 /// What a file with a program holds.
@@ -43,7 +43,7 @@ pub struct Program {
     /// All files that the program was read from: its own, those of the other ranks, and files of data that they name.
     pub files: Vec<PathBuf>,
     /// Solutions of regions that compilations of this program share.
-    pub(crate) solutions: Solutions,
+    pub(crate) solutions: SolutionCache,
 }
 
 impl Program {
@@ -53,48 +53,49 @@ impl Program {
     /// The file cannot be read, is neither, is broken, breaks an invariant of the IR, or fixes another
     /// number of ranks than `options` asks for.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
-        let (head, file) = head(path, PROGRAM)?;
+        let (head, file) = read_head(path, PROGRAM)?;
         let is_archive = is_archive(path, &head);
         if !is_archive && is_onnx(path, &head) {
             // The importer reads it.
             let paths = [path.to_path_buf()];
-            return Program::imported(&paths, read_models(&paths, options)?, options);
+            return Program::from_import(&paths, read_onnx_models(&paths, options)?, options);
         }
-        let bytes = read_on(path, head, file)?;
+        let bytes = read_rest(path, head, file)?;
         if is_archive {
             let paths = [path.to_path_buf()];
-            return Program::imported(&paths, read_archives(&paths, &[bytes], options)?, options);
+            return Program::from_import(&paths, read_archives(&paths, &[bytes], options)?, options);
         }
-        let (mut graph, weights, mut notes) = (parse(path, bytes, options)?, Weights::default(), Vec::new());
-        ranges::narrow_all(&mut graph.symbols, &options.given(), &mut notes)
-            .map_err(|e| Error::misread(path, e.to_string(), e))?;
+        let (mut graph, weights, mut notes) =
+            (parse_text_form(path, bytes, options)?, Weights::default(), Vec::new());
+        ranges::narrow_ranges(&mut graph.symbols, &options.provided_extents(), &mut notes)
+            .map_err(|e| Error::format_with_cause(path, e.to_string(), e))?;
         let files = vec![path.to_path_buf()];
-        let solutions = Solutions::default();
+        let solutions = SolutionCache::default();
         let program = Program { path: path.to_path_buf(), graph, weights, notes, files, solutions };
         // The importers verify what they give.
         program.verify()?;
-        program.on_tensors(options)
+        program.apply_tensors(options)
     }
 
     /// A program that a reader of its format gives, which verified it.
-    fn imported(paths: &[PathBuf], imported: Imported, options: &OpenOptions) -> Result<Self, Error> {
-        let Imported { graph, weights, notes, data_files } = imported;
+    fn from_import(paths: &[PathBuf], imported: ImportedFiles, options: &OpenOptions) -> Result<Self, Error> {
+        let ImportedFiles { graph, weights, notes, data_files } = imported;
         let path = paths.first().cloned().unwrap_or_default();
         let files = paths.iter().cloned().chain(data_files).collect();
-        let solutions = Solutions::default();
-        Program { path, graph, weights, notes, files, solutions }.on_tensors(options)
+        let solutions = SolutionCache::default();
+        Program { path, graph, weights, notes, files, solutions }.apply_tensors(options)
     }
 
     /// Takes from the tensors that the program will run on what it leaves open.
-    fn on_tensors(mut self, options: &OpenOptions) -> Result<Self, Error> {
+    fn apply_tensors(mut self, options: &OpenOptions) -> Result<Self, Error> {
         let Some(file) = &options.tensors else { return Ok(self) };
         if self.graph.ranks.is_none() {
             self.set_ranks(file.ranks())?;
         }
-        let stored = |i: &&mut Input| i.kind == InputKind::Constant && !i.source.is_empty();
+        let stored = |i: &&mut GraphInput| i.kind == InputKind::Constant && !i.source.is_empty();
         for input in self.graph.inputs.values_mut().filter(stored) {
             let Some(data) = input.data.clone() else { continue };
-            if file.contradicts(&input.source, &data)?.is_none() {
+            if file.find_differing_rank(&input.source, &data)?.is_none() {
                 continue;
             }
             input.kind = InputKind::Parameter;
@@ -119,14 +120,14 @@ impl Program {
             return Program::open(path, options);
         }
         if paths.is_empty() {
-            return Err(Error::request("no file is named"));
+            return Err(Error::invalid_request("no file is named"));
         }
         let mut archives = Vec::new();
         for (i, path) in paths.iter().enumerate() {
-            let (head, file) = head(path, PROGRAM)?;
+            let (head, file) = read_head(path, PROGRAM)?;
             let (onnx, archive) = (is_onnx(path, &head), is_archive(path, &head));
             if archive && archives.len() == i {
-                archives.push(read_on(path, head, file)?);
+                archives.push(read_rest(path, head, file)?);
             } else if !onnx || archive || !archives.is_empty() {
                 let expected = if archives.is_empty() { "an ONNX model" } else { "a .pt2 archive" };
                 return Err(Error::format(
@@ -136,9 +137,9 @@ impl Program {
             }
         }
         if !archives.is_empty() {
-            return Program::imported(paths, read_archives(paths, &archives, options)?, options);
+            return Program::from_import(paths, read_archives(paths, &archives, options)?, options);
         }
-        Program::imported(paths, read_models(paths, options)?, options)
+        Program::from_import(paths, read_onnx_models(paths, options)?, options)
     }
 
     /// A program in text form; its name stands for a file.
@@ -146,7 +147,9 @@ impl Program {
     /// # Errors
     /// The text is not that of a program, or the program breaks an invariant of the IR.
     pub fn from_text(text: &str) -> Result<Self, Error> {
-        Program::from_graph(text::parse(text).map_err(|e| Error::misread("text".as_ref(), e.to_string(), e))?)
+        Program::from_graph(
+            text::parse(text).map_err(|e| Error::format_with_cause("text".as_ref(), e.to_string(), e))?,
+        )
     }
 
     /// The program in text form.
@@ -161,7 +164,7 @@ impl Program {
     pub fn from_graph(graph: Graph) -> Result<Self, Error> {
         let path = PathBuf::from(&graph.name);
         let (weights, notes, files) = (Weights::default(), Vec::new(), Vec::new());
-        let solutions = Solutions::default();
+        let solutions = SolutionCache::default();
         let program = Program { path, graph, weights, notes, files, solutions };
         program.verify()?;
         Ok(program)
@@ -180,12 +183,12 @@ impl Program {
     ) -> Result<Vec<(String, Arc<Tensor>)>, Error> {
         if let Some(ranks) = self.graph.ranks.filter(|&ranks| rank >= ranks) {
             let program = self.path.display();
-            return Err(Error::request(format!(
+            return Err(Error::invalid_request(format!(
                 "{program}: the program is for {}, found rank {rank}",
                 ranks_text(ranks)
             )));
         }
-        parameters::parameters(&self.graph, &self.weights, tensors, rank)
+        parameters::load_parameters(&self.graph, &self.weights, tensors, rank)
     }
 
     /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for
@@ -193,11 +196,11 @@ impl Program {
     ///
     /// # Errors
     /// The file cannot be read, or the program does not fit its number of ranks.
-    pub fn close_ranks(&mut self) -> Result<Option<PathBuf>, Error> {
+    pub fn infer_ranks(&mut self) -> Result<Option<PathBuf>, Error> {
         if self.graph.ranks.is_some() {
             return Ok(None);
         }
-        let Some(beside) = beside(&self.path) else { return Ok(None) };
+        let Some(beside) = find_recorded_tensors(&self.path) else { return Ok(None) };
         self.set_ranks(TensorFile::open(&beside)?.ranks())?;
         self.files.push(beside.clone());
         Ok(Some(beside))
@@ -209,7 +212,7 @@ impl Program {
     /// The program is for another number of ranks, or does not fit this one.
     pub fn set_ranks(&mut self, ranks: u32) -> Result<(), Error> {
         match self.graph.ranks {
-            Some(fixed) if fixed != ranks => Err(Error::request(format!(
+            Some(fixed) if fixed != ranks => Err(Error::invalid_request(format!(
                 "{}: the program is for {}, found {ranks}",
                 self.path.display(),
                 ranks_text(fixed)
@@ -241,30 +244,34 @@ fn is_onnx(path: &Path, head: &[u8]) -> bool {
 }
 
 /// Reads `.pt2` archives.
-fn read_archives(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Imported, Error> {
+fn read_archives(
+    paths: &[PathBuf],
+    bytes: &[Vec<u8>],
+    options: &OpenOptions,
+) -> Result<ImportedFiles, Error> {
     #[cfg(feature = "torch")]
-    return torch::import(paths, bytes, options);
+    return torch::import_archives(paths, bytes, options);
     #[cfg(not(feature = "torch"))]
     import::unread(paths, "a .pt2 archive", "torch", (bytes, options))
 }
 
 /// Reads ONNX models.
-fn read_models(paths: &[PathBuf], options: &OpenOptions) -> Result<Imported, Error> {
+fn read_onnx_models(paths: &[PathBuf], options: &OpenOptions) -> Result<ImportedFiles, Error> {
     #[cfg(feature = "onnx")]
-    return onnx::import(paths, options);
+    return onnx::import_models(paths, options);
     #[cfg(not(feature = "onnx"))]
     import::unread(paths, "an ONNX model", "onnx", options)
 }
 
-fn parse(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {
-    let text = utf8(path, bytes, PROGRAM)?;
-    let mut graph = text::parse(&text).map_err(|e| Error::misread(path, e.to_string(), e))?;
+fn parse_text_form(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {
+    let text = decode_utf8(path, bytes, PROGRAM)?;
+    let mut graph = text::parse(&text).map_err(|e| Error::format_with_cause(path, e.to_string(), e))?;
     for (name, cells) in &options.groups {
         let known: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         let none = || Error::format(path, format!("the program has no group {name}; it has: {known}"));
         let group = graph.groups.values_mut().find(|g| g.name == *name).ok_or_else(none)?;
-        group.members = Members::Cells(cells.clone());
+        group.members = GroupMembers::Cells(cells.clone());
     }
     match (graph.ranks, options.ranks) {
         (Some(fixed), Some(ranks)) if fixed != ranks => {

@@ -8,13 +8,13 @@ use symmc_check::CheckedPlan;
 use symmc_control::{Membership, RankCommand};
 use symmc_ir::entity::Entity;
 use symmc_ir::{OutputKind, Tensor, interp};
-use symmc_runtime::custom::Registry;
+use symmc_runtime::custom::CustomKernelRegistry;
 use symmc_runtime::host::{HostConfig, LaneThreads};
-use symmc_runtime::job::{self, Job, Ran, RankJob, RunTimes, SessionRequest};
+use symmc_runtime::job::{self, Job, JobResult, RankJob, RunTimes, SessionRequest};
 
-use crate::device::Device;
+use crate::device::RunDevice;
 use crate::error::Error;
-use crate::task::RankTask;
+use crate::rank_task::RankTask;
 use crate::workload::Workload;
 
 /// Runs with noise of two seeds have the same noise only after this many.
@@ -38,15 +38,15 @@ pub enum Backend {
 #[non_exhaustive]
 pub struct RunConfig {
     /// No wait takes longer.
-    pub limit: Duration,
+    pub timeout: Duration,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
     /// How often the plan runs, at least once; the outputs are those of the last run.
     pub repeats: u32,
     /// The kernels of custom ops.
-    pub kernels: Registry,
+    pub kernels: CustomKernelRegistry,
     /// What runs it on each rank.
-    pub device: Device,
+    pub device: RunDevice,
     /// Run the last time step by step, and write the times of the steps on all ranks to this file. On GPUs alone.
     pub trace: Option<PathBuf>,
 }
@@ -54,11 +54,11 @@ pub struct RunConfig {
 impl Default for RunConfig {
     fn default() -> Self {
         RunConfig {
-            limit: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
             chaos: None,
             repeats: 1,
-            kernels: Registry::new(),
-            device: Device::Host,
+            kernels: CustomKernelRegistry::new(),
+            device: RunDevice::Host,
             trace: None,
         }
     }
@@ -66,8 +66,8 @@ impl Default for RunConfig {
 
 impl RunConfig {
     /// Sets how long a wait may take.
-    pub fn with_limit(self, limit: Duration) -> RunConfig {
-        RunConfig { limit, ..self }
+    pub fn with_timeout(self, limit: Duration) -> RunConfig {
+        RunConfig { timeout: limit, ..self }
     }
 
     /// Sets the seed of random delays.
@@ -81,12 +81,12 @@ impl RunConfig {
     }
 
     /// Sets the kernels of custom ops.
-    pub fn with_kernels(self, kernels: Registry) -> RunConfig {
+    pub fn with_kernels(self, kernels: CustomKernelRegistry) -> RunConfig {
         RunConfig { kernels, ..self }
     }
 
     /// Sets what runs it on each rank.
-    pub fn with_device(self, device: Device) -> RunConfig {
+    pub fn with_device(self, device: RunDevice) -> RunConfig {
         RunConfig { device, ..self }
     }
 
@@ -96,14 +96,14 @@ impl RunConfig {
     }
 
     /// Under chaos the lanes of a rank run at the same time, so that every order the plan allows can occur.
-    fn host(&self) -> HostConfig {
+    fn host_config(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
-        HostConfig { limit: in_reach(self.limit), chaos: self.chaos, threads, ..HostConfig::default() }
+        HostConfig { limit: clamp_wait(self.timeout), chaos: self.chaos, threads, ..HostConfig::default() }
     }
 }
 
 /// A wait that ends before clocks do, for who says that it may take forever.
-pub(crate) fn in_reach(limit: Duration) -> Duration {
+pub(crate) fn clamp_wait(limit: Duration) -> Duration {
     limit.min(Duration::from_secs(100 * 365 * 24 * 3600))
 }
 
@@ -111,8 +111,8 @@ pub(crate) fn in_reach(limit: Duration) -> Duration {
 ///
 /// # Errors
 /// The first node that it does not run, and why.
-pub fn accepts(plan: &CheckedPlan, config: &RunConfig) -> Result<(), Error> {
-    Ok(config.device.accept(plan, &config.kernels)?)
+pub fn check_device_support(plan: &CheckedPlan, config: &RunConfig) -> Result<(), Error> {
+    Ok(config.device.check_support(plan, &config.kernels)?)
 }
 
 /// Runs a plan; gives the outputs of each rank.
@@ -137,7 +137,7 @@ pub fn run_timed(
     work: &Workload,
     backend: &Backend,
     config: &RunConfig,
-) -> Result<Ran, Error> {
+) -> Result<JobResult, Error> {
     if let Backend::Interpreter = backend {
         return interpret(plan, work, config, None);
     }
@@ -147,13 +147,13 @@ pub fn run_timed(
         inputs: &work.inputs,
         repeats: config.repeats.max(1),
         trace: config.trace.clone(),
-        config: config.host(),
+        config: config.host_config(),
     };
     let device = config.device.clone();
     Ok(match backend {
-        Backend::Processes(command) => job::launch(&job, command, |job| RankTask::Run { device, job })?,
+        Backend::Processes(command) => job::launch_job(&job, command, |job| RankTask::Run { device, job })?,
         _ => {
-            let open = |request: &SessionRequest<'_>| device.open(request, &config.kernels);
+            let open = |request: &SessionRequest<'_>| device.open_session(request, &config.kernels);
             job::run_threads(&job, &open)?
         }
     })
@@ -179,22 +179,22 @@ fn interpret(
     work: &Workload,
     config: &RunConfig,
     noise: Option<u64>,
-) -> Result<Ran, Error> {
+) -> Result<JobResult, Error> {
     let graph = plan.source_program();
-    config.kernels.check(graph)?;
-    let kernels = config.kernels.interpreted();
-    let load = |t: &Arc<Tensor>| t.loaded().map_err(|e| Error::request(e.to_string()));
+    config.kernels.expect_kernels(graph)?;
+    let kernels = config.kernels.to_interpreter_registry();
+    let load = |t: &Arc<Tensor>| t.load_to_memory().map_err(|e| Error::invalid_request(e.to_string()));
     let of_rank = |inputs: &Vec<Arc<Tensor>>| inputs.iter().map(load).collect::<Result<Vec<_>, _>>();
     let mut inputs = work.inputs.iter().map(of_rank).collect::<Result<Vec<_>, _>>()?;
     let mut times = Vec::new();
     let mut run = |inputs: &[Vec<Arc<Tensor>>]| {
         let start = Instant::now();
         let outputs = match noise {
-            None => interp::run_with(graph, &work.bindings, inputs, &kernels),
+            None => interp::run_with_registry(graph, &work.bindings, inputs, &kernels),
             // Each run has noise of its own.
             Some(seed) => {
                 let seed = seed.wrapping_mul(RUNS_OF_A_SEED).wrapping_add(times.len() as u64);
-                let noise = interp::Noise { seed, numerics: plan.numerics };
+                let noise = interp::RoundingNoise { seed, numerics: plan.numerics };
                 interp::run_with_noise(graph, &work.bindings, inputs, &kernels, noise)
             }
         };
@@ -212,7 +212,7 @@ fn interpret(
         }
         outputs = run(&inputs)?;
     }
-    Ok(Ran { outputs, times: vec![RunTimes::of(&times)] })
+    Ok(JobResult { outputs, times: vec![RunTimes::from_durations(&times)] })
 }
 
 /// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)
@@ -240,11 +240,11 @@ pub fn run_joined_timed(
     config: &RunConfig,
 ) -> Result<(Vec<Tensor>, RunTimes), Error> {
     let inputs = work.inputs.get(place.rank as usize).ok_or_else(|| {
-        Error::request(format!(
+        Error::invalid_request(format!(
             "rank {} of {}: the plan is for {}",
             place.rank,
             place.ranks,
-            crate::error::ranks(plan.ranks)
+            crate::error::format_rank_count(plan.ranks)
         ))
     })?;
     let job = RankJob {
@@ -254,8 +254,8 @@ pub fn run_joined_timed(
         repeats: config.repeats.max(1),
         trace: config.trace.clone(),
         settings: &work.settings,
-        config: config.host(),
+        config: config.host_config(),
     };
-    let open = |request: &SessionRequest<'_>| config.device.open(request, &config.kernels);
+    let open = |request: &SessionRequest<'_>| config.device.open_session(request, &config.kernels);
     Ok(job::run_rank(place, &job, &open)?)
 }

@@ -2,44 +2,44 @@
 
 pub(crate) mod buffer;
 mod device;
+mod held_memory;
 mod share;
-mod shared;
 pub(crate) mod slot;
 mod values;
 
 use std::time::Duration;
 
 use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, Tensor};
+use symmc_ir::{SymbolBindings, Tensor};
 use symmc_runtime::host::{self, HostConfig};
-pub use symmc_runtime::session::Storage;
+pub use symmc_runtime::session::PortStorage;
 use symmc_runtime::session::{Port, RawStream};
-use symmc_runtime::{Registry, RunError};
+use symmc_runtime::{CustomKernelRegistry, RunError};
 
 pub use symmc_control::{Bootstrap, Group};
-pub use symmc_runtime::session::{Recordings, Taken};
-pub use values::{Value, ValueKind};
+pub use symmc_runtime::session::{MemoryUsage, RecordingCounts};
+pub use values::{SessionValue, ValueKind};
 
 #[cfg(feature = "cuda")]
-use crate::device::Gpu;
+use crate::device::GpuConfig;
 use crate::device::SessionDevice;
 use crate::error::Error;
-use crate::run::in_reach;
+use crate::run::clamp_wait;
 use crate::workload::find_symbol;
-use device::OwnDevice;
+use device::SessionProgram;
 
 /// How a session runs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SessionConfig {
     /// No wait for other ranks takes longer.
-    pub limit: Duration,
+    pub timeout: Duration,
     /// The kernels of custom ops.
-    pub kernels: Registry,
+    pub kernels: CustomKernelRegistry,
     /// Delays ranks at random around every touch of a peer, from this seed.
     pub chaos: Option<u64>,
     /// Bytes of symmetric memory for the caller ([`Session::allocate_symmetric`]), beside what the plan needs.
-    pub symmetric: usize,
+    pub symmetric_bytes: usize,
     /// Whether [`Session::open_program`] may open other programs. On the host it reserves addresses for them; on a GPU they may be
     /// opened in any session.
     pub extendable: bool,
@@ -50,10 +50,10 @@ pub struct SessionConfig {
 impl Default for SessionConfig {
     fn default() -> Self {
         SessionConfig {
-            limit: Duration::from_secs(30),
-            kernels: Registry::new(),
+            timeout: Duration::from_secs(30),
+            kernels: CustomKernelRegistry::new(),
             chaos: None,
-            symmetric: 0,
+            symmetric_bytes: 0,
             extendable: false,
             device: SessionDevice::default(),
         }
@@ -63,13 +63,13 @@ impl Default for SessionConfig {
 impl SessionConfig {
     /// The same with another limit of waits.
     #[must_use]
-    pub fn with_limit(self, limit: Duration) -> Self {
-        SessionConfig { limit, ..self }
+    pub fn with_timeout(self, limit: Duration) -> Self {
+        SessionConfig { timeout: limit, ..self }
     }
 
     /// The same with these kernels of custom ops.
     #[must_use]
-    pub fn with_kernels(self, kernels: Registry) -> Self {
+    pub fn with_kernels(self, kernels: CustomKernelRegistry) -> Self {
         SessionConfig { kernels, ..self }
     }
 
@@ -81,8 +81,8 @@ impl SessionConfig {
 
     /// The same with so many bytes of symmetric memory for the caller.
     #[must_use]
-    pub fn with_symmetric(self, bytes: usize) -> Self {
-        SessionConfig { symmetric: bytes, ..self }
+    pub fn with_symmetric_bytes(self, bytes: usize) -> Self {
+        SessionConfig { symmetric_bytes: bytes, ..self }
     }
 
     /// The same, where other programs may be opened.
@@ -94,13 +94,13 @@ impl SessionConfig {
     /// The same on a GPU.
     #[cfg(feature = "cuda")]
     #[must_use]
-    pub fn with_gpu(self, gpu: Gpu) -> Self {
+    pub fn with_gpu(self, gpu: GpuConfig) -> Self {
         SessionConfig { device: SessionDevice::Gpu(gpu), ..self }
     }
 
-    fn runtime(&self) -> HostConfig {
+    fn host_config(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
-        let (limit, callers, extendable) = (in_reach(self.limit), self.symmetric, self.extendable);
+        let (limit, callers, extendable) = (clamp_wait(self.timeout), self.symmetric_bytes, self.extendable);
         HostConfig { limit, chaos: self.chaos, threads, callers, extendable, ..HostConfig::default() }
     }
 }
@@ -124,9 +124,9 @@ impl SessionConfig {
 pub struct Session {
     plan: CheckedPlan,
     rank: u32,
-    bindings: Bindings,
-    device: OwnDevice,
-    kernels: Registry,
+    bindings: SymbolBindings,
+    device: SessionProgram,
+    kernels: CustomKernelRegistry,
 }
 
 impl std::fmt::Debug for Session {
@@ -138,16 +138,16 @@ impl std::fmt::Debug for Session {
 /// Bytes in memory, which the caller shares with a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Memory {
+pub struct ValueMemory {
     /// The first byte, of the session's device.
     pub address: u64,
     /// The number of bytes.
     pub bytes: usize,
     /// Where they are stored.
-    pub storage: Storage,
+    pub storage: PortStorage,
 }
 
-impl Memory {
+impl ValueMemory {
     /// The first byte, as a pointer of the session's device.
     pub fn as_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
@@ -162,8 +162,8 @@ impl Session {
     /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, the other ranks do not
     /// come within the limit, or run another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
-        let device = config.device.open(plan, group, &config.kernels, &config.runtime())?;
-        Session::of(plan, OwnDevice::new(device), group.rank(), config.kernels.clone())
+        let device = config.device.open_session(plan, group, &config.kernels, &config.host_config())?;
+        Session::from_device(plan, SessionProgram::new(device), group.rank(), config.kernels.clone())
     }
 
     /// Opens another program in this session, for example the backward pass of a model: both take turns in the same arenas, which
@@ -183,11 +183,17 @@ impl Session {
     /// other ranks refuse the program or open another one. The session goes on then. It ends if a rank failed or has no memory.
     pub fn open_program(&self, plan: &CheckedPlan) -> Result<Session, Error> {
         let device = self.device.open_program(plan, &self.kernels)?;
-        Session::of(plan, device, self.rank, self.kernels.clone())
+        Session::from_device(plan, device, self.rank, self.kernels.clone())
     }
 
-    fn of(plan: &CheckedPlan, device: OwnDevice, rank: u32, kernels: Registry) -> Result<Session, Error> {
-        let mut session = Session { plan: plan.clone(), rank, bindings: Bindings::new(), device, kernels };
+    fn from_device(
+        plan: &CheckedPlan,
+        device: SessionProgram,
+        rank: u32,
+        kernels: CustomKernelRegistry,
+    ) -> Result<Session, Error> {
+        let mut session =
+            Session { plan: plan.clone(), rank, bindings: SymbolBindings::new(), device, kernels };
         if session.is_sized() {
             session.apply_sizes()?;
         }
@@ -201,8 +207,8 @@ impl Session {
     ///
     /// # Errors
     /// The plan has no such rank, or an op has no kernel there.
-    pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<Taken, Error> {
-        Ok(config.device.budget(plan, rank, &config.kernels, &config.runtime())?)
+    pub fn budget(plan: &CheckedPlan, rank: u32, config: &SessionConfig) -> Result<MemoryUsage, Error> {
+        Ok(config.device.memory_budget(plan, rank, &config.kernels, &config.host_config())?)
     }
 
     /// The rank.
@@ -244,7 +250,7 @@ impl Session {
     }
 
     fn apply_sizes(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.set(&self.bindings)?)
+        Ok(self.device.select()?.set_sizes(&self.bindings)?)
     }
 
     fn is_sized(&self) -> bool {
@@ -256,47 +262,47 @@ impl Session {
     ///
     /// # Errors
     /// A symbol has no value.
-    pub fn inputs(&self) -> Result<Vec<Value>, Error> {
-        self.values(|kind| kind == ValueKind::Argument)
+    pub fn inputs(&self) -> Result<Vec<SessionValue>, Error> {
+        self.values_of_kind(|kind| kind == ValueKind::Argument)
     }
 
     /// The parameters: inputs that are given once.
     ///
     /// # Errors
     /// A symbol has no value.
-    pub fn parameters(&self) -> Result<Vec<Value>, Error> {
-        self.values(|kind| kind == ValueKind::Parameter)
+    pub fn parameters(&self) -> Result<Vec<SessionValue>, Error> {
+        self.values_of_kind(|kind| kind == ValueKind::Parameter)
     }
 
     /// The outputs, those that replace an input among them.
     ///
     /// # Errors
     /// A symbol has no value.
-    pub fn outputs(&self) -> Result<Vec<Value>, Error> {
-        self.values(|kind| kind == ValueKind::Output)
+    pub fn outputs(&self) -> Result<Vec<SessionValue>, Error> {
+        self.values_of_kind(|kind| kind == ValueKind::Output)
     }
 
-    fn values(&self, which: impl Fn(ValueKind) -> bool) -> Result<Vec<Value>, Error> {
-        let all = values::all(self.plan.source_program(), &self.bindings)?;
+    fn values_of_kind(&self, which: impl Fn(ValueKind) -> bool) -> Result<Vec<SessionValue>, Error> {
+        let all = values::list_values(self.plan.source_program(), &self.bindings)?;
         Ok(all.into_iter().map(|(_, value)| value).filter(|value| which(value.kind)).collect())
     }
 
-    fn port(&self, name: &str, prefer: values::Prefer) -> Result<Port, Error> {
-        values::find(self.plan.source_program(), name, prefer)
+    fn find_port(&self, name: &str, prefer: values::PortPreference) -> Result<Port, Error> {
+        values::find_port(self.plan.source_program(), name, prefer)
     }
 
     /// The input or output of a name; the input where both have it.
     ///
     /// # Errors
     /// There is no such input or output, or a symbol has no value.
-    pub fn value(&self, name: &str) -> Result<Value, Error> {
-        self.value_of(name, self.port(name, values::Prefer::Input)?)
+    pub fn value(&self, name: &str) -> Result<SessionValue, Error> {
+        self.value_at_port(name, self.find_port(name, values::PortPreference::Input)?)
     }
 
-    fn value_of(&self, name: &str, port: Port) -> Result<Value, Error> {
-        let all = values::all(self.plan.source_program(), &self.bindings)?;
+    fn value_at_port(&self, name: &str, port: Port) -> Result<SessionValue, Error> {
+        let all = values::list_values(self.plan.source_program(), &self.bindings)?;
         let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
-        value.ok_or_else(|| Error::request(format!("{name} has no value")))
+        value.ok_or_else(|| Error::invalid_request(format!("{name} has no value")))
     }
 
     /// Where an input or output lies for the runs that come. The caller writes inputs there, or reads outputs, while no run
@@ -305,19 +311,19 @@ impl Session {
     ///
     /// # Errors
     /// There is no such input or output, a symbol has no value, or there is no memory.
-    pub fn address(&mut self, name: &str) -> Result<Memory, Error> {
-        let port = self.port(name, values::Prefer::Either)?;
-        let memory = self.device.select()?.memory_of(port)?;
-        if matches!(memory.storage, Storage::Program(_)) {
-            return Err(Error::request(format!(
+    pub fn address(&mut self, name: &str) -> Result<ValueMemory, Error> {
+        let port = self.find_port(name, values::PortPreference::Either)?;
+        let memory = self.device.select()?.port_memory(port)?;
+        if matches!(memory.storage, PortStorage::Program(_)) {
+            return Err(Error::invalid_request(format!(
                 "{name} is a constant of the program: it has no memory to write"
             )));
         }
-        Ok(Memory { address: memory.extent.address, bytes: memory.extent.bytes, storage: memory.storage })
+        Ok(ValueMemory { address: memory.range.address, bytes: memory.range.bytes, storage: memory.storage })
     }
 
     /// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied,
-    /// unless the plan holds the input in symmetric memory ([`Storage::Symmetric`]) and this memory is none
+    /// unless the plan holds the input in symmetric memory ([`PortStorage::Symmetric`]) and this memory is none
     /// ([`allocate_symmetric`](Self::allocate_symmetric)): a parameter is copied there before the first run then, an argument
     /// in every run.
     ///
@@ -344,10 +350,10 @@ impl Session {
     /// # Errors
     /// There is no such input or output.
     pub fn unbind(&mut self, name: &str) -> Result<(), Error> {
-        let port = self.port(name, values::Prefer::Either)?;
+        let port = self.find_port(name, values::PortPreference::Either)?;
         // SAFETY: no memory is lent.
-        unsafe { self.device.select()?.lend(port, None)? };
-        self.hold(port, None);
+        unsafe { self.device.select()?.bind_port(port, None)? };
+        self.hold_owner(port, None);
         Ok(())
     }
 
@@ -356,10 +362,10 @@ impl Session {
     /// # Errors
     /// There is no such input, it is a constant, the data have another size, a run is in progress, or one failed.
     pub fn write(&mut self, name: &str, data: &[u8]) -> Result<(), Error> {
-        let Port::Input(input) = self.port(name, values::Prefer::Input)? else {
-            return Err(Error::request(format!("{name} is an output: only inputs are written")));
+        let Port::Input(input) = self.find_port(name, values::PortPreference::Input)? else {
+            return Err(Error::invalid_request(format!("{name} is an output: only inputs are written")));
         };
-        Ok(self.device.select()?.write(input, data)?)
+        Ok(self.device.select()?.write_input(input, data)?)
     }
 
     /// The value of an output, or of an input, as it is now.
@@ -367,10 +373,10 @@ impl Session {
     /// # Errors
     /// There is no such output or input, a run is in progress, or one failed.
     pub fn read(&mut self, name: &str) -> Result<Tensor, Error> {
-        let port = self.port(name, values::Prefer::Output)?;
-        let value = self.value_of(name, port)?;
+        let port = self.find_port(name, values::PortPreference::Output)?;
+        let value = self.value_at_port(name, port)?;
         let mut data = vec![0; value.bytes];
-        self.device.select()?.read(port, &mut data)?;
+        self.device.select()?.read_port(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);
         tensor.ok_or_else(|| RunError::Defect(format!("{name}: its bytes do not fit its extents")).into())
     }
@@ -406,14 +412,14 @@ impl Session {
     }
 
     /// The bytes that the session takes of its device now.
-    pub fn taken(&self) -> Taken {
-        self.device.select().map(|device| device.taken()).unwrap_or_default()
+    pub fn memory_usage(&self) -> MemoryUsage {
+        self.device.select().map(|device| device.memory_usage()).unwrap_or_default()
     }
 
     /// How often the session recorded runs on its GPU, and what became of the recordings: one is made for new sizes and for
     /// memory that none fits, and as many are kept as `Gpu::with_kept` says.
-    pub fn recordings(&self) -> Recordings {
-        self.device.select().map(|device| device.recordings()).unwrap_or_default()
+    pub fn recordings(&self) -> RecordingCounts {
+        self.device.select().map(|device| device.recording_counts()).unwrap_or_default()
     }
 
     /// Whether all runs have ended.
@@ -429,7 +435,7 @@ impl Session {
     /// # Errors
     /// One failed, or they have not ended within `limit` and go on.
     pub fn wait(&mut self, limit: Duration) -> Result<(), Error> {
-        Ok(self.device.select()?.wait(in_reach(limit))?)
+        Ok(self.device.select()?.wait(clamp_wait(limit))?)
     }
 
     /// Gives the memory of the arenas back until [`resume`](Self::resume). All ranks call both, between runs. Memory of
@@ -438,7 +444,7 @@ impl Session {
     /// # Errors
     /// A run is in progress, or a rank failed.
     pub fn release(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.release()?)
+        Ok(self.device.select()?.release_arenas()?)
     }
 
     /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
@@ -446,7 +452,7 @@ impl Session {
     /// # Errors
     /// There is no memory, or a rank failed.
     pub fn resume(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.resume()?)
+        Ok(self.device.select()?.resume_arenas()?)
     }
 
     /// Waits until all runs of this rank have ended, and ends the session, if no other program of it is open. Other ranks may close theirs later; a rank that
@@ -467,7 +473,7 @@ impl Session {
     /// The session belongs to the process that this one was forked from.
     pub fn abort(self, reason: &str) -> Result<(), Error> {
         let mut device = self.device;
-        device.take()?.abort(reason);
+        device.take_session()?.abort(reason);
         Ok(())
     }
 }

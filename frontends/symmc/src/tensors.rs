@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{DType, Tensor};
-use symmc_support::{Backing, Mapped, Part};
+use symmc_support::{Backing, BackingSlice, MappedFile};
 
 use crate::content::FileContent;
 use crate::error::Error;
@@ -26,7 +26,7 @@ use crate::files::is_stream;
 ///
 /// # Errors
 /// Files cannot have this dtype.
-pub(crate) fn stored_dtype(dtype: DType) -> Result<Dtype, String> {
+pub(crate) fn safetensors_dtype(dtype: DType) -> Result<Dtype, String> {
     let name = dtype.name().to_uppercase();
     let found: Result<Dtype, serde::de::value::Error> = Dtype::deserialize(name.as_str().into_deserializer());
     found.map_err(|_| format!("safetensors files have no dtype {dtype}"))
@@ -38,7 +38,7 @@ const MAX_HEADER: usize = 100_000_000;
 /// An open file of recorded tensors.
 pub struct TensorFile {
     path: PathBuf,
-    map: Arc<Mapped>,
+    map: Arc<MappedFile>,
     header: Metadata,
     /// Where the data starts in the file.
     start: usize,
@@ -62,11 +62,11 @@ impl TensorFile {
                 "this is a device, a pipe or a socket; expected a safetensors file",
             ));
         }
-        TensorFile::read(path, Mapped::open(path).map_err(|e| Error::io(path, e))?)
+        TensorFile::from_mapping(path, MappedFile::open(path).map_err(|e| Error::io(path, e))?)
     }
 
     /// Reads the header of a mapped file, by position: another process may shorten the file at any time.
-    fn read(path: &Path, map: Mapped) -> Result<Self, Error> {
+    fn from_mapping(path: &Path, map: MappedFile) -> Result<Self, Error> {
         let (start, header) = read_header(&map).map_err(|e| match e {
             HeaderError::Io(cause) => Error::io(path, cause),
             HeaderError::Format(found) => Error::format(path, format!("not a safetensors file: {found}")),
@@ -75,7 +75,7 @@ impl TensorFile {
         let mut inputs = false;
         let mut outputs = false;
         for name in header.tensors().keys() {
-            if let Some((rank, rest)) = split(name) {
+            if let Some((rank, rest)) = split_rank_prefix(name) {
                 ranks = ranks.max(rank + 1);
                 inputs |= rest.starts_with("in.");
                 outputs |= rest.starts_with("out.");
@@ -107,7 +107,7 @@ impl TensorFile {
     }
 
     /// The file's content, for ranks that must have it alike.
-    pub(crate) fn content(&self) -> FileContent {
+    pub(crate) fn file_content(&self) -> FileContent {
         FileContent(self.map.clone())
     }
 
@@ -136,18 +136,18 @@ impl TensorFile {
     }
 
     /// A weight of a rank in memory that no other process changes.
-    pub(crate) fn weight_loaded(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
+    pub(crate) fn load_weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let found = self.weight(rank, source)?;
-        found.map(|t| t.loaded()).transpose().map_err(|e| Error::request(e.to_string()))
+        found.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
     }
 
     /// The first rank whose tensor of this name is not `data`, where the file has one.
     ///
     /// # Errors
     /// See [`get`](Self::get).
-    pub fn contradicts(&self, source: &str, data: &Tensor) -> Result<Option<u32>, Error> {
+    pub fn find_differing_rank(&self, source: &str, data: &Tensor) -> Result<Option<u32>, Error> {
         for rank in 0..self.ranks {
-            if self.weight_loaded(rank, source)?.is_some_and(|t| *t != *data) {
+            if self.load_weight(rank, source)?.is_some_and(|t| *t != *data) {
                 return Ok(Some(rank));
             }
         }
@@ -176,8 +176,8 @@ impl TensorFile {
         let (from, to) = info.data_offsets;
         let (from, to) = (self.start + from, self.start + to);
         let tensor = match from.is_multiple_of(dtype.size()) {
-            true => Part::new(self.map.clone(), from..to)
-                .and_then(|part| Tensor::shared(dtype, info.shape.as_slice(), part)),
+            true => BackingSlice::new(self.map.clone(), from..to)
+                .and_then(|part| Tensor::from_backing(dtype, info.shape.as_slice(), part)),
             // Elements that lie across their alignment are read from a copy.
             false => {
                 let mut data = vec![0; to.saturating_sub(from)];
@@ -204,7 +204,7 @@ enum HeaderError {
 }
 
 /// Where the data starts, and the header before it.
-fn read_header(map: &Mapped) -> Result<(usize, Metadata), HeaderError> {
+fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
     let size = map.size();
     let mut length = [0; 8];
     if size < length.len() {
@@ -233,7 +233,7 @@ fn read_header(map: &Mapped) -> Result<(usize, Metadata), HeaderError> {
 }
 
 /// `rank{r}.{rest}` as its parts.
-fn split(name: &str) -> Option<(u32, &str)> {
+fn split_rank_prefix(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
     let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
     let rank = rank.parse().ok().filter(|&r: &u32| r < MAX_RANKS)?;
@@ -264,9 +264,9 @@ mod tests {
         let whole = fs::metadata(file(folder.path(), 5000)).unwrap().len();
         for cut in [0, 1, 7, 8, 9, 40, 100, 4096, 8192, whole - 1] {
             let path = file(folder.path(), 5000);
-            let map = Mapped::open(&path).unwrap();
+            let map = MappedFile::open(&path).unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(cut).unwrap();
-            let error = TensorFile::read(&path, map).unwrap_err().to_string();
+            let error = TensorFile::from_mapping(&path, map).unwrap_err().to_string();
             assert!(
                 error.contains("changed while it was in use") && error.contains("w.safetensors"),
                 "{error}"
@@ -278,7 +278,7 @@ mod tests {
         let opened = TensorFile::open(&path).unwrap();
         OpenOptions::new().write(true).open(&path).unwrap().set_len(200).unwrap();
         let zeros = Tensor::zeros(DType::F32, [5000]).unwrap();
-        let error = opened.contradicts("w", &zeros).unwrap_err();
+        let error = opened.find_differing_rank("w", &zeros).unwrap_err();
         assert!(error.to_string().contains("changed while it was in use"), "{error}");
     }
 

@@ -16,9 +16,11 @@
 use std::collections::BTreeSet;
 
 use symmc_check::CheckedPlan;
-use symmc_ir::machine::{Contention, Operations, ProductRate, Profile, Throughput, VERSION};
-use symmc_ir::{CollectiveKind, Dim, Graph, InputId, Splits, Variant, text};
-use symmc_planner::{BucketInput, Order, PlanConfig};
+use symmc_ir::machine::{
+    ContentionMeasurement, MachineProfile, OperationCounts, ProductRate, Throughput, VERSION,
+};
+use symmc_ir::{AllToAllSplits, CollectiveKind, CollectiveVariant, Dim, Graph, InputId, text};
+use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
 
 use crate::error::{Error, ErrorKind};
 
@@ -40,48 +42,48 @@ const LINKS: usize = 16;
 pub type Measure<'a> = &'a dyn Fn(&CheckedPlan) -> Result<f64, Error>;
 
 /// What was measured.
-pub struct Tuned {
+pub struct TuneResult {
     /// The profile with all that could be measured.
-    pub profile: Profile,
+    pub profile: MachineProfile,
     /// What could not be measured, and why.
     pub notes: Vec<String>,
 }
 
 /// Measures how fast a machine computes, and what collectives and computation take from each other, on groups of `ranks`
 /// ranks. `profile` has the curves of the machine.
-pub fn tuned(profile: Profile, ranks: u32, measure: Measure<'_>) -> Tuned {
-    let mut tuning = Tuning { ranks, measure, profile, notes: Vec::new() };
+pub fn tune_profile(profile: MachineProfile, ranks: u32, measure: Measure<'_>) -> TuneResult {
+    let mut tuning = ProfileTuner { ranks, measure, profile, notes: Vec::new() };
     tuning.profile.version = VERSION;
-    tuning.kernels();
-    tuning.products();
-    tuning.attention();
-    tuning.crossing();
-    tuning.contention();
-    let Tuning { profile, notes, .. } = tuning;
-    Tuned { profile, notes }
+    tuning.measure_kernels();
+    tuning.measure_products();
+    tuning.measure_attention();
+    tuning.measure_crossing();
+    tuning.measure_contention();
+    let ProfileTuner { profile, notes, .. } = tuning;
+    TuneResult { profile, notes }
 }
 
-struct Tuning<'a> {
+struct ProfileTuner<'a> {
     ranks: u32,
     measure: Measure<'a>,
-    profile: Profile,
+    profile: MachineProfile,
     notes: Vec<String>,
 }
 
 /// A program with what its steps are.
-struct Planned {
+struct TunePlan {
     graph: Graph,
     plan: CheckedPlan,
 }
 
-impl Tuning<'_> {
+impl ProfileTuner<'_> {
     /// The value, or a note that says why there is none.
-    fn noted<T>(&mut self, what: &str, found: Result<T, Error>) -> Option<T> {
+    fn value_or_note<T>(&mut self, what: &str, found: Result<T, Error>) -> Option<T> {
         found.inspect_err(|e| self.notes.push(format!("{what} is not measured: {e}"))).ok()
     }
 
     /// The plan of a program in the order of its text.
-    fn planned(&self, body: &str) -> Result<Planned, Error> {
+    fn plan_text(&self, body: &str) -> Result<TunePlan, Error> {
         let defect = |e: String| {
             Error::new(ErrorKind::Defect, format!("a program of symmc tune: {e}; this is a defect of symmc"))
         };
@@ -91,18 +93,18 @@ impl Tuning<'_> {
         let config = PlanConfig {
             machine: self.profile.name.clone(),
             profile: Some(self.profile.clone()),
-            order: Order::Program,
+            order: OrderStrategy::Program,
             bind,
             ..PlanConfig::default()
         };
         let input = BucketInput { graph: graph.clone(), decisions: Vec::new() };
         let plan = symmc_planner::plan(&graph, &[input], &config).map_err(|e| Error::driver("tune", e))?;
         let plan = CheckedPlan::new(plan).map_err(|e| defect(format!("{e:?}")))?;
-        Ok(Planned { graph, plan })
+        Ok(TunePlan { graph, plan })
     }
 
-    fn time(&self, body: &str) -> Result<(f64, Planned), Error> {
-        let planned = self.planned(body)?;
+    fn time_program(&self, body: &str) -> Result<(f64, TunePlan), Error> {
+        let planned = self.plan_text(body)?;
         let us = (self.measure)(&planned.plan)?;
         if us.is_finite() && us > 0.0 {
             return Ok((us, planned));
@@ -110,62 +112,67 @@ impl Tuning<'_> {
         Err(Error::new(ErrorKind::Run, format!("expected a positive time, found {us} µs")))
     }
 
-    fn throughput(&mut self, set: impl FnOnce(&mut Throughput)) {
+    fn update_throughput(&mut self, set: impl FnOnce(&mut Throughput)) {
         if let Some(throughput) = &mut self.profile.throughput {
             set(throughput);
         }
     }
 
     /// The least time of a kernel: many of few elements, each of which needs the one before.
-    fn kernels(&mut self) {
-        let found = self.time(&small_kernels(KERNELS));
-        if let Some((us, planned)) = self.noted("the time of small kernels", found) {
+    fn measure_kernels(&mut self) {
+        let found = self.time_program(&small_kernels_text(KERNELS));
+        if let Some((us, planned)) = self.value_or_note("the time of small kernels", found) {
             let steps = planned.plan.buckets.first().map_or(1, |b| b.steps.len().max(1));
-            self.throughput(|t| t.kernel_us = us / steps as f64);
+            self.update_throughput(|t| t.kernel_us = us / steps as f64);
         }
     }
 
     /// The rates of products by their rows.
-    fn products(&mut self) {
+    fn measure_products(&mut self) {
         let mut rates = Vec::new();
         for rows in ROWS {
             let mut of = |dtype: &str| {
-                let found = self.time(&products(rows, dtype, PRODUCTS)).map(|(us, planned)| {
-                    let done = operations(&planned.graph);
+                let found = self.time_program(&products_text(rows, dtype, PRODUCTS)).map(|(us, planned)| {
+                    let done = count_operations(&planned.graph);
                     (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
                 });
-                self.noted(&format!("the rate of products of {rows} rows in {dtype}"), found)
+                self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), found)
             };
             if let (Some(matmul_16bit), Some(matmul)) = (of("bf16"), of("f32")) {
                 rates.push(ProductRate { rows, matmul_16bit, matmul });
             }
         }
         if let Some(&last) = rates.last().filter(|last| last.rows == ROWS[ROWS.len() - 1]) {
-            self.throughput(|t| (t.matmul_16bit, t.matmul) = (last.matmul_16bit, last.matmul));
+            self.update_throughput(|t| (t.matmul_16bit, t.matmul) = (last.matmul_16bit, last.matmul));
             self.profile.product_rates = rates;
         }
     }
 
-    fn attention(&mut self) {
-        let found = self.time(&attention());
-        if let Some((us, planned)) = self.noted("the rate of attention", found) {
-            self.throughput(|t| t.attention = operations(&planned.graph).attention as f64 / us / 1e6);
+    fn measure_attention(&mut self) {
+        let found = self.time_program(&attention_text());
+        if let Some((us, planned)) = self.value_or_note("the rate of attention", found) {
+            self.update_throughput(|t| {
+                t.attention = count_operations(&planned.graph).attention as f64 / us / 1e6
+            });
         }
     }
 
     /// What each variant and products take from each other.
-    fn contention(&mut self) {
-        let Some((product, _)) = self.noted("a product", self.time(&products(4096, "bf16", PRODUCTS))) else {
+    fn measure_contention(&mut self) {
+        let Some((product, _)) =
+            self.value_or_note("a product", self.time_program(&products_text(4096, "bf16", PRODUCTS)))
+        else {
             return;
         };
         let product = product / PRODUCTS as f64;
-        let kinds = CollectiveKind::samples(self.ranks).into_iter();
-        for kind in kinds.filter(|kind| *kind != CollectiveKind::AllToAll(Splits::Device)) {
-            for variant in self.profile.variants(&kind) {
+        let kinds = CollectiveKind::sample_kinds(self.ranks).into_iter();
+        for kind in kinds.filter(|kind| *kind != CollectiveKind::AllToAll(AllToAllSplits::Device)) {
+            for variant in self.profile.supported_variants(&kind) {
                 let what = format!("the contention of {} by {}", kind.name(), variant.name());
-                let found = self.contended(&kind, variant, product);
-                if let Some(of) = self.noted(&what, found) {
-                    let others = |c: &Contention| (c.collective, c.variant) != (of.collective, of.variant);
+                let found = self.contention_of_variant(&kind, variant, product);
+                if let Some(of) = self.value_or_note(&what, found) {
+                    let others =
+                        |c: &ContentionMeasurement| (c.collective, c.variant) != (of.collective, of.variant);
                     self.profile.contention.retain(others);
                     self.profile.contention.push(of);
                 }
@@ -174,12 +181,17 @@ impl Tuning<'_> {
     }
 
     /// What one variant and products of `product` µs each take from each other.
-    fn contended(&self, kind: &CollectiveKind, variant: Variant, product: f64) -> Result<Contention, Error> {
-        let most = self.profile.curve(kind, variant, None, self.ranks);
-        let most = most.or(self.profile.curve(kind, variant, Some(false), self.ranks));
+    fn contention_of_variant(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        product: f64,
+    ) -> Result<ContentionMeasurement, Error> {
+        let most = self.profile.nearest_curve(kind, variant, None, self.ranks);
+        let most = most.or(self.profile.nearest_curve(kind, variant, Some(false), self.ranks));
         let most = most.and_then(|curve| curve.points.last()).map_or(BYTES, |p| p.0);
-        let bytes = BYTES.min(if variant == Variant::Ll { most } else { BYTES });
-        let estimate = |exit| self.profile.estimate(kind, variant, Some(exit), bytes, self.ranks);
+        let bytes = BYTES.min(if variant == CollectiveVariant::Ll { most } else { BYTES });
+        let estimate = |exit| self.profile.estimate_collective(kind, variant, Some(exit), bytes, self.ranks);
         let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
         };
@@ -187,22 +199,32 @@ impl Tuning<'_> {
         let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MOST);
         // Of the step at the end.
         let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
-        let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [1, covering]))?;
+        let (both, planned) =
+            self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
         let taken = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
         let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MOST);
-        let (both, planned) = self.time(&beside(kind, variant, self.ranks, bytes, [many, 1]))?;
+        let (both, planned) =
+            self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
         // Collectives of one program may take other times than those of the curves, which follow one another on the same bytes.
-        let (without, _) = self.time(&beside(kind, variant, self.ranks, bytes, [many, 0]))?;
+        let (without, _) =
+            self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
         let longer = both - without;
         let rate = (product - longer) / (product - longer * taken);
         let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
-        Ok(Contention { collective: kind.named(), variant, ranks: self.ranks, bytes, taken, rate })
+        Ok(ContentionMeasurement {
+            collective: kind.collective_name(),
+            variant,
+            ranks: self.ranks,
+            bytes,
+            taken,
+            rate,
+        })
     }
 
     /// No product waits for a collective, nor the other way round, except for the last step, which needs all collectives.
-    fn check_lanes(&self, planned: &Planned) -> Result<(), Error> {
+    fn check_lanes(&self, planned: &TunePlan) -> Result<(), Error> {
         let bucket = &planned.plan.buckets[0];
         let last = bucket.steps.len().saturating_sub(1);
         match bucket.steps[..last].iter().find(|step| !step.waits.is_empty()) {
@@ -215,30 +237,35 @@ impl Tuning<'_> {
     }
 
     /// The time between the lanes.
-    fn crossing(&mut self) {
-        let found = self.chain();
-        if let Some(us) = self.noted("the time between lanes", found) {
-            self.throughput(|t| t.crossing_us = us);
+    fn measure_crossing(&mut self) {
+        let found = self.time_crossing_chain();
+        if let Some(us) = self.value_or_note("the time between lanes", found) {
+            self.update_throughput(|t| t.crossing_us = us);
         }
     }
 
-    fn chain(&self) -> Result<f64, Error> {
-        let variant = Variant::Plain;
-        let kind = &CollectiveKind::samples(self.ranks)[0];
+    fn time_crossing_chain(&self) -> Result<f64, Error> {
+        let variant = CollectiveVariant::Plain;
+        let kind = &CollectiveKind::sample_kinds(self.ranks)[0];
         let bytes = BYTES;
-        let collective = self.profile.estimate(kind, variant, None, bytes, self.ranks);
+        let collective = self.profile.estimate_collective(kind, variant, None, bytes, self.ranks);
         let collective = collective
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()))?;
         // The largest product of which two end well before the collective.
         let rows = [256u64, 128, 64, 16].into_iter().find(|&rows| {
-            let operations =
-                Operations { matmul_16bit: 2 * rows * COLUMNS * COLUMNS, rows, ..Operations::default() };
+            let operations = OperationCounts {
+                matmul_16bit: 2 * rows * COLUMNS * COLUMNS,
+                rows,
+                ..OperationCounts::default()
+            };
             self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 4.0
         });
         let rows = rows.unwrap_or(16);
         // Without a product everything runs on one lane. Each product delays the collective by the same time, and the crossings take the
         // same time for one product as for two, so extrapolating from two products and one to none leaves the crossings alone.
-        let time = |count: usize| Ok::<f64, Error>(self.time(&links(variant, bytes, rows, count))?.0);
+        let time = |count: usize| {
+            Ok::<f64, Error>(self.time_program(&alternating_chain_text(variant, bytes, rows, count))?.0)
+        };
         let [none, one, two] = [time(0)?, time(1)?, time(2)?];
         let crossing = (2.0 * one - two - none) / (2 * LINKS) as f64;
         Ok(crossing.clamp(0.5, 100.0))
@@ -246,13 +273,13 @@ impl Tuning<'_> {
 }
 
 /// The operations of all nodes of a program without symbols.
-fn operations(graph: &Graph) -> Operations {
+fn count_operations(graph: &Graph) -> OperationCounts {
     let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
-    let all = graph.nodes.values().map(|node| Operations::of(graph, node, size));
-    all.fold(Operations::default(), Operations::plus)
+    let all = graph.nodes.values().map(|node| OperationCounts::count_node(graph, node, size));
+    all.fold(OperationCounts::default(), OperationCounts::plus)
 }
 
-fn small_kernels(count: usize) -> String {
+fn small_kernels_text(count: usize) -> String {
     let mut out = String::from("arg %x0: f32[8, 64]\n");
     for i in 0..count {
         out += &format!("%x{}: f32[8, 64] = softmax %x{i} axis={} log=false\n", i + 1, i % 2);
@@ -261,13 +288,13 @@ fn small_kernels(count: usize) -> String {
 }
 
 /// Products one after another.
-fn products(rows: u64, dtype: &str, count: usize) -> String {
-    let (header, body) = chain_of_products(rows, dtype, count);
+fn products_text(rows: u64, dtype: &str, count: usize) -> String {
+    let (header, body) = product_chain_text(rows, dtype, count);
     format!("{header}{body}return %p{count}\n")
 }
 
 /// The inputs and the nodes of a chain of products.
-fn chain_of_products(rows: u64, dtype: &str, count: usize) -> (String, String) {
+fn product_chain_text(rows: u64, dtype: &str, count: usize) -> (String, String) {
     let mut header = format!("arg %p0: {dtype}[{rows}, {COLUMNS}]\n");
     let mut body = String::new();
     for i in 0..count {
@@ -281,7 +308,7 @@ fn chain_of_products(rows: u64, dtype: &str, count: usize) -> (String, String) {
     (header, body)
 }
 
-fn attention() -> String {
+fn attention_text() -> String {
     let shape = "bf16[1, 32, 4096, 128]";
     format!(
         "arg %q: {shape}\narg %k: {shape}\narg %v: {shape}\n\
@@ -291,17 +318,17 @@ fn attention() -> String {
 }
 
 /// Collectives and products that do not depend on each other.
-fn beside(
+fn concurrent_text(
     kind: &CollectiveKind,
-    variant: Variant,
+    variant: CollectiveVariant,
     ranks: u32,
     bytes: u64,
     [collectives, count]: [usize; 2],
 ) -> String {
-    let (header, body) = chain_of_products(4096, "bf16", count);
+    let (header, body) = product_chain_text(4096, "bf16", count);
     let n = u64::from(ranks);
     let rows = (bytes / (2 * COLUMNS) / n).max(1) * n;
-    let (operand, result) = kind.sides(rows, n);
+    let (operand, result) = kind.operand_and_result_sizes(rows, n);
     let attributes = text::collective_attributes(kind);
     let mut inputs = header;
     let mut nodes = String::new();
@@ -323,15 +350,15 @@ fn beside(
     format!(
         "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {COLUMNS}] = concat {names} axis=0\n\
          return %e\n{}",
-        returned(count)
+        return_text(count)
     )
 }
 
 /// A chain in which all-reduces and small steps alternate. Beside each all-reduce there are `count` products, which the chain does not
 /// wait for.
-fn links(variant: Variant, bytes: u64, rows: u64, count: usize) -> String {
+fn alternating_chain_text(variant: CollectiveVariant, bytes: u64, rows: u64, count: usize) -> String {
     let elements = bytes / 2;
-    let (header, _) = chain_of_products(rows, "bf16", PRODUCTS);
+    let (header, _) = product_chain_text(rows, "bf16", PRODUCTS);
     let mut body = String::new();
     let mut products = 0;
     for i in 0..LINKS {
@@ -344,24 +371,24 @@ fn links(variant: Variant, bytes: u64, rows: u64, count: usize) -> String {
         }
         body += &format!("%s{}: bf16[{elements}] = neg %c{i}\n", i + 1);
     }
-    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\n{}", returned(products))
+    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\n{}", return_text(products))
 }
 
 /// The output of a chain of products, if there are any: an argument that is returned would be copied.
-fn returned(products: usize) -> String {
+fn return_text(products: usize) -> String {
     if products == 0 { String::new() } else { format!("return %p{products}\n") }
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc_ir::machine::timeline::FULL;
+    use symmc_ir::machine::timeline::FULL_RATE;
 
     use super::*;
     use crate::estimate::estimate;
 
     /// A machine of which all is known.
-    fn known(ranks: u32) -> Profile {
-        let mut profile = Profile::builtin(Profile::nearest(ranks)).expect("built in");
+    fn known(ranks: u32) -> MachineProfile {
+        let mut profile = MachineProfile::builtin(MachineProfile::nearest_builtin(ranks)).expect("built in");
         profile.throughput = Some(Throughput {
             matmul_16bit: 600.0,
             matmul: 50.0,
@@ -374,11 +401,18 @@ mod tests {
         let parts = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
         profile.product_rates = ROWS.into_iter().zip(parts).map(rate).collect();
         let mut turn = 0;
-        for kind in CollectiveKind::samples(ranks) {
-            for variant in profile.variants(&kind) {
+        for kind in CollectiveKind::sample_kinds(ranks) {
+            for variant in profile.supported_variants(&kind) {
                 turn += 1;
                 let (taken, rate) = (0.1 + 0.1 * f64::from(turn % 7), 0.15 + 0.1 * f64::from(turn % 5));
-                let of = Contention { collective: kind.named(), variant, ranks, bytes: BYTES, taken, rate };
+                let of = ContentionMeasurement {
+                    collective: kind.collective_name(),
+                    variant,
+                    ranks,
+                    bytes: BYTES,
+                    taken,
+                    rate,
+                };
                 let known = profile
                     .contention
                     .iter()
@@ -392,9 +426,9 @@ mod tests {
     }
 
     /// What a tuning starts with: the curves, and other numbers for all else.
-    fn unknown(known: &Profile) -> Profile {
-        let throughput = Profile::builtin("h200x8").and_then(|p| p.throughput);
-        Profile { throughput, product_rates: vec![], contention: vec![], ..known.clone() }
+    fn unknown(known: &MachineProfile) -> MachineProfile {
+        let throughput = MachineProfile::builtin("h200x8").and_then(|p| p.throughput);
+        MachineProfile { throughput, product_rates: vec![], contention: vec![], ..known.clone() }
     }
 
     fn near(found: f64, expected: f64, part: f64) -> bool {
@@ -407,7 +441,7 @@ mod tests {
         for ranks in [2, 4] {
             let known = known(ranks);
             let measure = |plan: &CheckedPlan| Ok(estimate(plan, &known)?[0].total_us);
-            let Tuned { profile, notes } = tuned(unknown(&known), ranks, &measure);
+            let TuneResult { profile, notes } = tune_profile(unknown(&known), ranks, &measure);
             assert!(notes.is_empty(), "{notes:#?}");
             let [found, expected] = [&profile, &known].map(|p| p.throughput.expect("a throughput"));
             assert!(near(found.kernel_us, expected.kernel_us, 0.01), "{found:?}");
@@ -421,16 +455,17 @@ mod tests {
             }
             assert_eq!(profile.contention.len(), known.contention.len());
             for found in &profile.contention {
-                let kinds = CollectiveKind::samples(ranks);
-                let kind = kinds.iter().find(|kind| kind.named() == found.collective).expect("a kind");
+                let kinds = CollectiveKind::sample_kinds(ranks);
+                let kind =
+                    kinds.iter().find(|kind| kind.collective_name() == found.collective).expect("a kind");
                 let expected = known.timed_collectives(&[(kind, found.bytes)], found.variant, None, ranks);
                 let expected = expected.expect("a curve");
-                let [taken, rate] =
-                    [expected.taken, expected.rate].map(|part| f64::from(part) / f64::from(FULL));
+                let [taken, rate] = [expected.compute_share, expected.rate]
+                    .map(|part| f64::from(part) / f64::from(FULL_RATE));
                 assert!((found.taken - taken).abs() < 0.05, "{taken}: {found:?}");
                 assert!((found.rate - rate).abs() < 0.08, "{rate}: {found:?}");
             }
-            assert_eq!(Profile::from_json(&profile.to_json()).expect("a profile"), profile);
+            assert_eq!(MachineProfile::from_json(&profile.to_json()).expect("a profile"), profile);
         }
     }
 
@@ -446,18 +481,18 @@ mod tests {
             Ok(estimate(plan, &known)?[0].total_us)
         };
         let start = unknown(&known);
-        let Tuned { profile, notes } = tuned(start.clone(), 2, &measure);
+        let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &measure);
         for part in ["the rate of attention", "products of 64 rows in f32", "all_gather by push"] {
             assert!(notes.iter().any(|n| n.contains(part) && n.contains("no kernel")), "{part}: {notes:#?}");
         }
         let [found, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
         assert!(found.attention == before.attention && found.kernel_us != before.kernel_us);
-        assert!(profile.contention.iter().all(|c| c.variant != Variant::Push));
+        assert!(profile.contention.iter().all(|c| c.variant != CollectiveVariant::Push));
         assert!(profile.contention.len() > 4 && profile.product_rates.len() == ROWS.len() - 1);
         // Nothing runs at all: all is as it was.
         let nothing = |_: &CheckedPlan| Err(Error::new(ErrorKind::Run, "no GPU".to_string()));
-        let Tuned { profile, notes } = tuned(start.clone(), 2, &nothing);
-        assert_eq!(profile, Profile { version: VERSION, ..start });
+        let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &nothing);
+        assert_eq!(profile, MachineProfile { version: VERSION, ..start });
         assert!(notes.len() > 4);
     }
 }

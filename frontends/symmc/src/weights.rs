@@ -44,22 +44,22 @@ impl Weights {
 
     /// A weight of a rank among so many, if it came with the program.
     pub fn get(&self, source: &str, rank: u32, ranks: u32) -> Option<&Arc<Tensor>> {
-        self.of(rank, ranks)?.get(source)
+        self.weights_of_rank(rank, ranks)?.get(source)
     }
 
     /// Those of a rank among so many; `None` where only another rank's may be known.
-    pub(crate) fn of(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
+    pub(crate) fn weights_of_rank(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
         self.ranks.get(rank as usize).filter(|_| self.ranks.len() == ranks as usize)
     }
 
     /// The other names of a tensor.
-    pub(crate) fn tied<'w>(&'w self, source: &'w str) -> impl Iterator<Item = &'w str> {
+    pub(crate) fn tied_names<'w>(&'w self, source: &'w str) -> impl Iterator<Item = &'w str> {
         let tie = self.ties.iter().find(|names| names.iter().any(|n| n == source));
         tie.into_iter().flatten().map(String::as_str).filter(move |n| *n != source)
     }
 
     /// A buffer, which every rank has alike.
-    pub(crate) fn buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
+    pub(crate) fn find_buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
         let known = self.buffers.iter().any(|b| b == source);
         self.ranks.first().filter(|_| known)?.get(source)
     }

@@ -1,9 +1,9 @@
 //! The `.pt2` container: a zip archive whose entries share one root folder.
 //!
 //! Read are `archive_format`, `byteorder`, one `models/*.json`, and the raw storages that the weights and
-//! constants configs name ([`crate::stored`]). Pickles are never opened, sample inputs never read. An archive is
+//! constants configs name ([`crate::stored_tensors`]). Pickles are never opened, sample inputs never read. An archive is
 //! untrusted: sizes are checked before memory is taken. No two entries share bytes of the file, none unpacks to more
-//! than its bytes can hold, and all that is unpacked stays below [`Limits`].
+//! than its bytes can hold, and all that is unpacked stays below [`ArchiveLimits`].
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
@@ -13,7 +13,7 @@ use zip::read::{ArchiveOffset, Config};
 use zip::{CompressionMethod, ZipArchive};
 
 use crate::error::{ImportError, Result};
-use crate::schema::{Payload, PayloadConfig};
+use crate::schema::{PayloadConfig, TensorPayload};
 
 const MAX_JSON: u64 = 1 << 30;
 
@@ -34,17 +34,17 @@ const FREE_TENSORS: u64 = 1 << 30;
 const DEFLATE_RATIO: u64 = 1032;
 
 /// How much an archive may still unpack to.
-struct Limit {
+struct UnpackLimit {
     total: u64,
     used: u64,
 }
 
-impl Limit {
-    fn new(archive: usize, free: u64) -> Limit {
-        Limit { total: (archive as u64).saturating_mul(RATIO).saturating_add(free), used: 0 }
+impl UnpackLimit {
+    fn new(archive: usize, free: u64) -> UnpackLimit {
+        UnpackLimit { total: (archive as u64).saturating_mul(RATIO).saturating_add(free), used: 0 }
     }
 
-    fn take(&mut self, entry: &str, bytes: u64) -> Result<()> {
+    fn charge(&mut self, entry: &str, bytes: u64) -> Result<()> {
         self.used = self.used.saturating_add(bytes);
         if self.used > self.total {
             return Err(ImportError::TooLarge { entry: entry.into(), found: self.used, limit: self.total });
@@ -54,17 +54,17 @@ impl Limit {
 }
 
 /// The limits of the two kinds of entries.
-struct Limits {
-    json: Limit,
+struct ArchiveLimits {
+    json: UnpackLimit,
     /// Storages and the tensors made of them, each counted once however many names it has.
-    tensors: Limit,
+    tensors: UnpackLimit,
 }
 
 pub(crate) struct Archive<'a> {
     zip: ZipArchive<Cursor<&'a [u8]>>,
     /// Entry name without the root folder, to index.
     entries: HashMap<String, usize>,
-    limits: Limits,
+    limits: ArchiveLimits,
 }
 
 impl<'a> Archive<'a> {
@@ -106,9 +106,9 @@ impl<'a> Archive<'a> {
                 entries.insert(inner.to_string(), i);
             }
         }
-        let limits = Limits {
-            json: Limit::new(bytes.len(), FREE_JSON),
-            tensors: Limit::new(bytes.len(), FREE_TENSORS),
+        let limits = ArchiveLimits {
+            json: UnpackLimit::new(bytes.len(), FREE_JSON),
+            tensors: UnpackLimit::new(bytes.len(), FREE_TENSORS),
         };
         let mut archive = Archive { zip, entries, limits };
         archive.expect_text("archive_format", "pt2")?;
@@ -119,7 +119,7 @@ impl<'a> Archive<'a> {
     }
 
     fn expect_text(&mut self, entry: &str, expected: &str) -> Result<()> {
-        let bytes = self.read(entry, 1 << 10)?;
+        let bytes = self.read_entry(entry, 1 << 10)?;
         let found = String::from_utf8_lossy(&bytes);
         if found.trim() == expected {
             return Ok(());
@@ -145,7 +145,7 @@ impl<'a> Archive<'a> {
             [] => {
                 return Err(ImportError::MissingEntry {
                     entry: "models/model.json".into(),
-                    hint: self.why_no_program().into(),
+                    hint: self.missing_program_hint().into(),
                 });
             }
             [one] => one.clone(),
@@ -161,14 +161,14 @@ impl<'a> Archive<'a> {
                 .to_string(),
         };
         let entry = format!("models/{name}.json");
-        let bytes = self.read(&entry, MAX_JSON)?;
+        let bytes = self.read_entry(&entry, MAX_JSON)?;
         let text = String::from_utf8(bytes)
             .map_err(|_| ImportError::Entry { entry, message: "it is not UTF-8".into() })?;
         Ok((name, text))
     }
 
     /// The config of the stored tensors of this kind (`weights`, `constants`); empty if there is none.
-    pub fn config(&mut self, kind: &str, model: &str) -> Result<IndexMap<String, Payload>> {
+    pub fn config(&mut self, kind: &str, model: &str) -> Result<IndexMap<String, TensorPayload>> {
         let entry = format!("data/{kind}/{model}_{kind}_config.json");
         if !self.entries.contains_key(&entry) {
             let pickle = format!("data/{kind}/{model}.pt");
@@ -177,13 +177,13 @@ impl<'a> Archive<'a> {
             }
             return Ok(IndexMap::new());
         }
-        let bytes = self.read(&entry, MAX_JSON)?;
+        let bytes = self.read_entry(&entry, MAX_JSON)?;
         serde_json::from_slice::<PayloadConfig>(&bytes)
             .map(|c| c.config)
             .map_err(|e| ImportError::Entry { entry, message: e.to_string() })
     }
 
-    fn why_no_program(&self) -> &'static str {
+    fn missing_program_hint(&self) -> &'static str {
         if self.entries.contains_key(LEGACY) {
             BEFORE
         } else if self.entries.keys().any(|n| n.starts_with("data/") && n.ends_with("_config.json")) {
@@ -198,12 +198,12 @@ impl<'a> Archive<'a> {
     }
 
     /// Counts bytes that an entry, or a tensor made of it, will take. To be called before they are taken.
-    pub fn reserve(&mut self, entry: &str, bytes: u64) -> Result<()> {
-        self.limits.tensors.take(entry, bytes)
+    pub fn reserve_bytes(&mut self, entry: &str, bytes: u64) -> Result<()> {
+        self.limits.tensors.charge(entry, bytes)
     }
 
     /// The size of an entry, which its bytes in the file can hold.
-    pub fn size(&mut self, entry: &str) -> Result<u64> {
+    pub fn entry_size(&mut self, entry: &str) -> Result<u64> {
         let Some(&index) = self.entries.get(entry) else {
             return Err(ImportError::MissingEntry { entry: entry.into(), hint: String::new() });
         };
@@ -220,18 +220,18 @@ impl<'a> Archive<'a> {
         Ok(size)
     }
 
-    fn read(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>> {
-        let size = self.size(entry)?;
+    fn read_entry(&mut self, entry: &str, limit: u64) -> Result<Vec<u8>> {
+        let size = self.entry_size(entry)?;
         if size > limit {
             return Err(ImportError::TooLarge { entry: entry.into(), found: size, limit });
         }
-        self.limits.json.take(entry, size)?;
+        self.limits.json.charge(entry, size)?;
         self.unpack(entry)
     }
 
     /// The bytes of an entry that has been counted.
     pub fn unpack(&mut self, entry: &str) -> Result<Vec<u8>> {
-        let size = self.size(entry)?;
+        let size = self.entry_size(entry)?;
         let error = |message: String| ImportError::Entry { entry: entry.into(), message };
         let index = self.entries.get(entry).copied().unwrap_or(usize::MAX);
         let file = self.zip.by_index(index).map_err(|e| error(e.to_string()))?;

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
-use crate::schema::{Argument, Graph, Named, Real, Str, SymArgument};
+use crate::schema::{Argument, ExportedGraph, JsonFloat, JsonStr, SymArgument, ValueName};
 
 impl Argument<'_> {
     pub fn describe(&self) -> String {
@@ -76,35 +76,35 @@ impl fmt::Display for SymArgument<'_> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Argument<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
+        struct ArgumentVisitor;
+        impl<'de> Visitor<'de> for ArgumentVisitor {
             type Value = Argument<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an argument, an object with one `as_…` field")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Argument<'de>, A::Error> {
                 let mut out = None;
-                while let Some(key) = map.next_key::<Str<'de>>()? {
+                while let Some(key) = map.next_key::<JsonStr<'de>>()? {
                     let value = alternative(&key, &mut map)?;
                     out = out.or(value);
                 }
                 Ok(out.unwrap_or(Argument::None))
             }
         }
-        deserializer.deserialize_map(V)
+        deserializer.deserialize_map(ArgumentVisitor)
     }
 }
 
 /// The alternative `key` of an argument; `None` if it is null.
 fn alternative<'de, A: MapAccess<'de>>(
-    key: &Str<'de>,
+    key: &JsonStr<'de>,
     map: &mut A,
 ) -> Result<Option<Argument<'de>>, A::Error> {
     Ok(match &**key {
         "as_none" => map.next_value::<Option<IgnoredAny>>()?.map(|_| Argument::None),
-        "as_tensor" => map.next_value::<Option<Named<'de>>>()?.map(|t| Argument::Tensor(t.name)),
+        "as_tensor" => map.next_value::<Option<ValueName<'de>>>()?.map(|t| Argument::Tensor(t.name)),
         "as_tensors" => map
-            .next_value::<Option<Vec<Named<'de>>>>()?
+            .next_value::<Option<Vec<ValueName<'de>>>>()?
             .map(|t| Argument::Tensors(t.into_iter().map(|t| t.name).collect())),
         "as_optional_tensor" => map.next_value::<Option<OptionalTensor<'de>>>()?.map(|t| match t.as_tensor {
             Some(t) => Argument::Tensor(t.name),
@@ -115,22 +115,24 @@ fn alternative<'de, A: MapAccess<'de>>(
             .map(|t| Argument::OptionalTensors(t.into_iter().map(|t| t.as_tensor.map(|t| t.name)).collect())),
         "as_int" => map.next_value::<Option<i64>>()?.map(Argument::Int),
         "as_ints" => map.next_value::<Option<Vec<i64>>>()?.map(Argument::Ints),
-        "as_float" => map.next_value::<Option<Real>>()?.map(|x| Argument::Float(x.0)),
+        "as_float" => map.next_value::<Option<JsonFloat>>()?.map(|x| Argument::Float(x.0)),
         "as_floats" => map
-            .next_value::<Option<Vec<Real>>>()?
+            .next_value::<Option<Vec<JsonFloat>>>()?
             .map(|x| Argument::Floats(x.into_iter().map(|x| x.0).collect())),
-        "as_complex" => map.next_value::<Option<Complex>>()?.map(|z| Argument::Complex(z.real.0, z.imag.0)),
+        "as_complex" => {
+            map.next_value::<Option<ComplexArgument>>()?.map(|z| Argument::Complex(z.real.0, z.imag.0))
+        }
         "as_bool" => map.next_value::<Option<bool>>()?.map(Argument::Bool),
         "as_bools" => map.next_value::<Option<Vec<bool>>>()?.map(Argument::Bools),
-        "as_string" => map.next_value::<Option<Str<'de>>>()?.map(Argument::String),
+        "as_string" => map.next_value::<Option<JsonStr<'de>>>()?.map(Argument::String),
         "as_sym_int" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymInt),
         "as_sym_ints" => map.next_value::<Option<Vec<SymArgument<'de>>>>()?.map(Argument::SymInts),
         "as_sym_bool" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymBool),
         "as_sym_float" => map.next_value::<Option<SymArgument<'de>>>()?.map(Argument::SymFloat),
         "as_sym_floats" => map.next_value::<Option<Vec<SymArgument<'de>>>>()?.map(Argument::SymFloats),
         "as_scalar_type" => map.next_value::<Option<u32>>()?.map(Argument::ScalarType),
-        "as_custom_obj" => map.next_value::<Option<Named<'de>>>()?.map(|c| Argument::CustomObj(c.name)),
-        "as_operator" => map.next_value::<Option<Str<'de>>>()?.map(Argument::Operator),
+        "as_custom_obj" => map.next_value::<Option<ValueName<'de>>>()?.map(|c| Argument::CustomObj(c.name)),
+        "as_operator" => map.next_value::<Option<JsonStr<'de>>>()?.map(Argument::Operator),
         "as_graph" => {
             map.next_value::<Option<GraphArgument<'de>>>()?.map(|g| Argument::Graph(Box::new(g.graph)))
         }
@@ -139,19 +141,19 @@ fn alternative<'de, A: MapAccess<'de>>(
 }
 
 #[derive(Deserialize)]
-struct Complex {
-    real: Real,
-    imag: Real,
+struct ComplexArgument {
+    real: JsonFloat,
+    imag: JsonFloat,
 }
 
 #[derive(Deserialize)]
 struct GraphArgument<'a> {
     #[serde(borrow)]
-    graph: Graph<'a>,
+    graph: ExportedGraph<'a>,
 }
 
 #[derive(Deserialize)]
 struct OptionalTensor<'a> {
     #[serde(borrow)]
-    as_tensor: Option<Named<'a>>,
+    as_tensor: Option<ValueName<'a>>,
 }

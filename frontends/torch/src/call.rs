@@ -11,26 +11,26 @@ use symmc_import::Emit;
 use symmc_ir::{DType, Dim, Scalar, ValueId};
 
 use crate::dtype;
-use crate::lower::{Emitted, Lowered, Lowering, Stop};
-use crate::numbers::{ByRank, Numbers};
-use crate::schema::{Argument, NamedArgument, Node, SymArgument};
-use crate::scope::{Binding, tensor_names};
+use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
+use crate::per_rank::{PerRankArgument, PerRankNumbers};
+use crate::schema::{Argument, ExportedNode, NamedArgument, SymArgument};
+use crate::scope::{NameBinding, tensor_names};
 
 #[derive(Clone, Debug)]
-pub(crate) enum Operand {
+pub(crate) enum CallOperand {
     Tensor(ValueId),
     Scalar(Scalar),
     /// An integer that is an expression of the program's symbols.
     Dim(Dim),
     /// A float that is one, in PyTorch's words.
-    Ratio(String),
+    FloatExpr(String),
 }
 
-impl Operand {
+impl CallOperand {
     /// The operand with a number rounded to this dtype, as the kernels have it that take no wider number than the tensor's.
-    pub fn stored(&self, dtype: DType) -> Operand {
+    pub fn rounded_to(&self, dtype: DType) -> CallOperand {
         match self {
-            Operand::Scalar(s) => Operand::Scalar(dtype::stored(*s, dtype)),
+            CallOperand::Scalar(s) => CallOperand::Scalar(dtype::round_scalar(*s, dtype)),
             other => other.clone(),
         }
     }
@@ -41,31 +41,35 @@ const IMMATERIAL: [&str; 6] =
     ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];
 
 /// Emits the nodes of one call.
-type Emitter<T> = for<'a, 'c, 'p> fn(&'a mut Call<'c, 'p>) -> Lowered<T>;
+type RuleFn<T> = for<'a, 'c, 'p> fn(&'a mut OpCall<'c, 'p>) -> RuleResult<T>;
 
-pub(crate) type Rule = symmc_import::Rule<Emitter<ValueId>, Emitter<()>>;
+pub(crate) type OpRule = symmc_import::OpRule<RuleFn<ValueId>, RuleFn<()>>;
 
 /// A row of a table: the target without `torch.ops.`, what it becomes, and its rule.
-pub(crate) type Row = symmc_import::Row<Rule>;
+pub(crate) type RuleRow = symmc_import::RuleRow<OpRule>;
 
-pub(crate) const fn row(name: &'static str, becomes: &'static str, value: Emitter<ValueId>) -> Row {
-    Row { name, becomes, rule: Rule::Value(value) }
+pub(crate) const fn row(name: &'static str, becomes: &'static str, value: RuleFn<ValueId>) -> RuleRow {
+    RuleRow { name, becomes, rule: OpRule::Value(value) }
 }
 
-pub(crate) const fn row_of_results(name: &'static str, becomes: &'static str, results: Emitter<()>) -> Row {
-    Row { name, becomes, rule: Rule::Results(results) }
+pub(crate) const fn row_of_results(
+    name: &'static str,
+    becomes: &'static str,
+    results: RuleFn<()>,
+) -> RuleRow {
+    RuleRow { name, becomes, rule: OpRule::Results(results) }
 }
 
 /// A node while its rule runs.
-pub(crate) struct Call<'c, 'p> {
-    pub lowering: &'c mut Lowering<'p>,
-    pub node: &'p Node<'p>,
+pub(crate) struct OpCall<'c, 'p> {
+    pub lowering: &'c mut ImportLowering<'p>,
+    pub node: &'p ExportedNode<'p>,
     /// What the names of emitted values start with.
     pub label: String,
     /// The arguments: those of the node, without what a wrapper has in front.
     inputs: &'p [NamedArgument<'p>],
     /// Arguments that a wrapper gives in another form.
-    given: Vec<(&'p str, ValueId)>,
+    overrides: Vec<(&'p str, ValueId)>,
     /// What stands for tensors by their names, while a rule is applied to parts of them.
     parts: Option<HashMap<&'p str, ValueId>>,
     /// The element of list arguments that is meant, where an op is applied to one after the other.
@@ -76,33 +80,33 @@ pub(crate) struct Call<'c, 'p> {
     /// All results are wanted, whether or not the program names them.
     pub wants_all: bool,
     results: Vec<Option<&'p str>>,
-    bound: Vec<Option<ValueId>>,
+    result_values: Vec<Option<ValueId>>,
     /// Values from here on were emitted by this call.
     first_new: usize,
 }
 
-fn broken<T>(message: String) -> Lowered<T> {
-    Err(Stop::Broken(message))
+fn fail_invalid<T>(message: String) -> RuleResult<T> {
+    Err(RuleFailure::Invalid(message))
 }
 
-fn required<T>(name: &str, found: Option<T>) -> Lowered<T> {
-    found.ok_or_else(|| Stop::Broken(format!("expected an argument `{name}`, found none")))
+fn require_argument<T>(name: &str, found: Option<T>) -> RuleResult<T> {
+    found.ok_or_else(|| RuleFailure::Invalid(format!("expected an argument `{name}`, found none")))
 }
 
-impl<'c, 'p> Call<'c, 'p> {
-    pub fn new(lowering: &'c mut Lowering<'p>, node: &'p Node<'p>) -> Self {
+impl<'c, 'p> OpCall<'c, 'p> {
+    pub fn new(lowering: &'c mut ImportLowering<'p>, node: &'p ExportedNode<'p>) -> Self {
         let results = node.results();
         let first_new = lowering.builder.graph().values.len();
         let label = format!("{}{}", lowering.scope.prefix, node.name());
-        Call {
-            bound: vec![None; results.len()],
+        OpCall {
+            result_values: vec![None; results.len()],
             results,
             label,
             first_new,
             lowering,
             node,
             inputs: &node.inputs,
-            given: Vec::new(),
+            overrides: Vec::new(),
             parts: None,
             element: None,
             renamed: &[],
@@ -112,41 +116,41 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// Lets the arguments be those after the first `skip`, with values for some that are not among them.
-    pub fn give(&mut self, skip: usize, given: Vec<(&'p str, ValueId)>) {
+    pub fn override_arguments(&mut self, skip: usize, given: Vec<(&'p str, ValueId)>) {
         self.inputs = self.node.inputs.get(skip..).unwrap_or_default();
-        self.given = given;
+        self.overrides = given;
     }
 
     /// Applies a rule to the elements of list arguments, one after the other; the results, if it gives one for each.
-    pub fn for_each(
+    pub fn apply_to_elements(
         &mut self,
         count: usize,
         renamed: &'static [(&'static str, &'static str)],
-        rule: Rule,
-    ) -> Lowered<Vec<ValueId>> {
+        rule: OpRule,
+    ) -> RuleResult<Vec<ValueId>> {
         let mut all = Vec::with_capacity(count);
         self.renamed = renamed;
         for i in 0..count {
             self.element = Some(i);
-            self.bound.fill(None);
+            self.result_values.fill(None);
             rule.apply(self)?;
             match self.result(0) {
                 Some(value) => all.push(value),
-                None => return broken(format!("expected a result for element {i}, found none")),
+                None => return fail_invalid(format!("expected a result for element {i}, found none")),
             }
         }
         (self.element, self.renamed) = (None, &[]);
-        self.bound.fill(None);
+        self.result_values.fill(None);
         Ok(all)
     }
 
     /// The results of a rule where values stand for tensors by their names: the real or the imaginary parts of complex ones,
     /// whose dtypes mean those of the parts then.
-    pub fn with_parts(
+    pub fn apply_to_components(
         &mut self,
         parts: HashMap<&'p str, ValueId>,
-        rule: Rule,
-    ) -> Lowered<Vec<Option<ValueId>>> {
+        rule: OpRule,
+    ) -> RuleResult<Vec<Option<ValueId>>> {
         self.parts = Some(parts);
         let done = rule.apply(self);
         self.parts = None;
@@ -167,7 +171,7 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// The argument at a position, for targets whose arguments have no names.
-    pub fn at(&self, index: usize) -> Option<&'p Argument<'p>> {
+    pub fn argument_at(&self, index: usize) -> Option<&'p Argument<'p>> {
         let input = self.inputs.get(index)?;
         self.read.borrow_mut().insert(&input.name);
         Some(&input.arg)
@@ -186,18 +190,20 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// Fails if the program gives an argument that nothing looked at.
-    pub fn all_read(&self) -> Lowered {
+    pub fn check_all_read(&self) -> RuleResult {
         let read = self.read.borrow();
         let given = self.inputs.iter().filter(|i| !matches!(i.arg, Argument::None));
         match given.into_iter().find(|i| !read.contains(&*i.name) && !IMMATERIAL.contains(&&*i.name)) {
             None => Ok(()),
-            Some(i) => broken(format!("expected no argument `{}`, found {}", &*i.name, i.arg.describe())),
+            Some(i) => {
+                fail_invalid(format!("expected no argument `{}`, found {}", &*i.name, i.arg.describe()))
+            }
         }
     }
 
     /// The dtypes of the tensors that an argument is. Looking at them is not reading the argument.
     pub fn dtypes(&self, name: &str) -> Vec<DType> {
-        if let Some(value) = self.given(name) {
+        if let Some(value) = self.override_value(name) {
             return vec![self.dtype(value)];
         }
         let argument = self.inputs.iter().find(|i| &*i.name == name);
@@ -205,18 +211,18 @@ impl<'c, 'p> Call<'c, 'p> {
         names.into_iter().filter_map(|n| self.lowering.scope.value(n).ok()).map(|v| self.dtype(v)).collect()
     }
 
-    fn given(&self, name: &str) -> Option<ValueId> {
-        self.given.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
+    fn override_value(&self, name: &str) -> Option<ValueId> {
+        self.overrides.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
     }
 
     /// A tensor, or the element of a list of tensors that is meant.
-    fn one_tensor(&self, arg: &Argument<'_>) -> Option<Emitted> {
+    fn element_tensor(&self, arg: &Argument<'_>) -> Option<EmitResult> {
         let name = match (arg, self.element) {
             (Argument::Tensor(t), _) => t,
             (Argument::Tensors(list), Some(i)) => match list.get(i) {
                 Some(t) => t,
                 None => {
-                    return Some(broken(format!(
+                    return Some(fail_invalid(format!(
                         "expected a list of more than {i} tensors, found {}",
                         list.len()
                     )));
@@ -224,50 +230,50 @@ impl<'c, 'p> Call<'c, 'p> {
             },
             _ => return None,
         };
-        Some(self.value(name))
+        Some(self.tensor_value(name))
     }
 
-    fn need(&self, name: &str) -> Lowered<&'p Argument<'p>> {
-        required(name, self.get(name))
+    fn required_argument(&self, name: &str) -> RuleResult<&'p Argument<'p>> {
+        require_argument(name, self.get(name))
     }
 
-    fn wrong<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> Lowered<T> {
-        broken(format!("expected {expected} as `{name}`, found {}", found.describe()))
+    fn fail_argument_kind<T>(&self, name: &str, expected: &str, found: &Argument<'_>) -> RuleResult<T> {
+        fail_invalid(format!("expected {expected} as `{name}`, found {}", found.describe()))
     }
 
-    fn value(&self, name: &str) -> Emitted {
+    fn tensor_value(&self, name: &str) -> EmitResult {
         match self.parts.as_ref().and_then(|parts| parts.get(name)) {
             Some(part) => Ok(*part),
-            None => self.lowering.scope.value(name).map_err(Stop::Broken),
+            None => self.lowering.scope.value(name).map_err(RuleFailure::Invalid),
         }
     }
 
-    pub fn opt_tensor(&self, name: &str) -> Lowered<Option<ValueId>> {
-        if let Some(value) = self.given(name) {
+    pub fn opt_tensor(&self, name: &str) -> RuleResult<Option<ValueId>> {
+        if let Some(value) = self.override_value(name) {
             return Ok(Some(value));
         }
         let Some(arg) = self.get(name) else { return Ok(None) };
-        match self.one_tensor(arg) {
+        match self.element_tensor(arg) {
             Some(found) => found.map(Some),
-            None => self.wrong(name, "a tensor", arg),
+            None => self.fail_argument_kind(name, "a tensor", arg),
         }
     }
 
-    pub fn tensor(&self, name: &str) -> Emitted {
-        required(name, self.opt_tensor(name)?)
+    pub fn tensor(&self, name: &str) -> EmitResult {
+        require_argument(name, self.opt_tensor(name)?)
     }
 
     /// The first argument, a tensor, whatever its name is.
-    pub fn first(&self) -> Emitted {
-        if let Some(value) = self.given("self").or_else(|| self.given("input")) {
+    pub fn first_tensor(&self) -> EmitResult {
+        if let Some(value) = self.override_value("self").or_else(|| self.override_value("input")) {
             return Ok(value);
         }
-        let Some(arg) = self.at(0) else {
-            return broken("expected a tensor as first argument, found none".into());
+        let Some(arg) = self.argument_at(0) else {
+            return fail_invalid("expected a tensor as first argument, found none".into());
         };
-        match self.one_tensor(arg) {
+        match self.element_tensor(arg) {
             Some(found) => found,
-            None => self.wrong("argument 0", "a tensor", arg),
+            None => self.fail_argument_kind("argument 0", "a tensor", arg),
         }
     }
 
@@ -275,255 +281,260 @@ impl<'c, 'p> Call<'c, 'p> {
         matches!(self.get(name), Some(Argument::Tensors(_)))
     }
 
-    pub fn tensors(&self, name: &str) -> Lowered<Vec<ValueId>> {
-        match self.need(name)? {
-            Argument::Tensors(list) => list.iter().map(|t| self.value(t)).collect(),
+    pub fn tensors(&self, name: &str) -> RuleResult<Vec<ValueId>> {
+        match self.required_argument(name)? {
+            Argument::Tensors(list) => list.iter().map(|t| self.tensor_value(t)).collect(),
             Argument::Ints(v) if v.is_empty() => Ok(Vec::new()),
-            other => self.wrong(name, "a list of tensors", other),
+            other => self.fail_argument_kind(name, "a list of tensors", other),
         }
     }
 
-    pub fn opt_tensors(&self, name: &str) -> Lowered<Vec<Option<ValueId>>> {
-        match self.need(name)? {
-            Argument::Tensors(list) => list.iter().map(|t| self.value(t).map(Some)).collect(),
+    pub fn opt_tensors(&self, name: &str) -> RuleResult<Vec<Option<ValueId>>> {
+        match self.required_argument(name)? {
+            Argument::Tensors(list) => list.iter().map(|t| self.tensor_value(t).map(Some)).collect(),
             Argument::OptionalTensors(list) => {
-                list.iter().map(|t| t.as_ref().map(|t| self.value(t)).transpose()).collect()
+                list.iter().map(|t| t.as_ref().map(|t| self.tensor_value(t)).transpose()).collect()
             }
-            other => self.wrong(name, "a list of tensors", other),
+            other => self.fail_argument_kind(name, "a list of tensors", other),
         }
     }
 
-    pub fn operand(&self, name: &str) -> Lowered<Operand> {
-        required(name, self.opt_operand(name)?)
+    pub fn operand(&self, name: &str) -> RuleResult<CallOperand> {
+        require_argument(name, self.opt_operand(name)?)
     }
 
-    pub fn opt_operand(&self, name: &str) -> Lowered<Option<Operand>> {
-        let Some(arg) = self.get(name) else { return Ok(self.given(name).map(Operand::Tensor)) };
-        if let Some(found) = self.one_tensor(arg) {
-            return Ok(Some(Operand::Tensor(found?)));
+    pub fn opt_operand(&self, name: &str) -> RuleResult<Option<CallOperand>> {
+        let Some(arg) = self.get(name) else { return Ok(self.override_value(name).map(CallOperand::Tensor)) };
+        if let Some(found) = self.element_tensor(arg) {
+            return Ok(Some(CallOperand::Tensor(found?)));
         }
         Ok(Some(match arg {
-            Argument::ByRank(b) => Operand::Tensor(self.number_of_rank(b)?),
+            Argument::ByRank(b) => CallOperand::Tensor(self.per_rank_input(b)?),
             Argument::SymInt(s) => match self.sym_int(s)? {
-                d if d.as_const().is_some() => Operand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
-                d => Operand::Dim(d),
+                d if d.as_const().is_some() => CallOperand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
+                d => CallOperand::Dim(d),
             },
-            Argument::SymFloat(s) => match self.ratio(s) {
-                Some(text) => Operand::Ratio(text.to_string()),
-                None => Operand::Scalar(self.scalar_of(name, arg)?),
+            Argument::SymFloat(s) => match self.float_expr(s) {
+                Some(text) => CallOperand::FloatExpr(text.to_string()),
+                None => CallOperand::Scalar(self.element_scalar(name, arg)?),
             },
-            other => Operand::Scalar(self.scalar_of(name, other)?),
+            other => CallOperand::Scalar(self.element_scalar(name, other)?),
         }))
     }
 
     /// The integers of all ranks that an argument is, if it differs between them.
-    pub fn ints_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [i64])> {
+    pub fn ints_by_rank(&self, name: &str) -> Option<(&'p PerRankArgument, &'p [i64])> {
         let Some(Argument::ByRank(b)) = self.get(name) else { return None };
-        let Numbers::Ints(numbers) = &b.numbers else { return None };
+        let PerRankNumbers::Ints(numbers) = &b.numbers else { return None };
         Some((b, numbers))
     }
 
     /// The sizes of all ranks that an argument is, if they differ and depend on symbols.
-    pub fn dims_by_rank(&self, name: &str) -> Lowered<Option<(&'p ByRank, Vec<Dim>)>> {
+    pub fn dims_by_rank(&self, name: &str) -> RuleResult<Option<(&'p PerRankArgument, Vec<Dim>)>> {
         let Some(Argument::ByRank(b)) = self.get(name) else { return Ok(None) };
-        let Numbers::Expressions(texts) = &b.numbers else { return Ok(None) };
-        let dims = texts.iter().map(|text| self.lowering.symbols.expression(text));
+        let PerRankNumbers::Expressions(texts) = &b.numbers else { return Ok(None) };
+        let dims = texts.iter().map(|text| self.lowering.symbols.resolve_expression(text));
         Ok(Some((b, dims.collect::<Result<_, _>>()?)))
     }
 
     /// The lists of all ranks that an argument is, if they differ.
-    pub fn lists_by_rank(&self, name: &str) -> Option<(&'p ByRank, &'p [Vec<Option<i64>>])> {
+    pub fn lists_by_rank(&self, name: &str) -> Option<(&'p PerRankArgument, &'p [Vec<Option<i64>>])> {
         let Some(Argument::ByRank(b)) = self.get(name) else { return None };
-        let Numbers::Lists(lists) = &b.numbers else { return None };
+        let PerRankNumbers::Lists(lists) = &b.numbers else { return None };
         Some((b, lists))
     }
 
     /// The input that holds a number which differs between ranks.
-    pub fn number_of_rank(&self, by_rank: &ByRank) -> Emitted {
-        let value = self.lowering.by_rank.get(&by_rank.name).copied();
-        value.ok_or_else(|| Stop::Broken(format!("expected an input `{}`, found none", by_rank.name)))
+    pub fn per_rank_input(&self, by_rank: &PerRankArgument) -> EmitResult {
+        let value = self.lowering.per_rank_inputs.get(&by_rank.name).copied();
+        value.ok_or_else(|| RuleFailure::Invalid(format!("expected an input `{}`, found none", by_rank.name)))
     }
 
-    fn scalar_of(&self, name: &str, arg: &Argument<'_>) -> Lowered<Scalar> {
-        let short =
-            |n: usize| Stop::Broken(format!("expected a number for each tensor as `{name}`, found {n}"));
+    fn element_scalar(&self, name: &str, arg: &Argument<'_>) -> RuleResult<Scalar> {
+        let short = |n: usize| {
+            RuleFailure::Invalid(format!("expected a number for each tensor as `{name}`, found {n}"))
+        };
         Ok(match (arg, self.element) {
             (Argument::Ints(v), Some(i)) => Scalar::Int(*v.get(i).ok_or_else(|| short(v.len()))?),
             (Argument::Floats(v), Some(i)) => {
-                Scalar::Float(symmc_ir::Float(*v.get(i).ok_or_else(|| short(v.len()))?))
+                Scalar::Float(symmc_ir::FloatAttribute(*v.get(i).ok_or_else(|| short(v.len()))?))
             }
             (Argument::SymFloats(v), Some(i)) => {
                 let one = v.get(i).ok_or_else(|| short(v.len()))?;
-                Scalar::Float(symmc_ir::Float(self.sym_float(one)?))
+                Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(one)?))
             }
-            (arg, _) => self.one_scalar(name, arg)?,
+            (arg, _) => self.plain_scalar(name, arg)?,
         })
     }
 
-    fn one_scalar(&self, name: &str, arg: &Argument<'_>) -> Lowered<Scalar> {
+    fn plain_scalar(&self, name: &str, arg: &Argument<'_>) -> RuleResult<Scalar> {
         Ok(match arg {
             Argument::Int(i) => Scalar::Int(*i),
-            Argument::Float(x) => Scalar::Float(symmc_ir::Float(*x)),
+            Argument::Float(x) => Scalar::Float(symmc_ir::FloatAttribute(*x)),
             Argument::Bool(b) => Scalar::Bool(*b),
-            Argument::SymFloat(s) => Scalar::Float(symmc_ir::Float(self.sym_float(s)?)),
+            Argument::SymFloat(s) => Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(s)?)),
             Argument::SymInt(s) => match self.sym_int(s)?.as_const() {
                 Some(i) => Scalar::Int(i),
-                None => return Err(Stop::Opaque(format!("`{name}` is a symbolic number"))),
+                None => return Err(RuleFailure::Opaque(format!("`{name}` is a symbolic number"))),
             },
-            other => return self.wrong(name, "a number", other),
+            other => return self.fail_argument_kind(name, "a number", other),
         })
     }
 
-    pub fn opt_scalar(&self, name: &str) -> Lowered<Option<Scalar>> {
-        self.get(name).map(|a| self.scalar_of(name, a)).transpose()
+    pub fn opt_scalar(&self, name: &str) -> RuleResult<Option<Scalar>> {
+        self.get(name).map(|a| self.element_scalar(name, a)).transpose()
     }
 
-    pub fn scalar(&self, name: &str) -> Lowered<Scalar> {
-        self.scalar_of(name, self.need(name)?)
+    pub fn scalar(&self, name: &str) -> RuleResult<Scalar> {
+        self.element_scalar(name, self.required_argument(name)?)
     }
 
-    pub fn float_or(&self, name: &str, default: f64) -> Lowered<f64> {
+    pub fn float_or(&self, name: &str, default: f64) -> RuleResult<f64> {
         Ok(self.opt_scalar(name)?.map_or(default, Scalar::as_f64))
     }
 
-    pub fn bool_or(&self, name: &str, default: bool) -> Lowered<bool> {
+    pub fn bool_or(&self, name: &str, default: bool) -> RuleResult<bool> {
         match self.get(name) {
             None => Ok(default),
             Some(Argument::Bool(b)) => Ok(*b),
             Some(Argument::Int(i)) => Ok(*i != 0),
-            Some(other) => self.wrong(name, "a bool", other),
+            Some(other) => self.fail_argument_kind(name, "a bool", other),
         }
     }
 
-    pub fn opt_string(&self, name: &str) -> Lowered<Option<&'p str>> {
+    pub fn opt_string(&self, name: &str) -> RuleResult<Option<&'p str>> {
         match self.get(name) {
             None => Ok(None),
             Some(Argument::String(s)) => Ok(Some(s)),
-            Some(other) => self.wrong(name, "a string", other),
+            Some(other) => self.fail_argument_kind(name, "a string", other),
         }
     }
 
-    pub fn opt_dtype(&self, name: &str) -> Lowered<Option<DType>> {
+    pub fn opt_dtype(&self, name: &str) -> RuleResult<Option<DType>> {
         match self.get(name) {
             None => Ok(None),
-            Some(Argument::ScalarType(code)) => match self.dtype_of(*code) {
+            Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(found) => broken(format!("expected a dtype that the IR has as `{name}`, found {found}")),
+                Err(found) => {
+                    fail_invalid(format!("expected a dtype that the IR has as `{name}`, found {found}"))
+                }
             },
-            Some(other) => self.wrong(name, "a dtype", other),
+            Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }
     }
 
     /// The dtype of a `ScalarType`; of a complex one that of its parts, where these are meant.
-    fn dtype_of(&self, code: u32) -> Result<DType, String> {
-        let part = self.parts.as_ref().and_then(|_| dtype::part_of_complex(code));
+    fn dtype_from_code(&self, code: u32) -> Result<DType, String> {
+        let part = self.parts.as_ref().and_then(|_| dtype::complex_component_dtype(code));
         part.map_or_else(|| dtype::from_schema(code), Ok)
     }
 
     /// An integer that may be symbolic.
-    pub fn opt_dim(&self, name: &str) -> Lowered<Option<Dim>> {
-        self.get(name).map(|a| self.dim_of(name, a)).transpose()
+    pub fn opt_dim(&self, name: &str) -> RuleResult<Option<Dim>> {
+        self.get(name).map(|a| self.dim_from_argument(name, a)).transpose()
     }
 
-    pub fn dim(&self, name: &str) -> Lowered<Dim> {
-        self.dim_of(name, self.need(name)?)
+    pub fn dim(&self, name: &str) -> RuleResult<Dim> {
+        self.dim_from_argument(name, self.required_argument(name)?)
     }
 
-    pub fn dim_of(&self, name: &str, arg: &Argument<'_>) -> Lowered<Dim> {
+    pub fn dim_from_argument(&self, name: &str, arg: &Argument<'_>) -> RuleResult<Dim> {
         match arg {
             Argument::Int(i) => Ok(Dim::from(*i)),
             Argument::Bool(b) => Ok(Dim::from(i64::from(*b))),
             Argument::SymInt(s) => self.sym_int(s),
-            other => self.wrong(name, "an integer", other),
+            other => self.fail_argument_kind(name, "an integer", other),
         }
     }
 
-    pub fn opt_dims(&self, name: &str) -> Lowered<Option<Vec<Dim>>> {
+    pub fn opt_dims(&self, name: &str) -> RuleResult<Option<Vec<Dim>>> {
         Ok(Some(match self.get(name) {
             None => return Ok(None),
             Some(Argument::Int(i)) => vec![Dim::from(*i)],
             Some(Argument::SymInt(s)) => vec![self.sym_int(s)?],
             Some(Argument::Ints(v)) => v.iter().map(|&i| Dim::from(i)).collect(),
-            Some(Argument::SymInts(v)) => v.iter().map(|s| self.sym_int(s)).collect::<Lowered<_>>()?,
+            Some(Argument::SymInts(v)) => v.iter().map(|s| self.sym_int(s)).collect::<RuleResult<_>>()?,
             Some(Argument::Tensors(v)) if v.is_empty() => Vec::new(),
-            Some(other) => return self.wrong(name, "integers", other),
+            Some(other) => return self.fail_argument_kind(name, "integers", other),
         }))
     }
 
     /// A shape, within the limits of [`symmc_ir::dim`].
-    pub fn dims(&self, name: &str) -> Lowered<Vec<Dim>> {
-        let dims = required(name, self.opt_dims(name)?)?;
-        symmc_ir::dim::check_size(&dims).map(|()| dims).map_err(Stop::Broken)
+    pub fn dims(&self, name: &str) -> RuleResult<Vec<Dim>> {
+        let dims = require_argument(name, self.opt_dims(name)?)?;
+        symmc_ir::dim::check_shape_complexity(&dims).map(|()| dims).map_err(RuleFailure::Invalid)
     }
 
     /// An integer that must be known.
-    pub fn opt_int(&self, name: &str) -> Lowered<Option<i64>> {
+    pub fn opt_int(&self, name: &str) -> RuleResult<Option<i64>> {
         match self.opt_dim(name)? {
             None => Ok(None),
             Some(d) => match d.as_const() {
                 Some(i) => Ok(Some(i)),
-                None => Err(Stop::Opaque(format!("`{name}` is symbolic"))),
+                None => Err(RuleFailure::Opaque(format!("`{name}` is symbolic"))),
             },
         }
     }
 
-    pub fn int_or(&self, name: &str, default: i64) -> Lowered<i64> {
+    pub fn int_or(&self, name: &str, default: i64) -> RuleResult<i64> {
         Ok(self.opt_int(name)?.unwrap_or(default))
     }
 
-    pub fn int(&self, name: &str) -> Lowered<i64> {
-        required(name, self.opt_int(name)?)
+    pub fn int(&self, name: &str) -> RuleResult<i64> {
+        require_argument(name, self.opt_int(name)?)
     }
 
-    pub fn opt_ints(&self, name: &str) -> Lowered<Option<Vec<i64>>> {
+    pub fn opt_ints(&self, name: &str) -> RuleResult<Option<Vec<i64>>> {
         let Some(dims) = self.opt_dims(name)? else { return Ok(None) };
         let known = dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
-        known.map(Some).ok_or_else(|| Stop::Opaque(format!("`{name}` is symbolic")))
+        known.map(Some).ok_or_else(|| RuleFailure::Opaque(format!("`{name}` is symbolic")))
     }
 
-    fn sym_int(&self, s: &SymArgument<'_>) -> Lowered<Dim> {
+    fn sym_int(&self, s: &SymArgument<'_>) -> RuleResult<Dim> {
         match (&s.as_name, s.as_int) {
             (Some(name), _) => match self.lowering.scope.graph.sym_int_values.get(&**name) {
-                Some(value) => Ok(self.lowering.symbols.dim(value)?),
-                None => broken(format!("expected an entry in sym_int_values for `{}`, found none", &**name)),
+                Some(value) => Ok(self.lowering.symbols.resolve_extent(value)?),
+                None => {
+                    fail_invalid(format!("expected an entry in sym_int_values for `{}`, found none", &**name))
+                }
             },
             (None, Some(i)) => Ok(Dim::from(i)),
             (None, None) => {
-                broken("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
+                fail_invalid("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
             }
         }
     }
 
     /// The expression of a float that is not known.
-    fn ratio(&self, s: &SymArgument<'p>) -> Option<&'p str> {
+    fn float_expr(&self, s: &SymArgument<'p>) -> Option<&'p str> {
         let value = self.lowering.scope.graph.sym_float_values.get(&**s.as_name.as_ref()?)?;
         value.as_expr.as_ref().map(|e| &*e.expr_str)
     }
 
-    fn sym_float(&self, s: &SymArgument<'_>) -> Lowered<f64> {
+    fn sym_float(&self, s: &SymArgument<'_>) -> RuleResult<f64> {
         let value = match &s.as_name {
             Some(name) => self.lowering.scope.graph.sym_float_values.get(&**name).and_then(|v| v.as_float),
             None => s.as_float,
         };
-        value.map(|x| x.0).ok_or_else(|| Stop::Opaque("an operand is a symbolic float".into()))
+        value.map(|x| x.0).ok_or_else(|| RuleFailure::Opaque("an operand is a symbolic float".into()))
     }
 
     /// An axis counted from 0, given that negative ones count from the end of `rank` axes. PyTorch lets a tensor without
     /// axes be addressed as if it had one.
-    pub fn axis_of(&self, axis: i64, rank: usize) -> Lowered<usize> {
+    pub fn resolve_axis(&self, axis: i64, rank: usize) -> RuleResult<usize> {
         self.axis_within(axis, rank.max(1))
     }
 
-    pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> Lowered<usize> {
-        self.axis_of(self.int_or(name, default)?, rank)
+    pub fn axis_or(&self, name: &str, default: i64, rank: usize) -> RuleResult<usize> {
+        self.resolve_axis(self.int_or(name, default)?, rank)
     }
 
-    pub fn axis(&self, name: &str, rank: usize) -> Lowered<usize> {
-        self.axis_of(self.int(name)?, rank)
+    pub fn axis(&self, name: &str, rank: usize) -> RuleResult<usize> {
+        self.resolve_axis(self.int(name)?, rank)
     }
 
     /// Axes of a reduction, ascending; no list or an empty one means all.
-    pub fn axes(&self, name: &str, rank: usize) -> Lowered<Vec<usize>> {
+    pub fn axes(&self, name: &str, rank: usize) -> RuleResult<Vec<usize>> {
         let mut axes = match self.opt_ints(name)? {
             Some(list) if !list.is_empty() => self.axes_within(&list, rank.max(1))?,
             _ => (0..rank).collect(),
@@ -540,36 +551,36 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// Whether anything reads a result.
-    pub fn wants(&self, result: usize) -> bool {
+    pub fn is_result_read(&self, result: usize) -> bool {
         self.wants_all
             || self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.scope.is_read(n))
     }
 
     /// Fails as opaque if anything reads a result after the first `known` ones.
-    pub fn only(&self, known: usize) -> Lowered {
-        match (known..self.results.len()).find(|&i| self.wants(i)) {
+    pub fn require_results_unread_from(&self, known: usize) -> RuleResult {
+        match (known..self.results.len()).find(|&i| self.is_result_read(i)) {
             None => Ok(()),
-            Some(i) => Err(Stop::Opaque(format!("its result {i} is used"))),
+            Some(i) => Err(RuleFailure::Opaque(format!("its result {i} is used"))),
         }
     }
 
-    pub fn declared(&self, result: usize) -> Lowered<symmc_ir::Type> {
+    pub fn declared_result_type(&self, result: usize) -> RuleResult<symmc_ir::TensorType> {
         match self.results.get(result).copied().flatten() {
             Some(name) if self.parts.is_some() && self.lowering.is_complex(name) => {
-                let mut both = self.lowering.held(name)?;
+                let mut both = self.lowering.component_type(name)?;
                 both.shape.pop();
                 Ok(both)
             }
-            Some(name) => Ok(self.lowering.declared(name)?),
-            None => broken(format!("expected a result {result}, found none")),
+            Some(name) => Ok(self.lowering.declared_type(name)?),
+            None => fail_invalid(format!("expected a result {result}, found none")),
         }
     }
 
-    pub fn set(&mut self, result: usize, value: ValueId) {
-        if result >= self.bound.len() {
-            self.bound.resize(result + 1, None);
+    pub fn set_result(&mut self, result: usize, value: ValueId) {
+        if result >= self.result_values.len() {
+            self.result_values.resize(result + 1, None);
         }
-        if let Some(slot) = self.bound.get_mut(result) {
+        if let Some(slot) = self.result_values.get_mut(result) {
             *slot = Some(value);
         }
     }
@@ -577,7 +588,7 @@ impl<'c, 'p> Call<'c, 'p> {
     /// The values that were stated, which are forgotten with that.
     pub fn take_results(&mut self) -> Vec<Option<ValueId>> {
         let none = vec![None; self.results.len()];
-        std::mem::replace(&mut self.bound, none)
+        std::mem::replace(&mut self.result_values, none)
     }
 
     /// The names that the program gives to results, lists flattened.
@@ -586,42 +597,44 @@ impl<'c, 'p> Call<'c, 'p> {
     }
 
     /// How many results may have values that were stated.
-    pub fn stated_count(&self) -> usize {
-        self.bound.len()
+    pub fn result_slot_count(&self) -> usize {
+        self.result_values.len()
     }
 
     pub fn result(&self, result: usize) -> Option<ValueId> {
-        self.bound.get(result).copied().flatten()
+        self.result_values.get(result).copied().flatten()
     }
 
     /// States the value of the only result.
-    pub fn done(&mut self, value: ValueId) -> Lowered {
-        self.set(0, value);
+    pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
+        self.set_result(0, value);
         Ok(())
     }
 
     /// Whether a value was there before this call.
-    pub fn is_older(&self, value: ValueId) -> bool {
+    pub fn existed_before(&self, value: ValueId) -> bool {
         symmc_ir::entity::Entity::index(value) < self.first_new
     }
 
-    pub fn finish(self) -> Lowered {
-        let Call { lowering, node, results, bound, first_new, .. } = self;
+    pub fn finish(self) -> RuleResult {
+        let OpCall { lowering, node, results, result_values: bound, first_new, .. } = self;
         for (name, value) in results.into_iter().zip(bound) {
             let Some(name) = name else { continue };
             if !lowering.scope.graph.tensor_values.contains_key(name) {
                 if value.is_some() {
-                    return broken(format!("expected an entry in tensor_values for `{name}`, found none"));
+                    return fail_invalid(format!(
+                        "expected an entry in tensor_values for `{name}`, found none"
+                    ));
                 }
                 continue;
             }
             let Some(value) = value else {
                 let why = format!("a result of {} that has no counterpart", &*node.target);
-                lowering.scope.bind(name, Binding::Nothing(why)).map_err(Stop::Broken)?;
+                lowering.scope.bind(name, NameBinding::Unavailable(why)).map_err(RuleFailure::Invalid)?;
                 continue;
             };
             lowering.check_declared(node, name, value)?;
-            lowering.scope.bind(name, Binding::Value(value)).map_err(Stop::Broken)?;
+            lowering.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
             let entry = &mut lowering.builder.graph_mut().values[value];
             // Emitted helpers have a dot after the label; names of the program do not.
             let helper = entry.name.get(lowering.scope.prefix.len()..).is_some_and(|n| n.contains('.'));

@@ -4,7 +4,7 @@
 //! the common dtype: among operands of one category (bool, integer, floating-point) tensors with axes
 //! outrank tensors without, which outrank Python scalars; a higher category outranks all.
 
-use symmc_ir::{DType, Float, Scalar, Tensor};
+use symmc_ir::{DType, FloatAttribute, Scalar, Tensor};
 
 /// PyTorch's default floating-point dtype: what a Python float becomes beside integers.
 pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
@@ -12,11 +12,11 @@ pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
 /// The dtype of a `ScalarType` of the schema. Fails with the name of a dtype that the IR does not have.
 pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
     let found = DType::ALL.iter().find(|dtype| dtype.facts().torch.0 == code);
-    found.copied().ok_or_else(|| unsupported(code))
+    found.copied().ok_or_else(|| unsupported_dtype_name(code))
 }
 
 /// The dtype of the parts of complex numbers of this `ScalarType`, if it is one of them.
-pub(crate) fn part_of_complex(code: u32) -> Option<DType> {
+pub(crate) fn complex_component_dtype(code: u32) -> Option<DType> {
     match code {
         10 => Some(DType::F32),
         11 => Some(DType::F64),
@@ -24,7 +24,7 @@ pub(crate) fn part_of_complex(code: u32) -> Option<DType> {
     }
 }
 
-fn unsupported(code: u32) -> String {
+fn unsupported_dtype_name(code: u32) -> String {
     let name = match code {
         0 => "unknown",
         2 => "int8",
@@ -44,7 +44,7 @@ fn unsupported(code: u32) -> String {
 
 /// How an operand takes part in promotion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Weight {
+pub(crate) enum PromotionPriority {
     Scalar,
     NoAxes,
     Tensor,
@@ -81,17 +81,20 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
 }
 
 /// The common dtype of these operands; `None` without operands.
-pub(crate) fn result_type(operands: &[(Weight, DType)]) -> Option<DType> {
-    let of = |w: Weight| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
+pub(crate) fn result_type(operands: &[(PromotionPriority, DType)]) -> Option<DType> {
+    let of = |w: PromotionPriority| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
     let combine = |higher: Option<DType>, lower: Option<DType>| match (higher, lower) {
         (Some(h), Some(l)) if category(l) > category(h) => Some(promote(h, l)),
         (Some(h), _) => Some(h),
         (None, l) => l,
     };
-    combine(of(Weight::Tensor), combine(of(Weight::NoAxes), of(Weight::Scalar)))
+    combine(
+        of(PromotionPriority::Tensor),
+        combine(of(PromotionPriority::NoAxes), of(PromotionPriority::Scalar)),
+    )
 }
 
-pub(crate) fn of_scalar(s: Scalar) -> DType {
+pub(crate) fn scalar_dtype(s: Scalar) -> DType {
     match s {
         Scalar::Bool(_) => DType::Bool,
         Scalar::Int(_) => DType::I64,
@@ -100,9 +103,11 @@ pub(crate) fn of_scalar(s: Scalar) -> DType {
 }
 
 /// The scalar as a tensor of this dtype holds it: rounded to the dtype where that is a floating-point type.
-pub(crate) fn stored(s: Scalar, dtype: DType) -> Scalar {
+pub(crate) fn round_scalar(s: Scalar, dtype: DType) -> Scalar {
     match Tensor::from_f64(dtype, [], &[s.as_f64()]) {
-        Some(one) if dtype.is_float() => one.to_f64().first().map_or(s, |&x| Scalar::Float(Float(x))),
+        Some(one) if dtype.is_float() => {
+            one.to_f64().first().map_or(s, |&x| Scalar::Float(FloatAttribute(x)))
+        }
         _ => s,
     }
 }
@@ -114,9 +119,9 @@ mod tests {
 
     #[test]
     fn promotion_follows_pytorch() {
-        let t = |d| (Weight::Tensor, d);
-        let z = |d| (Weight::NoAxes, d);
-        let s = |d| (Weight::Scalar, d);
+        let t = |d| (PromotionPriority::Tensor, d);
+        let z = |d| (PromotionPriority::NoAxes, d);
+        let s = |d| (PromotionPriority::Scalar, d);
         for (operands, expected) in [
             (vec![t(I64), s(F32)], F32),
             (vec![t(BF16), s(F32)], BF16),

@@ -2,51 +2,51 @@
 //!
 //! An exported program names its ops and holds no schemas. What the ops of PyTorch write is in `effects.txt`, which
 //! `tools/effects.py` makes from the schemas that PyTorch registers; those of other ops may be declared
-//! ([`crate::declared`]). In a program that says it is functional (the dialect `ATEN`, which `run_decompositions()`
+//! ([`crate::custom_schema`]). In a program that says it is functional (the dialect `ATEN`, which `run_decompositions()`
 //! gives and whose verifier refuses ops that write) no op writes its operands. An op of which none of this tells is
 //! unknown: it may write any of its operands.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
-use crate::declared::Declared;
-pub(crate) use crate::declared::Writes;
+use crate::custom_schema::DeclaredOp;
+pub(crate) use crate::custom_schema::OpWrites;
 use crate::error::{ImportError, Result};
-use crate::schema::{Argument, Graph, NamedArgument, Node, Str};
+use crate::schema::{Argument, ExportedGraph, ExportedNode, JsonStr, NamedArgument};
 use crate::scope::tensor_names;
 
 /// What an op does beside giving results.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Effect {
+pub(crate) enum OpEffect {
     Pure,
-    Writes(Writes),
+    Writes(OpWrites),
     /// It changes the shape or the storage of an operand.
     Resizes,
     Draws,
     /// What no result shows.
-    Outside,
+    External,
     /// Its name says that it writes, and nothing what.
-    Unclear,
+    UnclearWrites,
     Unknown,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum EffectKind {
     Pure,
     Resizes,
     Draws,
-    Outside,
+    External,
 }
 
-struct Row {
-    writes: Writes,
+struct WriteRow {
+    writes: OpWrites,
     /// The argument without which it writes nothing.
     flag: Option<&'static str>,
 }
 
-struct Table {
-    writes: HashMap<String, Row>,
-    kinds: HashMap<&'static str, Kind>,
+struct EffectTable {
+    writes: HashMap<String, WriteRow>,
+    kinds: HashMap<&'static str, EffectKind>,
     views: HashSet<&'static str>,
 }
 
@@ -70,25 +70,25 @@ const WRAPPERS: [&str; 12] = [
     "triton_kernel_wrapper_functional",
 ];
 
-fn table() -> &'static Table {
-    static TABLE: OnceLock<Table> = OnceLock::new();
+fn effect_table() -> &'static EffectTable {
+    static TABLE: OnceLock<EffectTable> = OnceLock::new();
     TABLE.get_or_init(|| {
-        let mut table = Table { writes: HashMap::new(), kinds: HashMap::new(), views: HashSet::new() };
+        let mut table = EffectTable { writes: HashMap::new(), kinds: HashMap::new(), views: HashSet::new() };
         for line in include_str!("effects.txt").lines() {
             let mut words = line.split(' ');
             let kind = match words.next() {
                 Some("write") => {
-                    write_row(&mut table, words);
+                    parse_write_row(&mut table, words);
                     continue;
                 }
                 Some("view") => {
                     table.views.extend(words);
                     continue;
                 }
-                Some("pure") => Kind::Pure,
-                Some("resize") => Kind::Resizes,
-                Some("random") => Kind::Draws,
-                Some("effect") => Kind::Outside,
+                Some("pure") => EffectKind::Pure,
+                Some("resize") => EffectKind::Resizes,
+                Some("random") => EffectKind::Draws,
+                Some("effect") => EffectKind::External,
                 _ => continue,
             };
             table.kinds.extend(words.map(|op| (op, kind)));
@@ -98,7 +98,7 @@ fn table() -> &'static Table {
 }
 
 /// A line `write OP OVERLOADS ARGUMENTS FUNCTIONAL [+N] [=ARGUMENTS] [?FLAG]`.
-fn write_row(table: &mut Table, mut words: impl Iterator<Item = &'static str>) {
+fn parse_write_row(table: &mut EffectTable, mut words: impl Iterator<Item = &'static str>) {
     let (Some(op), Some(overloads), Some(arguments), Some(functional)) =
         (words.next(), words.next(), words.next(), words.next())
     else {
@@ -108,7 +108,7 @@ fn write_row(table: &mut Table, mut words: impl Iterator<Item = &'static str>) {
     for word in words {
         match word.split_at_checked(1) {
             Some(("+", n)) => own = n.parse().unwrap_or(0),
-            Some(("=", names)) => returned = Some(list(names)),
+            Some(("=", names)) => returned = Some(split_names(names)),
             Some(("?", name)) => flag = Some(name),
             _ => {}
         }
@@ -120,28 +120,33 @@ fn write_row(table: &mut Table, mut words: impl Iterator<Item = &'static str>) {
             other if other.matches('.').count() > 1 => Some(other.to_string()),
             other => Some(format!("{other}.{overload}")),
         };
-        let writes = Writes { arguments: list(arguments), functional, own, returned: returned.clone() };
-        table.writes.insert(format!("{op}.{overload}"), Row { writes, flag });
+        let writes = OpWrites {
+            arguments: split_names(arguments),
+            functional,
+            own_results: own,
+            returned: returned.clone(),
+        };
+        table.writes.insert(format!("{op}.{overload}"), WriteRow { writes, flag });
     }
 }
 
-fn list(names: &str) -> Vec<String> {
+fn split_names(names: &str) -> Vec<String> {
     names.split(',').filter(|n| !n.is_empty()).map(str::to_string).collect()
 }
 
 /// A target without what all ops have in front.
-pub(crate) fn bare(target: &str) -> &str {
+pub(crate) fn bare_target(target: &str) -> &str {
     target.strip_prefix("torch.ops.").unwrap_or(target)
 }
 
 /// The op of a target, without its overload.
-fn op_of(target: &str) -> &str {
-    bare(target).rsplit_once('.').map_or(target, |(op, _)| op)
+fn op_name(target: &str) -> &str {
+    bare_target(target).rsplit_once('.').map_or(target, |(op, _)| op)
 }
 
-/// The op that a node calls in the form of [`crate::functionalised`], if it is such a call.
-pub(crate) fn called<'p>(node: &'p Node<'p>) -> Option<&'p str> {
-    let name = bare(&node.target).strip_prefix("higher_order.auto_functionalized")?;
+/// The op that a node calls in the form of [`crate::auto_functionalized`], if it is such a call.
+pub(crate) fn functionalized_op<'p>(node: &'p ExportedNode<'p>) -> Option<&'p str> {
+    let name = bare_target(&node.target).strip_prefix("higher_order.auto_functionalized")?;
     if !matches!(name.split('.').next(), Some("" | "_v2")) {
         return None;
     }
@@ -152,18 +157,18 @@ pub(crate) fn called<'p>(node: &'p Node<'p>) -> Option<&'p str> {
 }
 
 /// What an op of PyTorch writes.
-pub(crate) fn of_table(target: &str) -> Option<&'static Writes> {
-    table().writes.get(bare(target)).map(|row| &row.writes)
+pub(crate) fn find_op_writes(target: &str) -> Option<&'static OpWrites> {
+    effect_table().writes.get(bare_target(target)).map(|row| &row.writes)
 }
 
 /// Whether the results of an op share memory with its operands by its schema.
-pub(crate) fn is_view(target: &str) -> bool {
-    table().views.contains(op_of(target))
+pub(crate) fn returns_views(target: &str) -> bool {
+    effect_table().views.contains(op_name(target))
 }
 
 /// Whether an op draws random numbers, as far as its arguments let it. Attention and rrelu do only if they are told to.
-pub(crate) fn draws(node: &Node<'_>) -> bool {
-    let op = op_of(&node.target);
+pub(crate) fn draws_random_numbers(node: &ExportedNode<'_>) -> bool {
+    let op = op_name(&node.target);
     let told = |name: &str| node.inputs.iter().any(|i| &*i.name == name);
     let off = |i: &NamedArgument<'_>| match (&*i.name, &i.arg) {
         ("train" | "training", Argument::Bool(on)) => !on,
@@ -173,7 +178,7 @@ pub(crate) fn draws(node: &Node<'_>) -> bool {
     };
     let silent = op.contains("scaled_dot_product") && !told("dropout_p")
         || matches!(op, "aten.rrelu" | "aten.rrelu_") && !told("training");
-    table().kinds.get(op) == Some(&Kind::Draws) && !silent && !node.inputs.iter().any(off)
+    effect_table().kinds.get(op) == Some(&EffectKind::Draws) && !silent && !node.inputs.iter().any(off)
 }
 
 /// Whether the name of a target says that it writes an operand (`aten.add_.Tensor`, `aten.add.out`).
@@ -183,18 +188,18 @@ fn is_named_in_place(target: &str) -> bool {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Effects {
-    declared: HashMap<String, Declared>,
+pub(crate) struct EffectAnalysis {
+    declared: HashMap<String, DeclaredOp>,
     /// The program says that its ops write nothing.
     functional: bool,
 }
 
-impl Effects {
+impl EffectAnalysis {
     /// Takes the schemas that the caller declares. Fails if one cannot be read, or two are of one op.
-    pub fn new(schemas: &[String], verifiers: &[Str<'_>]) -> Result<Self> {
+    pub fn new(schemas: &[String], verifiers: &[JsonStr<'_>]) -> Result<Self> {
         let mut declared = HashMap::new();
         for text in schemas {
-            let one = Declared::parse(text)
+            let one = DeclaredOp::parse(text)
                 .map_err(|message| ImportError::Declared { schema: text.clone(), message })?;
             if declared.insert(one.target.clone(), one).is_some() {
                 let message = "expected one schema for the op, found two".into();
@@ -202,12 +207,12 @@ impl Effects {
             }
         }
         let functional = !verifiers.is_empty() && verifiers.iter().all(|v| &**v == "ATEN");
-        Ok(Effects { declared, functional })
+        Ok(EffectAnalysis { declared, functional })
     }
 
-    pub fn all_used(&self, graph: &Graph<'_>) -> Result<()> {
+    pub fn check_all_used(&self, graph: &ExportedGraph<'_>) -> Result<()> {
         let mut found = HashSet::new();
-        targets(graph, &mut found);
+        collect_targets(graph, &mut found);
         match self.declared.values().find(|d| !found.contains(d.target.as_str())) {
             None => Ok(()),
             Some(unused) => Err(ImportError::Declared {
@@ -217,78 +222,79 @@ impl Effects {
         }
     }
 
-    pub fn of(&self, node: &Node<'_>) -> Effect {
-        let target = bare(&node.target);
+    pub fn classify_node(&self, node: &ExportedNode<'_>) -> OpEffect {
+        let target = bare_target(&node.target);
         if let Some(declared) = self.declared.get(target) {
             let writes = declared.writes.clone();
             return match (writes.arguments.is_empty(), node.outputs.is_empty()) {
-                (true, true) => Effect::Outside,
-                (true, false) => Effect::Pure,
-                (false, _) => Effect::Writes(writes),
+                (true, true) => OpEffect::External,
+                (true, false) => OpEffect::Pure,
+                (false, _) => OpEffect::Writes(writes),
             };
         }
-        if let Some(row) = table().writes.get(target) {
+        if let Some(row) = effect_table().writes.get(target) {
             let off = |flag| {
                 let set = node.inputs.iter().find(|i| &*i.name == flag).map(|i| &i.arg);
                 matches!(set, Some(Argument::Bool(false)))
             };
             let nothing = row.flag.is_some_and(off);
-            return if nothing { Effect::Pure } else { Effect::Writes(row.writes.clone()) };
+            return if nothing { OpEffect::Pure } else { OpEffect::Writes(row.writes.clone()) };
         }
-        if called(node).is_some() {
-            return Effect::Pure;
+        if functionalized_op(node).is_some() {
+            return OpEffect::Pure;
         }
         if let Some(name) = target.strip_prefix("higher_order.") {
-            return self.of_wrapper(name, node);
+            return self.classify_wrapper(name, node);
         }
-        match table().kinds.get(op_of(target)) {
-            Some(Kind::Pure) => Effect::Pure,
-            Some(Kind::Resizes) => Effect::Resizes,
-            Some(Kind::Outside) => Effect::Outside,
-            Some(Kind::Draws) if draws(node) => Effect::Draws,
-            Some(Kind::Draws) => Effect::Pure,
-            None if is_named_in_place(target) => Effect::Unclear,
-            None if self.functional => Effect::Pure,
-            None if node.inputs.iter().all(|i| tensor_names(&i.arg).is_empty()) => Effect::Pure,
-            None => Effect::Unknown,
+        match effect_table().kinds.get(op_name(target)) {
+            Some(EffectKind::Pure) => OpEffect::Pure,
+            Some(EffectKind::Resizes) => OpEffect::Resizes,
+            Some(EffectKind::External) => OpEffect::External,
+            Some(EffectKind::Draws) if draws_random_numbers(node) => OpEffect::Draws,
+            Some(EffectKind::Draws) => OpEffect::Pure,
+            None if is_named_in_place(target) => OpEffect::UnclearWrites,
+            None if self.functional => OpEffect::Pure,
+            None if node.inputs.iter().all(|i| tensor_names(&i.arg).is_empty()) => OpEffect::Pure,
+            None => OpEffect::Unknown,
         }
     }
 
-    fn of_wrapper(&self, name: &str, node: &Node<'_>) -> Effect {
+    fn classify_wrapper(&self, name: &str, node: &ExportedNode<'_>) -> OpEffect {
         let name = name.split('.').next().unwrap_or(name);
         if matches!(name, "with_effects" | "print" | "call_torchbind") {
-            return Effect::Outside;
+            return OpEffect::External;
         }
         let graphs = node.inputs.iter().filter_map(|i| match &i.arg {
             Argument::Graph(g) => Some(&**g),
             _ => None,
         });
-        let worst = graphs.flat_map(|g| &g.nodes).map(|n| self.of(n)).find(|e| *e != Effect::Pure);
+        let worst =
+            graphs.flat_map(|g| &g.nodes).map(|n| self.classify_node(n)).find(|e| *e != OpEffect::Pure);
         match worst {
-            Some(Effect::Draws) => Effect::Draws,
-            Some(Effect::Outside) => Effect::Outside,
-            Some(_) => Effect::Unknown,
-            None if WRAPPERS.contains(&name) => Effect::Pure,
-            None => Effect::Unknown,
+            Some(OpEffect::Draws) => OpEffect::Draws,
+            Some(OpEffect::External) => OpEffect::External,
+            Some(_) => OpEffect::Unknown,
+            None if WRAPPERS.contains(&name) => OpEffect::Pure,
+            None => OpEffect::Unknown,
         }
     }
 
-    pub fn writes_in(&self, graph: &Graph<'_>) -> bool {
+    pub fn has_writes(&self, graph: &ExportedGraph<'_>) -> bool {
         graph.nodes.iter().any(|n| {
-            let inner = n.inputs.iter().any(|i| matches!(&i.arg, Argument::Graph(g) if self.writes_in(g)));
-            inner || matches!(self.of(n), Effect::Writes(_))
+            let inner = n.inputs.iter().any(|i| matches!(&i.arg, Argument::Graph(g) if self.has_writes(g)));
+            inner || matches!(self.classify_node(n), OpEffect::Writes(_))
         })
     }
 }
 
-fn targets<'a>(graph: &'a Graph<'_>, found: &mut HashSet<&'a str>) {
+fn collect_targets<'a>(graph: &'a ExportedGraph<'_>, found: &mut HashSet<&'a str>) {
     for node in &graph.nodes {
-        found.insert(bare(&node.target));
+        found.insert(bare_target(&node.target));
         for input in &node.inputs {
             match &input.arg {
-                Argument::Graph(g) => targets(g, found),
+                Argument::Graph(g) => collect_targets(g, found),
                 Argument::Operator(op) => {
-                    found.insert(bare(op));
+                    found.insert(bare_target(op));
                 }
                 _ => {}
             }
@@ -302,18 +308,18 @@ mod tests {
 
     #[test]
     fn the_table_is_read_whole() {
-        let table = table();
+        let table = effect_table();
         let lines = include_str!("effects.txt").lines().filter(|l| l.starts_with("write ")).count();
         assert!(lines > 1000 && table.writes.len() >= lines, "{lines} lines, {} rows", table.writes.len());
         let row = |target: &str| {
             let w = &table.writes[target].writes;
-            (w.arguments.join(","), w.functional.clone().unwrap_or_default(), w.own)
+            (w.arguments.join(","), w.functional.clone().unwrap_or_default(), w.own_results)
         };
         assert_eq!(row("aten.add_.Tensor"), ("self".into(), "aten.add.Tensor".into(), 0));
         assert_eq!(row("aten.max.dim_max"), ("max,max_values".into(), "aten.max.dim".into(), 0));
         assert_eq!(row("aten._batch_norm_with_update.default").2, 4);
         let scatter = &table.writes["symm_mem.reduce_scatter_out.default"].writes;
         assert_eq!(scatter.returned.as_deref(), Some(["output".to_string()].as_slice()));
-        assert!(table.kinds.contains_key("aten.rand") && is_view("torch.ops.aten.diagonal.default"));
+        assert!(table.kinds.contains_key("aten.rand") && returns_views("torch.ops.aten.diagonal.default"));
     }
 }

@@ -1,31 +1,31 @@
 //! The dtype handling that PyTorch does implicitly, and groups by name. What rules emit is [`symmc_import::emit`]'s.
 
 use symmc_import::{Emit, RuleCall};
-use symmc_ir::{BinaryOp, Builder, DType, Def, GroupId, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, ValueDef, ValueId};
 
-use crate::call::{Call, Operand};
-use crate::dtype::{self, Weight};
+use crate::call::{CallOperand, OpCall};
+use crate::dtype::{self, PromotionPriority};
 use crate::error::ImportError;
-use crate::lower::{Emitted, Lowered, Stop};
-use crate::ratios;
-use crate::shards::RankPiece;
+use crate::float_expr;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::shards::RankShard;
 
-impl RuleCall for Call<'_, '_> {
+impl RuleCall for OpCall<'_, '_> {
     type Error = ImportError;
 
-    fn finish(&mut self, value: ValueId) -> Lowered {
-        self.done(value)
+    fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
+        self.set_only_result(value)
     }
 }
 
-impl Emit for Call<'_, '_> {
+impl Emit for OpCall<'_, '_> {
     type Error = ImportError;
 
-    fn builder(&self) -> &Builder {
+    fn builder(&self) -> &GraphBuilder {
         &self.lowering.builder
     }
 
-    fn builder_mut(&mut self) -> &mut Builder {
+    fn builder_mut(&mut self) -> &mut GraphBuilder {
         &mut self.lowering.builder
     }
 
@@ -34,68 +34,75 @@ impl Emit for Call<'_, '_> {
     }
 }
 
-impl Call<'_, '_> {
+impl OpCall<'_, '_> {
     /// `x`, as the default float dtype if it holds integers or bools.
-    pub fn floating(&mut self, x: ValueId) -> Emitted {
+    pub fn cast_to_float(&mut self, x: ValueId) -> EmitResult {
         if self.dtype(x).is_float() { Ok(x) } else { self.cast(x, dtype::DEFAULT_FLOAT) }
     }
 
-    fn weight(&self, o: &Operand) -> (Weight, DType) {
+    fn promotion_priority(&self, o: &CallOperand) -> (PromotionPriority, DType) {
         match o {
             // It stands where a number stood.
-            Operand::Tensor(v) if self.lowering.by_rank.values().any(|n| n == v) => {
+            CallOperand::Tensor(v) if self.lowering.per_rank_inputs.values().any(|n| n == v) => {
                 let float = self.dtype(*v).is_float();
-                (Weight::Scalar, if float { dtype::DEFAULT_FLOAT } else { DType::I64 })
+                (PromotionPriority::Scalar, if float { dtype::DEFAULT_FLOAT } else { DType::I64 })
             }
-            Operand::Tensor(v) => {
-                (if self.rank(*v) == 0 { Weight::NoAxes } else { Weight::Tensor }, self.dtype(*v))
-            }
-            Operand::Scalar(s) => (Weight::Scalar, dtype::of_scalar(*s)),
-            Operand::Dim(_) => (Weight::Scalar, DType::I64),
-            Operand::Ratio(_) => (Weight::Scalar, dtype::DEFAULT_FLOAT),
+            CallOperand::Tensor(v) => (
+                if self.rank(*v) == 0 { PromotionPriority::NoAxes } else { PromotionPriority::Tensor },
+                self.dtype(*v),
+            ),
+            CallOperand::Scalar(s) => (PromotionPriority::Scalar, dtype::scalar_dtype(*s)),
+            CallOperand::Dim(_) => (PromotionPriority::Scalar, DType::I64),
+            CallOperand::FloatExpr(_) => (PromotionPriority::Scalar, dtype::DEFAULT_FLOAT),
         }
     }
 
     /// PyTorch's common dtype of these operands.
-    pub fn common(&self, operands: &[&Operand]) -> DType {
-        let weights: Vec<_> = operands.iter().map(|o| self.weight(o)).collect();
+    pub fn common_dtype(&self, operands: &[&CallOperand]) -> DType {
+        let weights: Vec<_> = operands.iter().map(|o| self.promotion_priority(o)).collect();
         dtype::result_type(&weights).unwrap_or(dtype::DEFAULT_FLOAT)
     }
 
     /// An operand as a tensor of this dtype; a number becomes a tensor without axes.
-    pub fn as_tensor(&mut self, o: &Operand, dtype: DType) -> Emitted {
+    pub fn as_tensor(&mut self, o: &CallOperand, dtype: DType) -> EmitResult {
         match o {
-            Operand::Tensor(v) => self.cast(*v, dtype),
-            Operand::Scalar(s) => self.full(*s, dtype, vec![]),
-            Operand::Dim(d) => self.dim_tensor(d, dtype),
-            Operand::Ratio(text) => {
-                let value = ratios::value(self, text)?;
+            CallOperand::Tensor(v) => self.cast(*v, dtype),
+            CallOperand::Scalar(s) => self.full(*s, dtype, vec![]),
+            CallOperand::Dim(d) => self.emit_dim(d, dtype),
+            CallOperand::FloatExpr(text) => {
+                let value = float_expr::emit_float_expr(self, text)?;
                 self.cast(value, dtype)
             }
         }
     }
 
     /// An operand of a composite that is computed in a wider dtype than that of the op: a tensor takes the dtype of the op first.
-    pub fn widened(&mut self, o: Operand, dtype: DType, wide: DType) -> Lowered<Operand> {
+    pub fn widen_operand(&mut self, o: CallOperand, dtype: DType, wide: DType) -> RuleResult<CallOperand> {
         Ok(match o {
-            Operand::Tensor(v) => {
+            CallOperand::Tensor(v) => {
                 let v = self.cast(v, dtype)?;
-                Operand::Tensor(self.cast(v, wide)?)
+                CallOperand::Tensor(self.cast(v, wide)?)
             }
             other => other,
         })
     }
 
     /// Two operands of any kind, of which at least one is a tensor, after conversion to `dtype`.
-    pub fn apply(&mut self, op: BinaryOp, a: &Operand, b: &Operand, dtype: DType) -> Emitted {
+    pub fn emit_binary(
+        &mut self,
+        op: BinaryOp,
+        a: &CallOperand,
+        b: &CallOperand,
+        dtype: DType,
+    ) -> EmitResult {
         match (a, b) {
-            (Operand::Tensor(x), Operand::Scalar(s)) => {
+            (CallOperand::Tensor(x), CallOperand::Scalar(s)) => {
                 let x = self.cast(*x, dtype)?;
-                self.with_scalar(op, x, *s)
+                self.binary_scalar(op, x, *s)
             }
-            (Operand::Scalar(s), Operand::Tensor(x)) => {
+            (CallOperand::Scalar(s), CallOperand::Tensor(x)) => {
                 let x = self.cast(*x, dtype)?;
-                self.scalar_with(op, *s, x)
+                self.scalar_binary(op, *s, x)
             }
             _ => {
                 let x = self.as_tensor(a, dtype)?;
@@ -107,37 +114,39 @@ impl Call<'_, '_> {
 
     /// The rows of an axis that a rank takes: a view, in programs with ops that write. `positions` are those of the ranks if these are
     /// equal pieces.
-    pub fn part(
+    pub fn take_rank_slice(
         &mut self,
         x: ValueId,
         axis: usize,
         index: ValueId,
         positions: Option<Vec<usize>>,
-    ) -> Emitted {
+    ) -> EmitResult {
         let y = self.emit("take", Op::Take { axis }, &[x, index])?;
-        if let Def::Node(node, _) = self.lowering.builder.graph().values[y].def {
-            self.lowering.parts.insert(node);
-            self.lowering.rank_pieces.extend(positions.map(|positions| RankPiece { node, axis, positions }));
+        if let ValueDef::Node(node, _) = self.lowering.builder.graph().values[y].def {
+            self.lowering.rank_slice_nodes.insert(node);
+            self.lowering.rank_shards.extend(positions.map(|positions| RankShard { node, axis, positions }));
         }
         Ok(y)
     }
 
     /// A group of the program. Fails if the call names none, or not by a string.
-    pub fn group(&self) -> Lowered<GroupId> {
+    pub fn resolve_group(&self) -> RuleResult<GroupId> {
         let group = match self.opt_string("group_name") {
             Ok(None) => self.opt_string("group"),
             found => found,
         };
         let name = match group {
             Ok(Some(name)) => name,
-            Ok(None) => return Err(Stop::Broken("expected the name of a group, found none".into())),
-            Err(Stop::Broken(m)) => return Err(Stop::Broken(format!("the group must be a name: {m}"))),
+            Ok(None) => return Err(RuleFailure::Invalid("expected the name of a group, found none".into())),
+            Err(RuleFailure::Invalid(m)) => {
+                return Err(RuleFailure::Invalid(format!("the group must be a name: {m}")));
+            }
             Err(e) => return Err(e),
         };
         self.lowering
             .groups
             .get(name)
             .copied()
-            .ok_or_else(|| Stop::Broken(format!("expected a known group, found `{name}`")))
+            .ok_or_else(|| RuleFailure::Invalid(format!("expected a known group, found `{name}`")))
     }
 }

@@ -52,7 +52,7 @@ pub enum ImportError {
     Range(#[from] symmc_import::ranges::RangeError),
     /// Something is wrong that extents with symbols show; it may be that these have no range, or are equal.
     #[error("{error}")]
-    Extents { error: Box<ImportError>, symbols: symmc_import::ranges::Questioned },
+    Extents { error: Box<ImportError>, symbols: symmc_import::ranges::MentionedSymbols },
     #[error("`{name}` in the signature: {message}")]
     Signature { name: String, message: String },
     /// The number of ranks, or of a group, is contradictory.
@@ -88,7 +88,7 @@ pub enum ImportError {
         /// What this rank has.
         found: String,
     },
-    #[error("the members of {} are not known", list(.groups))]
+    #[error("the members of {} are not known", list_undescribed_groups(.groups))]
     Undescribed { groups: Vec<UndescribedGroup>, ranks: Option<u32> },
     #[error("node `{node}` ({op}): {message}")]
     Node { node: String, op: String, message: String },
@@ -116,16 +116,16 @@ impl ImportError {
     }
 
     /// Whether operands have dtypes for which PyTorch raises, too.
-    pub fn is_of_dtypes(&self) -> bool {
+    pub fn is_dtype_error(&self) -> bool {
         match self {
             ImportError::Dtypes { .. } => true,
-            ImportError::Rank { source, .. } => source.is_of_dtypes(),
-            ImportError::Extents { error, .. } => error.is_of_dtypes(),
+            ImportError::Rank { source, .. } => source.is_dtype_error(),
+            ImportError::Extents { error, .. } => error.is_dtype_error(),
             _ => false,
         }
     }
 
-    pub(crate) fn of_rank(self, rank: usize) -> ImportError {
+    pub(crate) fn with_rank(self, rank: usize) -> ImportError {
         if rank == 0 { self } else { ImportError::Rank { rank, source: Box::new(self) } }
     }
 }
@@ -141,7 +141,7 @@ pub struct UndescribedGroup {
 /// How many nodes of a group a message names.
 const SHOWN: usize = 3;
 
-fn list(groups: &[UndescribedGroup]) -> String {
+fn list_undescribed_groups(groups: &[UndescribedGroup]) -> String {
     let one = |g: &UndescribedGroup| {
         let size = g.size.map_or(String::new(), |n| format!("{n} ranks each, "));
         let nodes: Vec<String> = g.nodes.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();

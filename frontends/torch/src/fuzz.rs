@@ -9,7 +9,7 @@ use crate::{ImportOptions, import};
 ///
 /// # Panics
 /// The importer panics, or gives a graph that does not verify.
-pub fn check(bytes: &[u8]) -> bool {
+pub fn check_bytes(bytes: &[u8]) -> bool {
     let packed;
     let bytes = if bytes.starts_with(b"{") {
         packed = pack(bytes);
@@ -17,7 +17,7 @@ pub fn check(bytes: &[u8]) -> bool {
     } else {
         bytes
     };
-    symmc_import::fuzz::check(import(bytes, &ImportOptions::default()).map(|imported| imported.graph))
+    symmc_import::fuzz::check_import(import(bytes, &ImportOptions::default()).map(|imported| imported.graph))
 }
 
 /// An archive of this program, without stored tensors; empty if it cannot be written.

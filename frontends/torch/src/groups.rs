@@ -5,40 +5,43 @@
 //! ranks. A group that nothing describes is an error, never the world.
 
 use indexmap::IndexMap;
-use symmc_ir::Members;
+use symmc_ir::GroupMembers;
 
 use crate::effects;
 use crate::error::{ImportError, Result, UndescribedGroup};
-use crate::numbers::{ByRank, Numbers};
 use crate::options::ImportOptions;
-use crate::schema::{Argument, Graph, Node, Program};
+use crate::per_rank::{PerRankArgument, PerRankNumbers};
+use crate::schema::{Argument, ExportedGraph, ExportedNode, ExportedProgram};
 
 /// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
 const DEFAULT: &str = "0";
 
-pub(crate) struct Ranks {
+pub(crate) struct ResolvedGroups {
     pub ranks: Option<u32>,
     /// Whether [`ImportOptions::assumed_ranks`] decided.
     pub assumed: bool,
-    pub groups: IndexMap<String, Members>,
+    pub groups: IndexMap<String, GroupMembers>,
     /// What a user should know of the groups.
     pub notes: Vec<String>,
 }
 
 /// Who said how many ranks.
-struct Source {
+struct RankCountSource {
     who: String,
     ranks: u32,
 }
 
 #[derive(Default)]
-struct Use {
+struct GroupUse {
     nodes: Vec<String>,
-    size: Option<Source>,
+    size: Option<RankCountSource>,
 }
 
-pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<Ranks> {
-    let mut world = options.ranks.map(|ranks| Source { who: "the caller".into(), ranks });
+pub(crate) fn resolve_groups(
+    program: &ExportedProgram<'_>,
+    options: &ImportOptions,
+) -> Result<ResolvedGroups> {
+    let mut world = options.ranks.map(|ranks| RankCountSource { who: "the caller".into(), ranks });
     if options.ranks == Some(0) {
         return Err(ImportError::Group {
             group: "world".into(),
@@ -47,10 +50,15 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
     }
     for (name, cells) in &options.groups {
         let who = format!("the list of members of group `{name}`");
-        agree(&mut world, "the program", Source { who, ranks: partition(name, cells)? }, "")?;
+        merge_rank_count(
+            &mut world,
+            "the program",
+            RankCountSource { who, ranks: check_partition(name, cells)? },
+            "",
+        )?;
     }
     let mut uses = IndexMap::new();
-    collect(&program.graph_module.graph, &mut uses)?;
+    collect_group_uses(&program.graph_module.graph, &mut uses)?;
     if let Some(name) = options.groups.keys().find(|name| !uses.contains_key(*name)) {
         let known: Vec<&str> = uses.keys().map(String::as_str).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
@@ -60,47 +68,48 @@ pub(crate) fn settle(program: &Program<'_>, options: &ImportOptions) -> Result<R
         });
     }
     for (name, used) in &mut uses {
-        let Some(stated) = used.size.as_ref().map(|s| Source { who: s.who.clone(), ranks: s.ranks }) else {
+        let Some(stated) = used.size.as_ref().map(|s| RankCountSource { who: s.who.clone(), ranks: s.ranks })
+        else {
             continue;
         };
         match options.groups.get(name) {
             Some(cells) => {
                 let size = cells.first().map_or(0, |c| c.len() as u32);
-                let mut given = Some(Source { who: "the list of its members".into(), ranks: size });
-                agree(&mut given, &format!("group `{name}`"), stated, "")?;
+                let mut given = Some(RankCountSource { who: "the list of its members".into(), ranks: size });
+                merge_rank_count(&mut given, &format!("group `{name}`"), stated, "")?;
             }
             None if name == DEFAULT => {
                 let hint = format!("; group `{name}` is PyTorch's name for all ranks");
-                agree(&mut world, "the program", stated, &hint)?;
+                merge_rank_count(&mut world, "the program", stated, &hint)?;
             }
             None => {}
         }
     }
     let known = world.map(|s| s.ranks);
     let ranks = known.or(options.assumed_ranks);
-    let (groups, notes) = members(uses, ranks, options)?;
-    Ok(Ranks { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
+    let (groups, notes) = resolve_members(uses, ranks, options)?;
+    Ok(ResolvedGroups { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
 }
 
 /// The members of the groups that a program uses, and what a user should know of them.
-fn members(
-    uses: IndexMap<String, Use>,
+fn resolve_members(
+    uses: IndexMap<String, GroupUse>,
     ranks: Option<u32>,
     options: &ImportOptions,
-) -> Result<(IndexMap<String, Members>, Vec<String>)> {
+) -> Result<(IndexMap<String, GroupMembers>, Vec<String>)> {
     let (mut groups, mut notes) = (IndexMap::new(), Vec::new());
     let mut undescribed = Vec::new();
     for (name, used) in uses {
         let size = used.size.map(|s| s.ranks);
         let members = match options.groups.get(&name) {
-            Some(cells) => Members::Cells(cells.clone()),
-            None if name == DEFAULT || ranks == Some(1) => Members::World,
+            Some(cells) => GroupMembers::Cells(cells.clone()),
+            None if name == DEFAULT || ranks == Some(1) => GroupMembers::World,
             None if size.is_some() && size == ranks => {
                 notes.push(format!(
                     "group `{name}` has as many ranks as the program: taken as all ranks in ascending order; state its \
                      members if they have another order"
                 ));
-                Members::World
+                GroupMembers::World
             }
             None => {
                 undescribed.push(UndescribedGroup { name, size, nodes: used.nodes });
@@ -116,15 +125,15 @@ fn members(
 }
 
 /// The groups that the nodes of a graph use, those of the graphs it wraps included.
-fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<()> {
+fn collect_group_uses(graph: &ExportedGraph<'_>, uses: &mut IndexMap<String, GroupUse>) -> Result<()> {
     for node in &graph.nodes {
         for input in &node.inputs {
             if let Argument::Graph(inner) = &input.arg {
-                collect(inner, uses)?;
+                collect_group_uses(inner, uses)?;
             }
         }
-        let Some(group) =
-            group_name(node).filter(|_| is_collective(effects::called(node).unwrap_or(&node.target)))
+        let Some(group) = group_name(node)
+            .filter(|_| is_collective(effects::functionalized_op(node).unwrap_or(&node.target)))
         else {
             continue;
         };
@@ -132,14 +141,19 @@ fn collect(graph: &Graph<'_>, uses: &mut IndexMap<String, Use>) -> Result<()> {
         used.nodes.push(node.name().to_string());
         if let Some(ranks) = stated_size(node) {
             let who = format!("node `{}`", node.name());
-            agree(&mut used.size, &format!("group `{group}`"), Source { who, ranks }, "")?;
+            merge_rank_count(
+                &mut used.size,
+                &format!("group `{group}`"),
+                RankCountSource { who, ranks },
+                "",
+            )?;
         }
     }
     Ok(())
 }
 
 /// The error where the caller says another number of ranks than there are archives.
-pub(crate) fn another_count(asked: u32, archives: u32) -> ImportError {
+pub(crate) fn rank_count_mismatch(asked: u32, archives: u32) -> ImportError {
     ImportError::Ranks {
         what: "the program".into(),
         first: "the caller".into(),
@@ -150,7 +164,12 @@ pub(crate) fn another_count(asked: u32, archives: u32) -> ImportError {
     }
 }
 
-fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Result<()> {
+fn merge_rank_count(
+    known: &mut Option<RankCountSource>,
+    what: &str,
+    new: RankCountSource,
+    hint: &str,
+) -> Result<()> {
     match known {
         None => *known = Some(new),
         Some(old) if old.ranks == new.ranks => {}
@@ -168,7 +187,7 @@ fn agree(known: &mut Option<Source>, what: &str, new: Source, hint: &str) -> Res
     Ok(())
 }
 
-fn partition(group: &str, cells: &[Vec<u32>]) -> Result<u32> {
+fn check_partition(group: &str, cells: &[Vec<u32>]) -> Result<u32> {
     let error = |message: String| ImportError::Group { group: group.into(), message };
     let size = cells.first().map_or(0, Vec::len);
     if size == 0 || cells.iter().any(|c| c.len() != size) {
@@ -188,18 +207,18 @@ pub(crate) fn is_collective(target: &str) -> bool {
         .any(|p| target.starts_with(p))
 }
 
-fn argument<'n, 'p>(node: &'n Node<'p>, names: &[&str]) -> Option<&'n Argument<'p>> {
+fn argument<'n, 'p>(node: &'n ExportedNode<'p>, names: &[&str]) -> Option<&'n Argument<'p>> {
     node.inputs.iter().find(|i| names.contains(&&*i.name)).map(|i| &i.arg)
 }
 
-fn group_name<'n>(node: &'n Node<'_>) -> Option<&'n str> {
+fn group_name<'n>(node: &'n ExportedNode<'_>) -> Option<&'n str> {
     match argument(node, &["group_name", "group"]) {
         Some(Argument::String(s)) => Some(s),
         _ => None,
     }
 }
 
-fn stated_size(node: &Node<'_>) -> Option<u32> {
+fn stated_size(node: &ExportedNode<'_>) -> Option<u32> {
     if let Some(Argument::Int(n)) = argument(node, &["group_size"]) {
         return u32::try_from(*n).ok();
     }
@@ -207,7 +226,9 @@ fn stated_size(node: &Node<'_>) -> Option<u32> {
         let count = match argument(node, &[list])? {
             Argument::Ints(v) => v.len(),
             Argument::SymInts(v) => v.len(),
-            Argument::ByRank(ByRank { numbers: Numbers::Lists(v), .. }) => v.first().map_or(0, Vec::len),
+            Argument::ByRank(PerRankArgument { numbers: PerRankNumbers::Lists(v), .. }) => {
+                v.first().map_or(0, Vec::len)
+            }
             _ => 0,
         };
         (count > 0).then_some(count as u32)

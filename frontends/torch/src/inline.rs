@@ -1,9 +1,9 @@
 //! Ops that wrap a graph of their own and change nothing about its values: the graph takes their place.
 
-use crate::call::Call;
-use crate::lower::{Lowered, Stop};
-use crate::schema::{self, Argument, Node};
-use crate::scope::{Binding, Scope, tensor_names};
+use crate::call::OpCall;
+use crate::lower::{RuleFailure, RuleResult};
+use crate::schema::{self, Argument, ExportedNode};
+use crate::scope::{NameBinding, NameScope, tensor_names};
 
 /// The wrappers, without `torch.ops.higher_order.`; each runs its graph on the tensors that follow it.
 const WRAPPERS: [&str; 6] = [
@@ -15,7 +15,7 @@ const WRAPPERS: [&str; 6] = [
     "wrap",
 ];
 
-pub(crate) fn body<'p>(node: &'p Node<'p>) -> Option<&'p schema::Graph<'p>> {
+pub(crate) fn wrapped_graph<'p>(node: &'p ExportedNode<'p>) -> Option<&'p schema::ExportedGraph<'p>> {
     let name = node.target.strip_prefix("torch.ops.higher_order.")?;
     if !WRAPPERS.contains(&name.split('.').next()?) {
         return None;
@@ -27,13 +27,16 @@ pub(crate) fn body<'p>(node: &'p Node<'p>) -> Option<&'p schema::Graph<'p>> {
 }
 
 /// The names of a wrapped graph, of which those of its inputs stand for the operands of the call.
-pub(crate) fn scope<'p>(c: &Call<'_, 'p>, graph: &'p schema::Graph<'p>) -> Lowered<Scope<'p>> {
+pub(crate) fn wrapped_scope<'p>(
+    c: &OpCall<'_, 'p>,
+    graph: &'p schema::ExportedGraph<'p>,
+) -> RuleResult<NameScope<'p>> {
     let node = c.node;
     let autocast = node.target.contains("autocast");
     if autocast
         && !node.inputs.iter().any(|i| &*i.name == "enabled" && matches!(i.arg, Argument::Bool(false)))
     {
-        return Err(Stop::Opaque("it converts the operands of the ops within".into()));
+        return Err(RuleFailure::Opaque("it converts the operands of the ops within".into()));
     }
     let operands: Vec<&str> = node
         .inputs
@@ -43,26 +46,30 @@ pub(crate) fn scope<'p>(c: &Call<'_, 'p>, graph: &'p schema::Graph<'p>) -> Lower
         .collect();
     let parameters: Vec<&'p str> = graph.inputs.iter().flat_map(tensor_names).collect();
     if operands.len() != parameters.len() {
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected {} tensors for the graph it wraps, found {}",
             parameters.len(),
             operands.len()
         )));
     }
     let first_value = c.lowering.builder.graph().values.len();
-    let mut inner = Scope::new(graph, format!("{}.", c.label), first_value);
+    let mut inner = NameScope::new(graph, format!("{}.", c.label), first_value);
     for (parameter, operand) in parameters.into_iter().zip(operands) {
-        let value = c.lowering.scope.value(operand).map_err(Stop::Broken)?;
-        inner.bind(parameter, Binding::Value(value)).map_err(Stop::Broken)?;
+        let value = c.lowering.scope.value(operand).map_err(RuleFailure::Invalid)?;
+        inner.bind(parameter, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
     }
     Ok(inner)
 }
 
 /// Lets the results of the call be those of the wrapped graph.
-pub(crate) fn results(c: &mut Call<'_, '_>, graph: &schema::Graph<'_>, inner: &Scope<'_>) -> Lowered {
+pub(crate) fn set_wrapped_results(
+    c: &mut OpCall<'_, '_>,
+    graph: &schema::ExportedGraph<'_>,
+    inner: &NameScope<'_>,
+) -> RuleResult {
     for (i, name) in graph.outputs.iter().flat_map(tensor_names).enumerate() {
-        let value = inner.value(name).map_err(Stop::Broken)?;
-        c.set(i, value);
+        let value = inner.value(name).map_err(RuleFailure::Invalid)?;
+        c.set_result(i, value);
     }
     Ok(())
 }

@@ -14,172 +14,178 @@ use std::collections::HashSet;
 
 use symmc_import::Emit;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Def, InputKind, NodeId, Op, Type, ValueId};
+use symmc_ir::{InputKind, NodeId, Op, TensorType, ValueDef, ValueId};
 
-use crate::call::Call;
-use crate::effects::{self, Writes};
-use crate::lower::{Emitted, Lowered, Stop};
-use crate::operands;
+use crate::aliasing::find_base;
+use crate::call::OpCall;
+use crate::effects::{self, OpWrites};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::operand_dtypes;
 use crate::ops;
-use crate::scope::{Binding, tensor_names};
-use crate::sharing::base_of;
+use crate::scope::{NameBinding, tensor_names};
 
 /// What helps where an op that writes cannot be lowered.
 pub(crate) const ADVICE: &str = "after `run_decompositions()` no op of the program writes its operands";
 
-fn refused<T>(why: &str) -> Lowered<T> {
-    Err(Stop::Broken(format!("{why}; {ADVICE}")))
+fn fail_unsupported_write<T>(why: &str) -> RuleResult<T> {
+    Err(RuleFailure::Invalid(format!("{why}; {ADVICE}")))
 }
 
-pub(crate) fn lower(c: &mut Call<'_, '_>, writes: &Writes) -> Lowered {
+pub(crate) fn lower_in_place(c: &mut OpCall<'_, '_>, writes: &OpWrites) -> RuleResult {
     let rule = match &writes.functional {
-        Some(target) => ops::find(target),
+        Some(target) => ops::find_rule(target),
         None => ops::find_writing(&c.node.target),
     };
-    lower_by(c, writes, |c| match rule {
+    lower_in_place_by_rule(c, writes, |c| match rule {
         Some(rule) => {
-            operands::check(c, writes.functional.as_deref().unwrap_or_default())?;
+            operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
             rule.apply(c)
         }
-        None => Err(Stop::Opaque("no rule for it".into())),
+        None => Err(RuleFailure::Opaque("no rule for it".into())),
     })
 }
 
 /// Lowers a call of an op that writes, by a rule for the new contents.
-pub(crate) fn lower_by<'c, 'p>(
-    c: &mut Call<'c, 'p>,
-    writes: &Writes,
-    rule: impl FnOnce(&mut Call<'c, 'p>) -> Lowered,
-) -> Lowered {
-    let written = flat_names(c, &writes.arguments);
+pub(crate) fn lower_in_place_by_rule<'c, 'p>(
+    c: &mut OpCall<'c, 'p>,
+    writes: &OpWrites,
+    rule: impl FnOnce(&mut OpCall<'c, 'p>) -> RuleResult,
+) -> RuleResult {
+    let written = flat_tensor_names(c, &writes.arguments);
     c.wants_all = true;
     let new = match rule(c) {
         Ok(()) => {
-            c.all_read()?;
+            c.check_all_read()?;
             c.take_results()
         }
-        Err(Stop::Opaque(why)) => opaque(c, writes, &written, &why)?,
+        Err(RuleFailure::Opaque(why)) => emit_opaque_write(c, writes, &written, &why)?,
         Err(other) => return Err(other),
     };
-    let own = own_results(c, writes);
+    let own = count_own_results(c, writes);
     for (i, name) in written.iter().enumerate() {
         match new.get(own + i).copied().flatten() {
-            Some(new) => assign(c, name, new)?,
-            None => abandon(c, name)?,
+            Some(new) => assign_contents(c, name, new)?,
+            None => invalidate_contents(c, name)?,
         }
     }
     if own > 0 {
         for (i, value) in new.into_iter().take(own).enumerate() {
             if let Some(value) = value {
-                c.set(i, value);
+                c.set_result(i, value);
             }
         }
         return Ok(());
     }
-    let returned = flat_names(c, writes.returned.as_ref().unwrap_or(&writes.arguments));
+    let returned = flat_tensor_names(c, writes.returned.as_ref().unwrap_or(&writes.arguments));
     for (i, name) in returned.into_iter().take(c.result_names().len()).enumerate() {
-        let value = c.lowering.scope.value(name).map_err(Stop::Broken)?;
-        c.set(i, value);
+        let value = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
+        c.set_result(i, value);
     }
     Ok(())
 }
 
 /// How many of the results that the program names are not written arguments.
-fn own_results(c: &Call<'_, '_>, writes: &Writes) -> usize {
-    if writes.own > 0 { c.result_names().len() } else { 0 }
+fn count_own_results(c: &OpCall<'_, '_>, writes: &OpWrites) -> usize {
+    if writes.own_results > 0 { c.result_names().len() } else { 0 }
 }
 
 /// The names of the tensors in these arguments; absent ones have none.
-fn flat_names<'p>(c: &Call<'_, 'p>, arguments: &[String]) -> Vec<&'p str> {
+fn flat_tensor_names<'p>(c: &OpCall<'_, 'p>, arguments: &[String]) -> Vec<&'p str> {
     arguments.iter().filter_map(|a| c.get(a)).flat_map(tensor_names).collect()
 }
 
 /// An opaque op for one that writes: its results and the new contents of what it writes.
-fn opaque(
-    c: &mut Call<'_, '_>,
-    writes: &Writes,
+fn emit_opaque_write(
+    c: &mut OpCall<'_, '_>,
+    writes: &OpWrites,
     written: &[&str],
     why: &str,
-) -> Lowered<Vec<Option<ValueId>>> {
-    if effects::draws(c.node) {
-        return Err(Stop::Broken(effects::DRAWS.into()));
+) -> RuleResult<Vec<Option<ValueId>>> {
+    if effects::draws_random_numbers(c.node) {
+        return Err(RuleFailure::Invalid(effects::DRAWS.into()));
     }
     let mut types = Vec::new();
-    for i in 0..own_results(c, writes) {
-        types.push(c.declared(i)?);
+    for i in 0..count_own_results(c, writes) {
+        types.push(c.declared_result_type(i)?);
     }
     for name in written {
-        let old = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+        let old = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
         types.push(c.ty(old).clone());
     }
-    let values = c.lowering.opaque_op(c.node, why, types)?;
+    let values = c.lowering.emit_opaque(c.node, why, types)?;
     Ok(values.into_iter().map(Some).collect())
 }
 
 /// Makes `new` the contents of a name and of everything that shares memory with it.
-fn assign(c: &mut Call<'_, '_>, name: &str, new: ValueId) -> Lowered {
-    let old = c.lowering.scope.value(name).map_err(Stop::Broken)?;
+fn assign_contents(c: &mut OpCall<'_, '_>, name: &str, new: ValueId) -> RuleResult {
+    let old = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
     if new == old {
         return Ok(());
     }
     let new = c.cast(new, c.dtype(old))?;
-    let (base, _) = base_of(c, new);
-    let new = if c.is_older(base) { c.emit("copy", Op::Copy, &[new])? } else { new };
+    let (base, _) = find_base(c, new);
+    let new = if c.existed_before(base) { c.emit("copy", Op::Copy, &[new])? } else { new };
     if c.ty(new).shape != c.ty(old).shape {
-        let (expected, found) = (c.lowering.show(c.ty(old)), c.lowering.show(c.ty(new)));
-        return refused(&format!("expected {expected} to be written to `{name}`, found {found}"));
+        let (expected, found) = (c.lowering.display_type(c.ty(old)), c.lowering.display_type(c.ty(new)));
+        return fail_unsupported_write(&format!(
+            "expected {expected} to be written to `{name}`, found {found}"
+        ));
     }
-    write(c, name, old, new)
+    write_shared_memory(c, name, old, new)
 }
 
 /// Leaves a name and everything that shares memory with it without contents.
-fn abandon(c: &mut Call<'_, '_>, name: &str) -> Lowered {
-    let old = c.lowering.scope.value(name).map_err(Stop::Broken)?;
-    let (base, _) = base_of(c, old);
-    if c.is_older(base) && base.index() < c.lowering.scope.first_value {
-        return refused(&format!("it writes `{name}`, which belongs to the graph around this one"));
+fn invalidate_contents(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult {
+    let old = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
+    let (base, _) = find_base(c, old);
+    if c.existed_before(base) && base.index() < c.lowering.scope.first_value {
+        return fail_unsupported_write(&format!(
+            "it writes `{name}`, which belongs to the graph around this one"
+        ));
     }
     let why = format!("memory that node `{}` leaves with contents that nothing defines", c.node.name());
     let names: Vec<_> = c.lowering.scope.tensors();
     for (other, value) in names {
-        if base_of(c, value).0 == base {
-            c.lowering.scope.rebind(other, Binding::Nothing(why.clone()));
+        if find_base(c, value).0 == base {
+            c.lowering.scope.rebind(other, NameBinding::Unavailable(why.clone()));
         }
     }
     Ok(())
 }
 
 /// Makes `new` the value of everything that shares memory with `old`.
-fn write(c: &mut Call<'_, '_>, name: &str, old: ValueId, new: ValueId) -> Lowered {
-    let (base, chain) = base_of(c, old);
+fn write_shared_memory(c: &mut OpCall<'_, '_>, name: &str, old: ValueId, new: ValueId) -> RuleResult {
+    let (base, chain) = find_base(c, old);
     if base.index() < c.lowering.scope.first_value {
-        return refused(&format!("it writes `{name}`, which belongs to the graph around this one"));
+        return fail_unsupported_write(&format!(
+            "it writes `{name}`, which belongs to the graph around this one"
+        ));
     }
-    if let Some(other) = entangled_reader(c, base) {
-        return refused(&format!("it writes `{name}`, which may share memory with {other}"));
+    if let Some(other) = find_alias_reader(c, base) {
+        return fail_unsupported_write(&format!("it writes `{name}`, which may share memory with {other}"));
     }
-    let new_base = write_back(c, name, &chain, new)?;
+    let new_base = write_into_base(c, name, &chain, new)?;
     let mut views: Vec<ValueId> = Vec::new();
     for (other, value) in c.lowering.scope.tensors() {
         let alive = value == old || c.lowering.scope.is_read_later(other);
-        if value != base && alive && !views.contains(&value) && base_of(c, value).0 == base {
+        if value != base && alive && !views.contains(&value) && find_base(c, value).0 == base {
             views.push(value);
         }
     }
     for view in views {
-        let (_, chain) = base_of(c, view);
-        let again = replay(c, &chain, new_base)?;
+        let (_, chain) = find_base(c, view);
+        let again = replay_view(c, &chain, new_base)?;
         c.lowering.scope.replace(view, again);
     }
     c.lowering.scope.replace(base, new_base);
-    record_input(c, name, base, new_base)
+    record_input_write(c, name, base, new_base)
 }
 
 /// The bases of memory that a base may share, itself among them.
-fn entangled(c: &Call<'_, '_>, base: ValueId) -> HashSet<ValueId> {
+fn possibly_aliased_bases(c: &OpCall<'_, '_>, base: ValueId) -> HashSet<ValueId> {
     let mut all = HashSet::from([base]);
     let pairs: Vec<(ValueId, ValueId)> =
-        c.lowering.entangled.iter().map(|&(a, b)| (base_of(c, a).0, base_of(c, b).0)).collect();
+        c.lowering.possible_aliases.iter().map(|&(a, b)| (find_base(c, a).0, find_base(c, b).0)).collect();
     loop {
         let before = all.len();
         for (a, b) in &pairs {
@@ -194,38 +200,38 @@ fn entangled(c: &Call<'_, '_>, base: ValueId) -> HashSet<ValueId> {
 }
 
 /// Who reads, after this node, memory that may be that of `base` although the program does not show it.
-fn entangled_reader(c: &Call<'_, '_>, base: ValueId) -> Option<String> {
-    if c.lowering.entangled.is_empty() {
+fn find_alias_reader(c: &OpCall<'_, '_>, base: ValueId) -> Option<String> {
+    if c.lowering.possible_aliases.is_empty() {
         return None;
     }
-    let mut all = entangled(c, base);
+    let mut all = possibly_aliased_bases(c, base);
     all.remove(&base);
-    reader(c, &all)
+    find_reader(c, &all)
 }
 
 /// Who reads memory after this node: a later node or output, or the caller, whose input it is.
-fn reader(c: &Call<'_, '_>, bases: &HashSet<ValueId>) -> Option<String> {
+fn find_reader(c: &OpCall<'_, '_>, bases: &HashSet<ValueId>) -> Option<String> {
     for (name, value) in c.lowering.scope.tensors() {
-        if bases.contains(&base_of(c, value).0) && c.lowering.scope.is_read_later(name) {
+        if bases.contains(&find_base(c, value).0) && c.lowering.scope.is_read_later(name) {
             return Some(format!("`{name}`, which is read later"));
         }
     }
     let graph = c.lowering.builder.graph();
     let input = bases.iter().find(|b| {
-        matches!(graph.values[**b].def, Def::Input(_))
-            || c.lowering.written.values().any(|w| w == *b)
+        matches!(graph.values[**b].def, ValueDef::Input(_))
+            || c.lowering.written_inputs.values().any(|w| w == *b)
             || b.index() < c.lowering.scope.first_value
     });
     input.map(|i| format!("the input `{}`", graph.values[*i].name))
 }
 
 /// Who would see it if a node wrote this operand: the first of them.
-pub(crate) fn would_notice(c: &Call<'_, '_>, operand: ValueId) -> Option<String> {
-    reader(c, &entangled(c, base_of(c, operand).0))
+pub(crate) fn find_observer(c: &OpCall<'_, '_>, operand: ValueId) -> Option<String> {
+    find_reader(c, &possibly_aliased_bases(c, find_base(c, operand).0))
 }
 
 /// The base after `new` was written into the view that `chain` describes.
-fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) -> Emitted {
+fn write_into_base(c: &mut OpCall<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) -> EmitResult {
     let mut new = new;
     for &id in chain.iter().rev() {
         let node = c.lowering.builder.graph().nodes[id].clone();
@@ -240,7 +246,7 @@ fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) 
             }
             Op::Slice { axis, start, step } => {
                 let len = c.shape(new)[*axis].clone();
-                let index = c.positions(start, *step, len)?;
+                let index = c.emit_positions(start, *step, len)?;
                 c.emit("index_put", Op::IndexPut { axis: *axis, accumulate: false }, &[x, new, index])?
             }
             Op::Reshape => c.reshape(new, c.shape(x))?,
@@ -249,7 +255,7 @@ fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) 
                 c.emit("index_put", Op::IndexPut { axis: *axis, accumulate: false }, &operands)?
             }
             _ => {
-                return refused(&format!(
+                return fail_unsupported_write(&format!(
                     "it writes `{name}`, a view that does not show which elements of its base it is"
                 ));
             }
@@ -259,21 +265,21 @@ fn write_back(c: &mut Call<'_, '_>, name: &str, chain: &[NodeId], new: ValueId) 
 }
 
 /// The view that `chain` describes, of another base.
-fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Emitted {
+fn replay_view(c: &mut OpCall<'_, '_>, chain: &[NodeId], base: ValueId) -> EmitResult {
     let mut at = base;
     for &id in chain {
         let graph = c.lowering.builder.graph();
         let node = graph.nodes[id].clone();
-        let ty: Type = graph.ty(node.outputs[0]).clone();
+        let ty: TensorType = graph.ty(node.outputs[0]).clone();
         at = match node.op {
             Op::Permute { perm } => c.permute(at, perm)?,
             Op::Take { axis } => match node.inputs.get(1) {
                 Some(&index) => {
-                    let piece = c.lowering.rank_pieces.iter().find(|piece| piece.node == id);
+                    let piece = c.lowering.rank_shards.iter().find(|piece| piece.node == id);
                     let positions = piece.map(|piece| piece.positions.clone());
-                    c.part(at, axis, index, positions)?
+                    c.take_rank_slice(at, axis, index, positions)?
                 }
-                None => return refused("expected an index of a part, found none"),
+                None => return fail_unsupported_write("expected an index of a part, found none"),
             },
             op => c.emit_as("view", op, &[at], ty)?,
         };
@@ -282,14 +288,14 @@ fn replay(c: &mut Call<'_, '_>, chain: &[NodeId], base: ValueId) -> Emitted {
 }
 
 /// Notes that an input is written, if `base` is one or what one became.
-fn record_input(c: &mut Call<'_, '_>, name: &str, base: ValueId, new_base: ValueId) -> Lowered {
+fn record_input_write(c: &mut OpCall<'_, '_>, name: &str, base: ValueId, new_base: ValueId) -> RuleResult {
     let lowering = &mut *c.lowering;
     let input = match lowering.builder.graph().values[base].def {
-        Def::Input(id) => Some(id),
-        Def::Node(..) => lowering.written.iter().find(|(_, v)| **v == base).map(|(id, _)| *id),
+        ValueDef::Input(id) => Some(id),
+        ValueDef::Node(..) => lowering.written_inputs.iter().find(|(_, v)| **v == base).map(|(id, _)| *id),
     };
     let Some(id) = input else { return Ok(()) };
-    lowering.written.insert(id, new_base);
+    lowering.written_inputs.insert(id, new_base);
     let input = &mut lowering.builder.graph_mut().inputs[id];
     if input.kind == InputKind::Constant {
         input.kind = InputKind::Parameter;

@@ -24,97 +24,97 @@
 //! An archive is untrusted data: no input makes an import panic, pickles are refused by name, and what is
 //! unpacked is bounded by the size of the file. Sample inputs and traces are not read.
 
+mod aliasing;
 mod archive;
 mod argument;
-mod by_rank;
+mod auto_functionalized;
 mod call;
-mod declared;
+mod custom_schema;
 mod dtype;
 mod effects;
 mod emit;
 mod error;
-mod functionalised;
+mod float_expr;
 pub mod fuzz;
 mod groups;
 mod inline;
 mod inplace;
 mod lower;
-mod numbers;
-mod operands;
+mod lower_nodes;
+mod merge_ranks;
+mod operand_dtypes;
 mod ops;
 mod options;
-mod parts;
-mod ratios;
+mod per_rank;
 mod schema;
 mod scope;
 mod shards;
-mod sharing;
 mod signature;
-mod stored;
+mod stored_tensors;
 mod symbols;
-mod walk;
+mod unify;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::declared::verified;
-use symmc_import::ranges::Questioned;
-use symmc_ir::{Builder, Graph, Members, Tensor};
+use symmc_import::declared::verify_graph;
+use symmc_import::ranges::MentionedSymbols;
+use symmc_ir::{Graph, GraphBuilder, GroupMembers, Tensor};
 
 pub use error::{ImportError, UndescribedGroup};
 pub use options::ImportOptions;
 
 use archive::Archive;
-use effects::Effects;
-use lower::Lowering;
-use schema::{Program, VersionOnly};
-use signature::Stores;
-use stored::Store;
-use symbols::Symbols;
+use effects::EffectAnalysis;
+use lower::ImportLowering;
+use schema::{ExportedProgram, VersionOnly};
+use signature::ArchiveTensors;
+use stored_tensors::TensorStore;
+use symbols::ProgramSymbols;
 
 #[derive(Clone, Debug)]
-pub struct Imported {
+pub struct ImportOutput {
     pub graph: Graph,
     /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
     /// that exported it.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// That of the ranks after the first, where each gave an archive. Numbers that differ between the programs of ranks
     /// are parameters, too.
-    pub others: Vec<IndexMap<String, Arc<Tensor>>>,
+    pub other_rank_weights: Vec<IndexMap<String, Arc<Tensor>>>,
     /// Those of them that PyTorch calls buffers: state that is no parameter.
     pub buffers: Vec<String>,
     /// The names of tensors that have several: tied weights.
-    pub ties: Vec<Vec<String>>,
+    pub tied_names: Vec<Vec<String>>,
     /// Whether [`ImportOptions::assumed_ranks`] gave the number of ranks.
     pub ranks_assumed: bool,
     /// What a user should know about the import, in sentences.
     pub notes: Vec<String>,
     /// The symbols to which neither the program nor the caller gives an upper bound.
-    pub open: Vec<String>,
+    pub unbounded: Vec<String>,
 }
 
-pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<Imported, ImportError> {
-    let (mut archive, model, text) = open(bytes, options)?;
-    let program = parse(&format!("models/{model}.json"), &text)?;
-    let stores = stores(&mut archive, &model, None)?;
-    convert(&program, &mut [stores], options)
+pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<ImportOutput, ImportError> {
+    let (mut archive, model, text) = open_archive(bytes, options)?;
+    let program = parse_program(&format!("models/{model}.json"), &text)?;
+    let stores = open_tensors(&mut archive, &model, None)?;
+    convert_program(&program, &mut [stores], options)
 }
 
 /// Imports a program from the archives of all its ranks, that of rank 0 first. They may differ in names and data, and in
 /// numbers that stand where a tensor may: each such number becomes a parameter without axes. Groups that ranks call by
 /// different names have the ranks of one name as a cell. [`ImportError::Rank`] tells the archive at fault, if it is not
 /// the first.
-pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported, ImportError> {
-    let of = |rank: usize| move |e: ImportError| e.of_rank(rank);
+pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOutput, ImportError> {
+    let of = |rank: usize| move |e: ImportError| e.with_rank(rank);
     let mut opened = Vec::with_capacity(files.len());
     for (i, bytes) in files.iter().enumerate() {
-        opened.push(open(bytes, options).map_err(of(i))?);
+        opened.push(open_archive(bytes, options).map_err(of(i))?);
     }
     let mut options = options.clone();
     let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
     if let Some(ranks) = options.ranks.filter(|n| *n != count) {
-        return Err(groups::another_count(ranks, count));
+        return Err(groups::rank_count_mismatch(ranks, count));
     }
     options.ranks = Some(count);
     let (mut archives, mut models, mut texts) = (Vec::new(), Vec::new(), Vec::new());
@@ -125,42 +125,44 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<Imported
     }
     let mut programs = Vec::with_capacity(files.len());
     for (i, (model, text)) in models.iter().zip(&texts).enumerate() {
-        programs.push(parse(&format!("models/{model}.json"), text).map_err(of(i))?);
+        programs.push(parse_program(&format!("models/{model}.json"), text).map_err(of(i))?);
     }
-    let merged = by_rank::merge(&mut programs)?;
+    let merged = merge_ranks::merge_programs(&mut programs)?;
     for (name, cells) in merged.groups {
         options.groups.entry(name).or_insert(cells);
     }
     let mut all = Vec::with_capacity(files.len());
     let names = std::iter::once(None).chain(merged.names.iter().map(|n| Some(&n.stored)));
     for (i, ((archive, model), names)) in archives.iter_mut().zip(&models).zip(names).enumerate() {
-        all.push(stores(archive, model, names).map_err(of(i))?);
+        all.push(open_tensors(archive, model, names).map_err(of(i))?);
     }
     let first = programs.first().ok_or_else(|| ImportError::Graph("there is no archive".into()))?;
-    convert(first, &mut all, &options)
+    convert_program(first, &mut all, &options)
 }
 
-type Opened<'b> = (Archive<'b>, String, String);
+type OpenedArchive<'b> = (Archive<'b>, String, String);
 
-fn open<'b>(bytes: &'b [u8], options: &ImportOptions) -> Result<Opened<'b>, ImportError> {
+fn open_archive<'b>(bytes: &'b [u8], options: &ImportOptions) -> Result<OpenedArchive<'b>, ImportError> {
     let mut archive = Archive::open(bytes)?;
     let (model, text) = archive.program(&options.name)?;
     Ok((archive, model, text))
 }
 
 /// The stored tensors of an archive, called what rank 0 calls them.
-fn stores<'s, 'a>(
+fn open_tensors<'s, 'a>(
     archive: &'s mut Archive<'a>,
     model: &str,
     names: Option<&HashMap<String, String>>,
-) -> Result<Stores<'s, 'a>, ImportError> {
-    let weights = Store::new("weights", archive.config("weights", model)?);
-    let constants = Store::new("constants", archive.config("constants", model)?);
+) -> Result<ArchiveTensors<'s, 'a>, ImportError> {
+    let weights = TensorStore::new("weights", archive.config("weights", model)?);
+    let constants = TensorStore::new("constants", archive.config("constants", model)?);
     Ok(match names {
-        Some(names) => {
-            Stores { archive, weights: weights.renamed(names), constants: constants.renamed(names) }
-        }
-        None => Stores { archive, weights, constants },
+        Some(names) => ArchiveTensors {
+            archive,
+            weights: weights.with_names(names),
+            constants: constants.with_names(names),
+        },
+        None => ArchiveTensors { archive, weights, constants },
     })
 }
 
@@ -173,12 +175,12 @@ pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
 /// The version of the ops of aten whose meaning the rules have; all programs of schema 8 have it.
 const ATEN_OPSET: i64 = 10;
 
-fn parse<'t>(entry: &str, text: &'t str) -> Result<Program<'t>, ImportError> {
+fn parse_program<'t>(entry: &str, text: &'t str) -> Result<ExportedProgram<'t>, ImportError> {
     let schema = |v: schema::SchemaVersion| ImportError::Schema {
         entry: entry.to_string(),
         found: format!("{}.{}", v.major, v.minor),
     };
-    match serde_json::from_str::<Program<'t>>(text) {
+    match serde_json::from_str::<ExportedProgram<'t>>(text) {
         Ok(program) if program.schema_version.major == 8 => match program.opset_version.get("aten") {
             Some(version) if *version != ATEN_OPSET => Err(ImportError::Content {
                 entry: entry.to_string(),
@@ -196,62 +198,77 @@ fn parse<'t>(entry: &str, text: &'t str) -> Result<Program<'t>, ImportError> {
     }
 }
 
-fn convert(
-    program: &Program<'_>,
-    stores: &mut [Stores<'_, '_>],
+fn convert_program(
+    program: &ExportedProgram<'_>,
+    stores: &mut [ArchiveTensors<'_, '_>],
     options: &ImportOptions,
-) -> Result<Imported, ImportError> {
-    let ranks = groups::settle(program, options)?;
+) -> Result<ImportOutput, ImportError> {
+    let ranks = groups::resolve_groups(program, options)?;
     let mut notes = ranks.notes;
     let range = |name: &str| program.range_constraints.get(name).copied();
-    let symbols =
-        Symbols::new(&signature::sizes(program), &range, (&options.given, options.max_extent), &mut notes)?;
-    let (table, open) = (symbols.table.clone(), symbols.open.clone());
+    let symbols = ProgramSymbols::new(
+        &signature::argument_sizes(program),
+        &range,
+        (&options.constraints, options.max_extent),
+        &mut notes,
+    )?;
+    let (table, open) = (symbols.table.clone(), symbols.unbounded.clone());
     let assumed = ranks.assumed;
-    let mut builder = Builder::new(options.name.clone(), ranks.ranks);
+    let mut builder = GraphBuilder::new(options.name.clone(), ranks.ranks);
     builder.graph_mut().symbols = table.clone();
-    let effects = Effects::new(&options.schemas, &program.verifiers)?;
-    effects.all_used(&program.graph_module.graph)?;
-    let mut lowering = Lowering::new(builder, &program.graph_module.graph, symbols, effects);
+    let effects = EffectAnalysis::new(&options.schemas, &program.verifiers)?;
+    effects.check_all_used(&program.graph_module.graph)?;
+    let mut lowering = ImportLowering::new(builder, &program.graph_module.graph, symbols, effects);
     lowering.notes = notes;
-    lowered(program, stores, lowering, ranks.groups)
-        .map(|imported| Imported { open: open.clone(), ranks_assumed: assumed, ..imported })
-        .map_err(|error| match Questioned::of(&error.to_string(), &table, &open) {
+    lower_program(program, stores, lowering, ranks.groups)
+        .map(|imported| ImportOutput { unbounded: open.clone(), ranks_assumed: assumed, ..imported })
+        .map_err(|error| match MentionedSymbols::find_in_message(&error.to_string(), &table, &open) {
             Some(symbols) => ImportError::Extents { error: Box::new(error), symbols },
             None => error,
         })
 }
 
-fn lowered<'p>(
-    program: &'p Program<'p>,
-    stores: &mut [Stores<'_, '_>],
-    mut lowering: Lowering<'p>,
-    groups: IndexMap<String, Members>,
-) -> Result<Imported, ImportError> {
+fn lower_program<'p>(
+    program: &'p ExportedProgram<'p>,
+    stores: &mut [ArchiveTensors<'_, '_>],
+    mut lowering: ImportLowering<'p>,
+    groups: IndexMap<String, GroupMembers>,
+) -> Result<ImportOutput, ImportError> {
     for (name, members) in groups {
         let id = lowering.builder.group(&name, members);
         lowering.groups.insert(name, id);
     }
     signature::mark_outputs(&mut lowering, program);
-    let inputs = signature::inputs(&mut lowering, program, stores)?;
-    let numbers = signature::numbers_by_rank(&mut lowering, program);
-    lowering.run()?;
-    signature::outputs(&mut lowering, program, &inputs)?;
-    let Lowering { builder, weights: written, buffers, notes, rank_pieces, .. } = lowering;
+    let inputs = signature::lower_inputs(&mut lowering, program, stores)?;
+    let numbers = signature::add_per_rank_inputs(&mut lowering, program);
+    lowering.lower_program_nodes()?;
+    signature::lower_outputs(&mut lowering, program, &inputs)?;
+    let ImportLowering { builder, weights: written, buffers, notes, rank_shards: rank_pieces, .. } = lowering;
     let mut graph = builder.finish();
     shards::make_shards(&mut graph, rank_pieces);
-    let graph = verified(graph).map_err(ImportError::Graph)?;
+    let graph = verify_graph(graph).map_err(ImportError::Graph)?;
     let mut of_ranks = Vec::with_capacity(stores.len());
     for (rank, of_rank) in stores.iter_mut().enumerate() {
         let mut weights = written.clone();
-        weights.extend(signature::weights(&inputs, of_rank).map_err(|e| e.of_rank(rank))?);
-        let number = |n: &&numbers::ByRank| Some((n.name.clone(), Arc::new(n.numbers.of(rank)?)));
+        weights.extend(signature::load_weights(&inputs, of_rank).map_err(|e| e.with_rank(rank))?);
+        let number = |n: &&per_rank::PerRankArgument| {
+            Some((n.name.clone(), Arc::new(n.numbers.tensor_of_rank(rank)?)))
+        };
         weights.extend(numbers.iter().filter_map(number));
         of_ranks.push(weights);
     }
-    let ties = stores.first().map_or_else(Vec::new, Stores::ties);
+    let ties = stores.first().map_or_else(Vec::new, ArchiveTensors::tied_names);
     let mut of_ranks = of_ranks.into_iter();
     let weights = of_ranks.next().unwrap_or_default();
     let others = of_ranks.collect();
-    Ok(Imported { graph, weights, others, buffers, ties, ranks_assumed: false, notes, open: Vec::new() })
+    Ok(ImportOutput {
+        graph,
+        weights,
+        other_rank_weights: others,
+        buffers,
+        tied_names: ties,
+        ranks_assumed: false,
+        notes,
+        unbounded: Vec::new(),
+    })
 }

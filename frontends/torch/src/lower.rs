@@ -5,101 +5,102 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_import::{OpaqueOps, declared};
-use symmc_ir::{Builder, DType, Dim, GroupId, InputId, NodeId, Op, Tensor, Type, ValueId};
+use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, TensorType, ValueId};
 
 use crate::dtype;
-use crate::effects::{self, Effects};
+use crate::effects::{self, EffectAnalysis};
 use crate::error::{ImportError, Result};
-use crate::schema::{self, Argument, Node, STRIDED};
-use crate::scope::{Scope, tensor_names};
-use crate::shards::RankPiece;
-use crate::symbols::Symbols;
+use crate::schema::{self, Argument, ExportedNode, STRIDED};
+use crate::scope::{NameScope, tensor_names};
+use crate::shards::RankShard;
+use crate::symbols::ProgramSymbols;
 
-pub(crate) type Stop = symmc_import::Stop<ImportError>;
+pub(crate) type RuleFailure = symmc_import::RuleFailure<ImportError>;
 
-pub(crate) type Lowered<T = ()> = symmc_import::Lowered<T, ImportError>;
+pub(crate) type RuleResult<T = ()> = symmc_import::RuleResult<T, ImportError>;
 
 /// A value that was emitted, as rules give it.
-pub(crate) type Emitted = Lowered<ValueId>;
+pub(crate) type EmitResult = RuleResult<ValueId>;
 
-impl From<ImportError> for Stop {
+impl From<ImportError> for RuleFailure {
     fn from(e: ImportError) -> Self {
-        Stop::Error(e)
+        RuleFailure::Error(e)
     }
 }
 
-pub(crate) struct Lowering<'p> {
-    pub builder: Builder,
-    pub scope: Scope<'p>,
-    pub symbols: Symbols<'p>,
+pub(crate) struct ImportLowering<'p> {
+    pub builder: GraphBuilder,
+    pub scope: NameScope<'p>,
+    pub symbols: ProgramSymbols<'p>,
     pub groups: IndexMap<String, GroupId>,
     /// The inputs that hold numbers which differ between ranks, by name.
-    pub by_rank: IndexMap<String, ValueId>,
+    pub per_rank_inputs: IndexMap<String, ValueId>,
     /// The nodes whose results are views of their first operand although their op is none: parts that ranks take.
-    pub parts: HashSet<NodeId>,
-    pub rank_pieces: Vec<RankPiece>,
+    pub rank_slice_nodes: HashSet<NodeId>,
+    pub rank_shards: Vec<RankShard>,
     /// The data of constants that became parameters.
     pub weights: IndexMap<String, Arc<Tensor>>,
     /// The names of the parameters that are buffers and have data in the archive.
     pub buffers: Vec<String>,
     /// Inputs that in-place ops wrote, with their current values.
-    pub written: IndexMap<InputId, ValueId>,
+    pub written_inputs: IndexMap<InputId, ValueId>,
     /// Whether the program has ops that write; copies matter then.
     pub in_place: bool,
-    pub effects: Effects,
+    pub effects: EffectAnalysis,
     /// Pairs of values that may share memory although the graph does not show it.
-    pub entangled: Vec<(ValueId, ValueId)>,
+    pub possible_aliases: Vec<(ValueId, ValueId)>,
     pub opaque: OpaqueOps,
     pub notes: Vec<String>,
 }
 
-impl<'p> Lowering<'p> {
+impl<'p> ImportLowering<'p> {
     pub fn new(
-        builder: Builder,
-        graph: &'p schema::Graph<'p>,
-        symbols: Symbols<'p>,
-        effects: Effects,
+        builder: GraphBuilder,
+        graph: &'p schema::ExportedGraph<'p>,
+        symbols: ProgramSymbols<'p>,
+        effects: EffectAnalysis,
     ) -> Self {
-        Lowering {
+        ImportLowering {
             builder,
-            scope: Scope::new(graph, String::new(), 0),
+            scope: NameScope::new(graph, String::new(), 0),
             symbols,
             groups: IndexMap::new(),
-            by_rank: IndexMap::new(),
-            parts: HashSet::new(),
-            rank_pieces: Vec::new(),
+            per_rank_inputs: IndexMap::new(),
+            rank_slice_nodes: HashSet::new(),
+            rank_shards: Vec::new(),
             weights: IndexMap::new(),
             buffers: Vec::new(),
-            written: IndexMap::new(),
-            in_place: effects.writes_in(graph),
+            written_inputs: IndexMap::new(),
+            in_place: effects.has_writes(graph),
             effects,
-            entangled: Vec::new(),
+            possible_aliases: Vec::new(),
             opaque: OpaqueOps::default(),
             notes: Vec::new(),
         }
     }
 
-    pub fn declared(&self, name: &str) -> Result<Type> {
-        self.typed(name, dtype::from_schema)
+    pub fn declared_type(&self, name: &str) -> Result<TensorType> {
+        self.type_with_dtype(name, dtype::from_schema)
     }
 
     /// The type of what is held for a value: complex numbers are their parts ([`crate::ops::complex`]).
-    pub fn held(&self, name: &str) -> Result<Type> {
+    pub fn component_type(&self, name: &str) -> Result<TensorType> {
         if !self.is_complex(name) {
-            return self.declared(name);
+            return self.declared_type(name);
         }
-        let part = |code| dtype::part_of_complex(code).ok_or_else(|| "no complex numbers".to_string());
-        let mut ty = self.typed(name, part)?;
+        let part =
+            |code| dtype::complex_component_dtype(code).ok_or_else(|| "no complex numbers".to_string());
+        let mut ty = self.type_with_dtype(name, part)?;
         ty.shape.push(2.into());
         Ok(ty)
     }
 
     pub fn is_complex(&self, name: &str) -> bool {
         let meta = self.scope.graph.tensor_values.get(name);
-        meta.is_some_and(|m| dtype::part_of_complex(m.dtype).is_some())
+        meta.is_some_and(|m| dtype::complex_component_dtype(m.dtype).is_some())
     }
 
-    fn typed(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<Type> {
+    fn type_with_dtype(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<TensorType> {
         let error = |message: String| ImportError::Signature { name: name.into(), message };
         let meta = self.scope.graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
@@ -108,33 +109,39 @@ impl<'p> Lowering<'p> {
         }
         let dtype = of(meta.dtype)
             .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
-        let shape = meta.sizes.iter().map(|s| self.symbols.dim(s)).collect::<Result<Vec<Dim>, _>>()?;
-        symmc_ir::dim::check_size(&shape).map_err(error)?;
-        Ok(Type::new(dtype, shape))
+        let shape =
+            meta.sizes.iter().map(|s| self.symbols.resolve_extent(s)).collect::<Result<Vec<Dim>, _>>()?;
+        symmc_ir::dim::check_shape_complexity(&shape).map_err(error)?;
+        Ok(TensorType::new(dtype, shape))
     }
 
-    pub fn opaque_op(&mut self, node: &'p Node<'p>, why: &str, types: Vec<Type>) -> Lowered<Vec<ValueId>> {
-        let target = effects::called(node).unwrap_or(&node.target);
-        let target = effects::bare(target).to_string();
+    pub fn emit_opaque(
+        &mut self,
+        node: &'p ExportedNode<'p>,
+        why: &str,
+        types: Vec<TensorType>,
+    ) -> RuleResult<Vec<ValueId>> {
+        let target = effects::functionalized_op(node).unwrap_or(&node.target);
+        let target = effects::bare_target(target).to_string();
         let mut operands = Vec::new();
         let mut attributes = Vec::new();
         for input in &node.inputs {
             if let Argument::ByRank(b) = &input.arg {
                 let (name, found) = (&*input.name, b.numbers.describe());
-                return Err(Stop::Broken(format!(
+                return Err(RuleFailure::Invalid(format!(
                     "{why}: expected one `{name}` for all ranks, found {found}"
                 )));
             }
             let names = tensor_names(&input.arg);
             for name in &names {
-                operands.push(self.scope.value(name).map_err(Stop::Broken)?);
+                operands.push(self.scope.value(name).map_err(RuleFailure::Invalid)?);
             }
             let silent = matches!(&input.arg, Argument::None | Argument::Operator(_) | Argument::Other(_));
             if names.is_empty() && !silent {
                 attributes.push(format!("{}={}", &*input.name, input.arg));
             }
         }
-        self.opaque.count(&target, why);
+        self.opaque.record(&target, why);
         if types.is_empty() {
             // Without a tensor result nothing depends on it; integer results have their expressions in the program.
             return Ok(Vec::new());
@@ -144,20 +151,22 @@ impl<'p> Lowering<'p> {
         Ok(self.builder.node_as(&label, op, &operands, types)?)
     }
 
-    pub fn check_declared(&self, node: &Node<'_>, name: &str, value: ValueId) -> Result<()> {
-        let Type { dtype, shape } = self.held(name)?;
+    pub fn check_declared(&self, node: &ExportedNode<'_>, name: &str, value: ValueId) -> Result<()> {
+        let TensorType { dtype, shape } = self.component_type(name)?;
         let extents: Vec<Option<Dim>> = shape.into_iter().map(Some).collect();
         let found = self.builder.graph().ty(value);
-        declared::hold(found, dtype, &extents, &self.symbols.table).map_err(|differ| ImportError::Type {
-            node: node.name().into(),
-            op: node.target.to_string(),
-            value: name.into(),
-            expected: differ.expected,
-            found: differ.found,
+        declared::check_declared_type(found, dtype, &extents, &self.symbols.table).map_err(|differ| {
+            ImportError::Type {
+                node: node.name().into(),
+                op: node.target.to_string(),
+                value: name.into(),
+                expected: differ.expected,
+                found: differ.found,
+            }
         })
     }
 
-    pub fn show(&self, ty: &Type) -> String {
-        declared::shown(ty, &self.symbols.table)
+    pub fn display_type(&self, ty: &TensorType) -> String {
+        declared::display_type(ty, &self.symbols.table)
     }
 }

@@ -1,7 +1,7 @@
 //! What a caller says of a program beyond its file.
 
 use indexmap::IndexMap;
-use symmc_import::ranges::Given;
+use symmc_import::ranges::SymbolConstraints;
 
 /// What the file leaves open.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct ImportOptions {
     /// an entry is all ranks if its name or its size says so; another cannot be imported.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
     /// What the caller says of symbols, and the shapes of recorded arguments.
-    pub given: Given,
+    pub constraints: SymbolConstraints,
     /// The upper bound of symbols to which neither the program nor the caller gives one.
     pub max_extent: i64,
     /// Schemas of custom ops in PyTorch's notation, as far as the program does not tell what they write:
@@ -31,7 +31,7 @@ impl Default for ImportOptions {
             ranks: None,
             assumed_ranks: None,
             groups: IndexMap::new(),
-            given: Given::default(),
+            constraints: SymbolConstraints::default(),
             max_extent: 1 << 20,
             schemas: Vec::new(),
         }

@@ -12,90 +12,90 @@ use indexmap::IndexMap;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, Visitor};
 
-use crate::numbers::ByRank;
+use crate::per_rank::PerRankArgument;
 
 /// A string that borrows from the JSON text unless it has escapes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Str<'a>(pub Cow<'a, str>);
+pub(crate) struct JsonStr<'a>(pub Cow<'a, str>);
 
-impl Deref for Str<'_> {
+impl Deref for JsonStr<'_> {
     type Target = str;
     fn deref(&self) -> &str {
         &self.0
     }
 }
 
-impl Borrow<str> for Str<'_> {
+impl Borrow<str> for JsonStr<'_> {
     fn borrow(&self) -> &str {
         &self.0
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Str<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for JsonStr<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = Str<'de>;
+        struct StrVisitor;
+        impl<'de> Visitor<'de> for StrVisitor {
+            type Value = JsonStr<'de>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a string")
             }
-            fn visit_borrowed_str<E>(self, s: &'de str) -> Result<Str<'de>, E> {
-                Ok(Str(Cow::Borrowed(s)))
+            fn visit_borrowed_str<E>(self, s: &'de str) -> Result<JsonStr<'de>, E> {
+                Ok(JsonStr(Cow::Borrowed(s)))
             }
-            fn visit_str<E>(self, s: &str) -> Result<Str<'de>, E> {
-                Ok(Str(Cow::Owned(s.to_string())))
+            fn visit_str<E>(self, s: &str) -> Result<JsonStr<'de>, E> {
+                Ok(JsonStr(Cow::Owned(s.to_string())))
             }
         }
-        deserializer.deserialize_str(V)
+        deserializer.deserialize_str(StrVisitor)
     }
 }
 
 /// A float; JSON has no infinities and NaN, they are strings.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Real(pub f64);
+pub(crate) struct JsonFloat(pub f64);
 
-impl<'de> Deserialize<'de> for Real {
+impl<'de> Deserialize<'de> for JsonFloat {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl Visitor<'_> for V {
-            type Value = Real;
+        struct FloatVisitor;
+        impl Visitor<'_> for FloatVisitor {
+            type Value = JsonFloat;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number, \"Infinity\", \"-Infinity\" or \"NaN\"")
             }
-            fn visit_f64<E>(self, x: f64) -> Result<Real, E> {
-                Ok(Real(x))
+            fn visit_f64<E>(self, x: f64) -> Result<JsonFloat, E> {
+                Ok(JsonFloat(x))
             }
-            fn visit_i64<E>(self, x: i64) -> Result<Real, E> {
-                Ok(Real(x as f64))
+            fn visit_i64<E>(self, x: i64) -> Result<JsonFloat, E> {
+                Ok(JsonFloat(x as f64))
             }
-            fn visit_u64<E>(self, x: u64) -> Result<Real, E> {
-                Ok(Real(x as f64))
+            fn visit_u64<E>(self, x: u64) -> Result<JsonFloat, E> {
+                Ok(JsonFloat(x as f64))
             }
-            fn visit_str<E: serde::de::Error>(self, s: &str) -> Result<Real, E> {
+            fn visit_str<E: serde::de::Error>(self, s: &str) -> Result<JsonFloat, E> {
                 match s {
-                    "Infinity" | "inf" => Ok(Real(f64::INFINITY)),
-                    "-Infinity" | "-inf" => Ok(Real(f64::NEG_INFINITY)),
-                    "NaN" | "nan" => Ok(Real(f64::NAN)),
+                    "Infinity" | "inf" => Ok(JsonFloat(f64::INFINITY)),
+                    "-Infinity" | "-inf" => Ok(JsonFloat(f64::NEG_INFINITY)),
+                    "NaN" | "nan" => Ok(JsonFloat(f64::NAN)),
                     _ => Err(E::invalid_value(serde::de::Unexpected::Str(s), &self)),
                 }
             }
         }
-        deserializer.deserialize_any(V)
+        deserializer.deserialize_any(FloatVisitor)
     }
 }
 
 #[derive(Deserialize)]
-pub(crate) struct Program<'a> {
+pub(crate) struct ExportedProgram<'a> {
     #[serde(borrow)]
     pub graph_module: GraphModule<'a>,
     #[serde(borrow, default)]
-    pub range_constraints: IndexMap<Str<'a>, Range>,
+    pub range_constraints: IndexMap<JsonStr<'a>, RangeConstraint>,
     pub schema_version: SchemaVersion,
     #[serde(borrow, default)]
-    pub opset_version: IndexMap<Str<'a>, i64>,
+    pub opset_version: IndexMap<JsonStr<'a>, i64>,
     /// What the program was verified as: `TRAINING`, or `ATEN`, in which no op writes its operands.
     #[serde(borrow, default)]
-    pub verifiers: Vec<Str<'a>>,
+    pub verifiers: Vec<JsonStr<'a>>,
 }
 
 /// The version alone, for programs of another schema.
@@ -112,7 +112,7 @@ pub(crate) struct SchemaVersion {
 
 /// The bounds of a symbol, both included; an open end has no value.
 #[derive(Deserialize, Clone, Copy)]
-pub(crate) struct Range {
+pub(crate) struct RangeConstraint {
     pub min_val: Option<i64>,
     pub max_val: Option<i64>,
 }
@@ -120,45 +120,45 @@ pub(crate) struct Range {
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct GraphModule<'a> {
-    pub graph: Graph<'a>,
-    pub signature: Signature<'a>,
+    pub graph: ExportedGraph<'a>,
+    pub signature: GraphSignature<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
-pub(crate) struct Graph<'a> {
+pub(crate) struct ExportedGraph<'a> {
     #[serde(default)]
     pub inputs: Vec<Argument<'a>>,
     #[serde(default)]
     pub outputs: Vec<Argument<'a>>,
-    pub nodes: Vec<Node<'a>>,
-    pub tensor_values: HashMap<Str<'a>, ValueMeta<'a>>,
+    pub nodes: Vec<ExportedNode<'a>>,
+    pub tensor_values: HashMap<JsonStr<'a>, TensorMeta<'a>>,
     #[serde(default)]
-    pub sym_int_values: HashMap<Str<'a>, SymInt<'a>>,
+    pub sym_int_values: HashMap<JsonStr<'a>, SymInt<'a>>,
     #[serde(default)]
-    pub sym_bool_values: HashMap<Str<'a>, SymBool<'a>>,
+    pub sym_bool_values: HashMap<JsonStr<'a>, SymBool<'a>>,
     #[serde(default)]
-    pub sym_float_values: HashMap<Str<'a>, SymFloat<'a>>,
+    pub sym_float_values: HashMap<JsonStr<'a>, SymFloat<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
-pub(crate) struct Node<'a> {
-    pub target: Str<'a>,
+pub(crate) struct ExportedNode<'a> {
+    pub target: JsonStr<'a>,
     pub inputs: Vec<NamedArgument<'a>>,
     pub outputs: Vec<Argument<'a>>,
-    name: Option<Str<'a>>,
+    name: Option<JsonStr<'a>>,
 }
 
-impl<'a> Node<'a> {
+impl<'a> ExportedNode<'a> {
     /// A node that no file has.
     pub fn new(
-        target: Str<'a>,
-        name: Str<'a>,
+        target: JsonStr<'a>,
+        name: JsonStr<'a>,
         inputs: Vec<NamedArgument<'a>>,
         outputs: Vec<Argument<'a>>,
-    ) -> Node<'a> {
-        Node { target, inputs, outputs, name: Some(name) }
+    ) -> ExportedNode<'a> {
+        ExportedNode { target, inputs, outputs, name: Some(name) }
     }
 
     /// The node's own name, else that of its first result, else its target.
@@ -187,15 +187,15 @@ impl<'a> Node<'a> {
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct NamedArgument<'a> {
-    pub name: Str<'a>,
+    pub name: JsonStr<'a>,
     pub arg: Argument<'a>,
 }
 
 pub(crate) enum Argument<'a> {
     None,
-    Tensor(Str<'a>),
-    Tensors(Vec<Str<'a>>),
-    OptionalTensors(Vec<Option<Str<'a>>>),
+    Tensor(JsonStr<'a>),
+    Tensors(Vec<JsonStr<'a>>),
+    OptionalTensors(Vec<Option<JsonStr<'a>>>),
     Int(i64),
     Ints(Vec<i64>),
     Float(f64),
@@ -204,36 +204,36 @@ pub(crate) enum Argument<'a> {
     Complex(f64, f64),
     Bool(bool),
     Bools(Vec<bool>),
-    String(Str<'a>),
+    String(JsonStr<'a>),
     SymInt(SymArgument<'a>),
     SymInts(Vec<SymArgument<'a>>),
     SymBool(SymArgument<'a>),
     SymFloat(SymArgument<'a>),
     SymFloats(Vec<SymArgument<'a>>),
     ScalarType(u32),
-    CustomObj(Str<'a>),
+    CustomObj(JsonStr<'a>),
     /// A number that differs between ranks; no archive holds one.
-    ByRank(ByRank),
+    ByRank(PerRankArgument),
     /// The target of an op that a wrapper calls.
-    Operator(Str<'a>),
-    Graph(Box<Graph<'a>>),
+    Operator(JsonStr<'a>),
+    Graph(Box<ExportedGraph<'a>>),
     /// An alternative that no op here reads (device, layout, …): its name.
-    Other(Str<'a>),
+    Other(JsonStr<'a>),
 }
 
 /// A reference by name or a literal, within arguments.
 #[derive(Deserialize)]
 pub(crate) struct SymArgument<'a> {
     #[serde(borrow)]
-    pub as_name: Option<Str<'a>>,
+    pub as_name: Option<JsonStr<'a>>,
     pub as_int: Option<i64>,
-    pub as_float: Option<Real>,
+    pub as_float: Option<JsonFloat>,
     pub as_bool: Option<bool>,
 }
 
 /// The declared type of a value of the graph.
 #[derive(Deserialize)]
-pub(crate) struct ValueMeta<'a> {
+pub(crate) struct TensorMeta<'a> {
     pub dtype: u32,
     #[serde(borrow)]
     pub sizes: Vec<SymInt<'a>>,
@@ -257,7 +257,7 @@ fn strided() -> u32 {
 #[derive(Deserialize)]
 pub(crate) struct SymExpr<'a> {
     #[serde(borrow)]
-    pub expr_str: Str<'a>,
+    pub expr_str: JsonStr<'a>,
 }
 
 #[derive(Deserialize)]
@@ -278,18 +278,18 @@ pub(crate) struct SymBool<'a> {
 pub(crate) struct SymFloat<'a> {
     #[serde(borrow)]
     pub as_expr: Option<SymExpr<'a>>,
-    pub as_float: Option<Real>,
+    pub as_float: Option<JsonFloat>,
 }
 
 #[derive(Deserialize)]
-pub(crate) struct Named<'a> {
+pub(crate) struct ValueName<'a> {
     #[serde(borrow)]
-    pub name: Str<'a>,
+    pub name: JsonStr<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
-pub(crate) struct Signature<'a> {
+pub(crate) struct GraphSignature<'a> {
     pub input_specs: Vec<InputSpec<'a>>,
     pub output_specs: Vec<OutputSpec<'a>>,
 }
@@ -310,7 +310,7 @@ pub(crate) struct InputSpec<'a> {
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ConstantInputSpec<'a> {
-    pub name: Str<'a>,
+    pub name: JsonStr<'a>,
     pub value: Argument<'a>,
 }
 
@@ -323,15 +323,15 @@ pub(crate) struct ArgumentSpec<'a> {
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ParameterSpec<'a> {
-    pub arg: Named<'a>,
-    pub parameter_name: Str<'a>,
+    pub arg: ValueName<'a>,
+    pub parameter_name: JsonStr<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct BufferSpec<'a> {
-    pub arg: Named<'a>,
-    pub buffer_name: Str<'a>,
+    pub arg: ValueName<'a>,
+    pub buffer_name: JsonStr<'a>,
     #[serde(default)]
     pub persistent: bool,
 }
@@ -339,23 +339,23 @@ pub(crate) struct BufferSpec<'a> {
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct TensorConstantSpec<'a> {
-    pub arg: Named<'a>,
-    pub tensor_constant_name: Str<'a>,
+    pub arg: ValueName<'a>,
+    pub tensor_constant_name: JsonStr<'a>,
 }
 
 #[derive(Deserialize)]
 pub(crate) struct CustomObjSpec<'a> {
     #[serde(borrow)]
-    pub arg: Named<'a>,
+    pub arg: ValueName<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct OutputSpec<'a> {
     pub user_output: Option<ArgumentSpec<'a>>,
-    pub loss_output: Option<NamedSpec<'a>>,
-    pub gradient_to_parameter: Option<NamedSpec<'a>>,
-    pub gradient_to_user_input: Option<NamedSpec<'a>>,
+    pub loss_output: Option<ValueSpec<'a>>,
+    pub gradient_to_parameter: Option<ValueSpec<'a>>,
+    pub gradient_to_user_input: Option<ValueSpec<'a>>,
     pub buffer_mutation: Option<BufferMutation<'a>>,
     pub parameter_mutation: Option<ParameterMutation<'a>>,
     pub user_input_mutation: Option<UserInputMutation<'a>>,
@@ -363,40 +363,40 @@ pub(crate) struct OutputSpec<'a> {
 }
 
 #[derive(Deserialize)]
-pub(crate) struct NamedSpec<'a> {
+pub(crate) struct ValueSpec<'a> {
     #[serde(borrow)]
-    pub arg: Named<'a>,
+    pub arg: ValueName<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct BufferMutation<'a> {
-    pub arg: Named<'a>,
-    pub buffer_name: Str<'a>,
+    pub arg: ValueName<'a>,
+    pub buffer_name: JsonStr<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ParameterMutation<'a> {
-    pub arg: Named<'a>,
-    pub parameter_name: Str<'a>,
+    pub arg: ValueName<'a>,
+    pub parameter_name: JsonStr<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct UserInputMutation<'a> {
-    pub arg: Named<'a>,
-    pub user_input_name: Str<'a>,
+    pub arg: ValueName<'a>,
+    pub user_input_name: JsonStr<'a>,
 }
 
 /// `{name}_weights_config.json` and `{name}_constants_config.json`.
 #[derive(Deserialize)]
 pub(crate) struct PayloadConfig {
-    pub config: IndexMap<String, Payload>,
+    pub config: IndexMap<String, TensorPayload>,
 }
 
 #[derive(Clone, Deserialize)]
-pub(crate) struct Payload {
+pub(crate) struct TensorPayload {
     pub path_name: String,
     #[serde(default)]
     pub use_pickle: bool,
@@ -407,22 +407,22 @@ pub(crate) struct Payload {
 #[derive(Clone, Deserialize)]
 pub(crate) struct StorageMeta {
     pub dtype: u32,
-    pub sizes: Vec<Extent>,
-    pub strides: Vec<Extent>,
-    pub storage_offset: Extent,
+    pub sizes: Vec<StoredInt>,
+    pub strides: Vec<StoredInt>,
+    pub storage_offset: StoredInt,
     #[serde(default = "strided")]
     pub layout: u32,
 }
 
 /// An extent of a stored tensor, which is always known.
 #[derive(Clone, Deserialize)]
-pub(crate) struct Extent {
+pub(crate) struct StoredInt {
     pub as_int: Option<i64>,
 }
 
-pub(crate) type Written<'a> = (&'static str, &'a str, Option<&'a str>);
+pub(crate) type WrittenOutput<'a> = (&'static str, &'a str, Option<&'a str>);
 
-pub(crate) fn written<'a>(spec: &'a OutputSpec<'_>) -> Option<Written<'a>> {
+pub(crate) fn written_output<'a>(spec: &'a OutputSpec<'_>) -> Option<WrittenOutput<'a>> {
     if let Some(u) = &spec.user_output {
         return match &u.arg {
             Argument::Tensor(n) => Some(("the value", n, None)),

@@ -10,26 +10,26 @@ use symmc_ir::ValueId;
 use crate::schema::{self, Argument};
 
 #[derive(Clone, Debug)]
-pub(crate) enum Binding {
+pub(crate) enum NameBinding {
     Value(ValueId),
     /// Not a tensor of the graph: why.
-    Nothing(String),
+    Unavailable(String),
 }
 
-pub(crate) struct Scope<'p> {
-    pub graph: &'p schema::Graph<'p>,
+pub(crate) struct NameScope<'p> {
+    pub graph: &'p schema::ExportedGraph<'p>,
     /// What the names of values start with, so that they are unique among all graphs.
     pub prefix: String,
     /// The number of values before this graph: those from here on are its own.
     pub first_value: usize,
     pub position: usize,
-    values: HashMap<&'p str, Binding>,
+    values: HashMap<&'p str, NameBinding>,
     /// The position of the last node that reads a name; outputs come after all nodes.
     last_read: HashMap<&'p str, usize>,
 }
 
-impl<'p> Scope<'p> {
-    pub fn new(graph: &'p schema::Graph<'p>, prefix: String, first_value: usize) -> Self {
+impl<'p> NameScope<'p> {
+    pub fn new(graph: &'p schema::ExportedGraph<'p>, prefix: String, first_value: usize) -> Self {
         let mut last_read = HashMap::with_capacity(graph.tensor_values.len());
         for (position, node) in graph.nodes.iter().enumerate() {
             for name in node.inputs.iter().flat_map(|i| tensor_names(&i.arg)) {
@@ -40,11 +40,11 @@ impl<'p> Scope<'p> {
             last_read.insert(name, usize::MAX);
         }
         let values = HashMap::with_capacity(graph.tensor_values.len());
-        Scope { graph, prefix, first_value, position: 0, values, last_read }
+        NameScope { graph, prefix, first_value, position: 0, values, last_read }
     }
 
     /// Marks a name as read by the program's outputs.
-    pub fn read_at_end(&mut self, name: &'p str) {
+    pub fn mark_read_at_end(&mut self, name: &'p str) {
         self.last_read.insert(name, usize::MAX);
     }
 
@@ -63,7 +63,7 @@ impl<'p> Scope<'p> {
     }
 
     /// Binds a name. Fails if the name is bound already, or is no identifier.
-    pub fn bind(&mut self, name: &'p str, binding: Binding) -> Result<(), String> {
+    pub fn bind(&mut self, name: &'p str, binding: NameBinding) -> Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit()) {
             return Err(format!("expected an identifier as the name of a value, found `{name}`"));
@@ -78,22 +78,22 @@ impl<'p> Scope<'p> {
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         for binding in self.values.values_mut() {
             match binding {
-                Binding::Value(v) if *v == old => *v = new,
+                NameBinding::Value(v) if *v == old => *v = new,
                 _ => {}
             }
         }
     }
 
     /// Lets a name stand for something else from now on.
-    pub fn rebind(&mut self, name: &'p str, binding: Binding) {
+    pub fn rebind(&mut self, name: &'p str, binding: NameBinding) {
         self.values.insert(name, binding);
     }
 
     /// All names that stand for tensors, sorted.
     pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
-        let value = |b: &Binding| match b {
-            Binding::Value(v) => Some(*v),
-            Binding::Nothing(_) => None,
+        let value = |b: &NameBinding| match b {
+            NameBinding::Value(v) => Some(*v),
+            NameBinding::Unavailable(_) => None,
         };
         let mut all: Vec<_> = self.values.iter().filter_map(|(n, b)| Some((*n, value(b)?))).collect();
         all.sort_unstable();
@@ -103,8 +103,8 @@ impl<'p> Scope<'p> {
     /// The value of a name. Fails if nothing before this node defines it, or it is no tensor.
     pub fn value(&self, name: &str) -> Result<ValueId, String> {
         match self.values.get(name) {
-            Some(Binding::Value(v)) => Ok(*v),
-            Some(Binding::Nothing(why)) => Err(format!("`{name}` is {why}")),
+            Some(NameBinding::Value(v)) => Ok(*v),
+            Some(NameBinding::Unavailable(why)) => Err(format!("`{name}` is {why}")),
             None => Err(format!("expected a value that is defined before, found `{name}`")),
         }
     }

@@ -5,10 +5,10 @@
 //! in the cells of a group, become [`Op::Shard`], which needs no indices. The group is one of the program's where one of them has these
 //! positions. Otherwise a group is added: any cells with these positions mean the same.
 
-use symmc_ir::{Dim, Graph, Group, GroupId, Members, NodeId, Op};
+use symmc_ir::{Dim, Graph, GroupDef, GroupId, GroupMembers, NodeId, Op};
 
 /// A part that is the piece of each rank's position.
-pub(crate) struct RankPiece {
+pub(crate) struct RankShard {
     /// The node that takes it from its first operand.
     pub node: NodeId,
     pub axis: usize,
@@ -16,7 +16,7 @@ pub(crate) struct RankPiece {
 }
 
 /// The positions of ranks whose parts of an axis begin here, each of this length; `None` if these are not equal pieces of the whole axis.
-pub(crate) fn positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
+pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
     let ranks = i64::try_from(starts.len()).ok()?;
     let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
     let at = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
@@ -29,12 +29,12 @@ pub(crate) fn positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<u
 }
 
 /// Makes shards of the parts of a graph that is read.
-pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankPiece>) {
-    for RankPiece { node, axis, positions } in pieces {
+pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankShard>) {
+    for RankShard { node, axis, positions } in pieces {
         if graph.ranks.and_then(|n| usize::try_from(n).ok()) != Some(positions.len()) {
             continue;
         }
-        let group = group_with(graph, &positions);
+        let group = find_or_add_group(graph, &positions);
         let node = &mut graph.nodes[node];
         if matches!(node.op, Op::Take { .. }) {
             node.op = Op::Shard { axis, group };
@@ -44,8 +44,10 @@ pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankPiece>) {
 }
 
 /// A group in which ranks have these positions.
-fn group_with(graph: &mut Graph, positions: &[usize]) -> GroupId {
-    if let Some(known) = graph.groups.keys().find(|&g| graph.numbers(g).as_deref() == Some(positions)) {
+fn find_or_add_group(graph: &mut Graph, positions: &[usize]) -> GroupId {
+    if let Some(known) =
+        graph.groups.keys().find(|&g| graph.ranks_within_cells(g).as_deref() == Some(positions))
+    {
         return known;
     }
     let count = positions.iter().max().map_or(1, |p| p + 1);
@@ -59,7 +61,7 @@ fn group_with(graph: &mut Graph, positions: &[usize]) -> GroupId {
     let names =
         (0..=graph.groups.len()).map(|i| if i == 0 { "shards".to_string() } else { format!("shards.{i}") });
     let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
-    graph.groups.push(Group { name, members: Members::Cells(cells) })
+    graph.groups.push(GroupDef { name, members: GroupMembers::Cells(cells) })
 }
 
 #[cfg(test)]
@@ -68,7 +70,7 @@ mod tests {
 
     fn found(starts: &[i64], len: i64, extent: i64) -> Option<Vec<usize>> {
         let starts: Vec<Dim> = starts.iter().map(|&s| Dim::from(s)).collect();
-        positions(&starts, &len.into(), &extent.into())
+        shard_positions(&starts, &len.into(), &extent.into())
     }
 
     #[test]
@@ -88,12 +90,12 @@ mod tests {
     fn groups_have_the_positions() {
         let mut graph = Graph::new("g");
         graph.ranks = Some(4);
-        let world = graph.groups.push(Group { name: "shards".into(), members: Members::World });
-        assert_eq!(group_with(&mut graph, &[0, 1, 2, 3]), world);
+        let world = graph.groups.push(GroupDef { name: "shards".into(), members: GroupMembers::World });
+        assert_eq!(find_or_add_group(&mut graph, &[0, 1, 2, 3]), world);
         for positions in [[3, 1, 0, 2], [1, 0, 0, 1], [0, 0, 1, 1]] {
-            let group = group_with(&mut graph, &positions);
-            assert_eq!(graph.numbers(group).as_deref(), Some(&positions[..]));
-            assert_eq!(group_with(&mut graph, &positions), group);
+            let group = find_or_add_group(&mut graph, &positions);
+            assert_eq!(graph.ranks_within_cells(group).as_deref(), Some(&positions[..]));
+            assert_eq!(find_or_add_group(&mut graph, &positions), group);
         }
         let names: Vec<&str> = graph.groups.values().map(|g| g.name.as_str()).collect();
         assert_eq!(names, ["shards", "shards.1", "shards.2", "shards.3"]);

@@ -13,28 +13,28 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use indexmap::{IndexMap, IndexSet};
-use symmc_ir::{DType, InputId, InputKind, Output, OutputKind, Tensor, Type, ValueId};
+use symmc_ir::{DType, GraphOutput, InputId, InputKind, OutputKind, Tensor, TensorType, ValueId};
 
 use crate::archive::Archive;
-use crate::by_rank;
 use crate::dtype;
 use crate::error::{ImportError, Result};
-use crate::lower::Lowering;
-use crate::numbers::ByRank;
-use crate::schema::{Argument, InputSpec, OutputSpec, Program};
-use crate::scope::Binding;
-use crate::stored::Store;
+use crate::lower::ImportLowering;
+use crate::merge_ranks;
+use crate::per_rank::PerRankArgument;
+use crate::schema::{Argument, ExportedProgram, InputSpec, OutputSpec};
+use crate::scope::NameBinding;
+use crate::stored_tensors::TensorStore;
 use crate::symbols::ArgumentSizes;
 
 /// The largest constant that becomes part of the program, in bytes.
 const MAX_CONSTANT: u64 = 1 << 20;
 
-fn error(name: &str, message: impl Into<String>) -> ImportError {
+fn signature_error(name: &str, message: impl Into<String>) -> ImportError {
     ImportError::Signature { name: name.into(), message: message.into() }
 }
 
 /// What the inputs tell about symbols.
-pub(crate) fn sizes<'p>(program: &'p Program<'p>) -> Vec<ArgumentSizes<'p>> {
+pub(crate) fn argument_sizes<'p>(program: &'p ExportedProgram<'p>) -> Vec<ArgumentSizes<'p>> {
     let graph = &program.graph_module.graph;
     let mut out = Vec::new();
     let mut tensors = 0..;
@@ -76,44 +76,50 @@ fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
 }
 
 /// The inputs that outputs write, by the names that output specs use.
-pub(crate) struct Inputs {
+pub(crate) struct ProgramInputs {
     by_source: HashMap<String, InputId>,
     by_argument: HashMap<String, InputId>,
-    parameters: Vec<(String, Type)>,
+    parameters: Vec<(String, TensorType)>,
 }
 
-pub(crate) struct Stores<'s, 'a> {
+pub(crate) struct ArchiveTensors<'s, 'a> {
     pub archive: &'s mut Archive<'a>,
-    pub weights: Store,
-    pub constants: Store,
+    pub weights: TensorStore,
+    pub constants: TensorStore,
 }
 
-impl Stores<'_, '_> {
+impl ArchiveTensors<'_, '_> {
     /// Counts the data of all stored inputs of a program against the archive's limits, before any are read.
-    fn reserve(&mut self, program: &Program<'_>) -> Result<()> {
+    fn reserve_all(&mut self, program: &ExportedProgram<'_>) -> Result<()> {
         let names = || {
-            program.graph_module.signature.input_specs.iter().filter_map(stored).map(|(_, source, _)| source)
+            program
+                .graph_module
+                .signature
+                .input_specs
+                .iter()
+                .filter_map(stored_input)
+                .map(|(_, source, _)| source)
         };
-        self.weights.reserve(self.archive, names())?;
-        self.constants.reserve(self.archive, names().filter(|n| !self.weights.holds(n)))
+        self.weights.reserve_tensors(self.archive, names())?;
+        self.constants.reserve_tensors(self.archive, names().filter(|n| !self.weights.contains(n)))
     }
 
-    fn size(&self, name: &str) -> Result<Option<u64>> {
-        match self.weights.size(self.archive, name)? {
+    fn tensor_size(&self, name: &str) -> Result<Option<u64>> {
+        match self.weights.tensor_size(self.archive, name)? {
             Some(size) => Ok(Some(size)),
-            None => self.constants.size(self.archive, name),
+            None => self.constants.tensor_size(self.archive, name),
         }
     }
 
-    pub fn ties(&self) -> Vec<Vec<String>> {
-        self.weights.ties().into_iter().chain(self.constants.ties()).collect()
+    pub fn tied_names(&self) -> Vec<Vec<String>> {
+        self.weights.tied_names().into_iter().chain(self.constants.tied_names()).collect()
     }
 
     /// The data of a stored input; it must have the declared type.
-    fn load(&mut self, name: &str, ty: &Type) -> Result<Option<Arc<Tensor>>> {
-        let tensor = match self.weights.load(self.archive, name)? {
+    fn load_tensor(&mut self, name: &str, ty: &TensorType) -> Result<Option<Arc<Tensor>>> {
+        let tensor = match self.weights.load_tensor(self.archive, name)? {
             Some(t) => t,
-            None => match self.constants.load(self.archive, name)? {
+            None => match self.constants.load_tensor(self.archive, name)? {
                 Some(t) => t,
                 None => return Ok(None),
             },
@@ -131,11 +137,11 @@ impl Stores<'_, '_> {
     }
 }
 
-pub(crate) fn inputs<'p>(
-    lowering: &mut Lowering<'p>,
-    program: &'p Program<'p>,
-    stores: &mut [Stores<'_, '_>],
-) -> Result<Inputs> {
+pub(crate) fn lower_inputs<'p>(
+    lowering: &mut ImportLowering<'p>,
+    program: &'p ExportedProgram<'p>,
+    stores: &mut [ArchiveTensors<'_, '_>],
+) -> Result<ProgramInputs> {
     let signature = &program.graph_module.signature;
     let mutated: IndexSet<&str> = signature
         .output_specs
@@ -146,34 +152,39 @@ pub(crate) fn inputs<'p>(
         })
         .collect();
     for (rank, of_rank) in stores.iter_mut().enumerate() {
-        of_rank.reserve(program).map_err(|e| e.of_rank(rank))?;
+        of_rank.reserve_all(program).map_err(|e| e.with_rank(rank))?;
     }
     let mut inputs =
-        Inputs { by_source: HashMap::new(), by_argument: HashMap::new(), parameters: Vec::new() };
+        ProgramInputs { by_source: HashMap::new(), by_argument: HashMap::new(), parameters: Vec::new() };
     let mut absent = 0;
     for spec in &signature.input_specs {
         if let Some(user) = &spec.user_input {
-            user_input(lowering, &mut inputs, &user.arg)?;
+            lower_user_input(lowering, &mut inputs, &user.arg)?;
             continue;
         }
         if let Some(custom) = &spec.custom_obj {
             let why = "a custom object, which has no counterpart".to_string();
-            bind(lowering, &custom.arg.name, Binding::Nothing(why))?;
+            bind_name(lowering, &custom.arg.name, NameBinding::Unavailable(why))?;
             continue;
         }
-        let Some((name, source, may_be_constant)) = stored(spec) else {
+        let Some((name, source, may_be_constant)) = stored_input(spec) else {
             match &spec.constant_input {
-                Some(constant) => fixed(lowering, &constant.name, &constant.value),
+                Some(constant) => note_fixed_argument(lowering, &constant.name, &constant.value),
                 None if spec.token.is_some() => {}
-                None => return Err(error("input_specs", "expected a known kind of input, found another")),
+                None => {
+                    return Err(signature_error(
+                        "input_specs",
+                        "expected a known kind of input, found another",
+                    ));
+                }
             }
             continue;
         };
-        let ty = lowering.held(name)?;
-        let size = stores.first().map_or(Ok(None), |s| s.size(source))?;
+        let ty = lowering.component_type(name)?;
+        let size = stores.first().map_or(Ok(None), |s| s.tensor_size(source))?;
         let small = size.is_some_and(|n| n <= MAX_CONSTANT);
         let constant = match may_be_constant && small && !mutated.contains(source) {
-            true => agreed(stores, source, &ty)?,
+            true => load_if_equal(stores, source, &ty)?,
             false => None,
         };
         let (kind, held) = if constant.is_some() {
@@ -189,7 +200,7 @@ pub(crate) fn inputs<'p>(
         };
         let value = lowering.builder.input(kind, name, source, ty, held);
         inputs.by_source.insert(source.to_string(), last_input(lowering));
-        bind(lowering, name, Binding::Value(value))?;
+        bind_name(lowering, name, NameBinding::Value(value))?;
     }
     if absent > 0 {
         lowering.notes.push(format!("parameters without data in the archive: {absent}"));
@@ -198,10 +209,14 @@ pub(crate) fn inputs<'p>(
 }
 
 /// The data of a stored tensor, if all ranks have the same.
-fn agreed(stores: &mut [Stores<'_, '_>], source: &str, ty: &Type) -> Result<Option<Arc<Tensor>>> {
+fn load_if_equal(
+    stores: &mut [ArchiveTensors<'_, '_>],
+    source: &str,
+    ty: &TensorType,
+) -> Result<Option<Arc<Tensor>>> {
     let mut first: Option<Arc<Tensor>> = None;
     for (rank, of_rank) in stores.iter_mut().enumerate() {
-        let data = of_rank.load(source, ty).map_err(|e| e.of_rank(rank))?;
+        let data = of_rank.load_tensor(source, ty).map_err(|e| e.with_rank(rank))?;
         match (&first, data) {
             (_, None) => return Ok(None),
             (None, data) => first = data,
@@ -212,28 +227,34 @@ fn agreed(stores: &mut [Stores<'_, '_>], source: &str, ty: &Type) -> Result<Opti
     Ok(first)
 }
 
-pub(crate) fn numbers_by_rank<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) -> Vec<&'p ByRank> {
-    let mut inputs: Vec<(&'p ByRank, ValueId)> = Vec::new();
-    for number in by_rank::found(program).into_iter().filter(|n| n.numbers.is_input()) {
+pub(crate) fn add_per_rank_inputs<'p>(
+    lowering: &mut ImportLowering<'p>,
+    program: &'p ExportedProgram<'p>,
+) -> Vec<&'p PerRankArgument> {
+    let mut inputs: Vec<(&'p PerRankArgument, ValueId)> = Vec::new();
+    for number in merge_ranks::find_per_rank_arguments(program).into_iter().filter(|n| n.numbers.is_input()) {
         let known = inputs.iter().find(|(n, _)| n.numbers == number.numbers).map(|(_, value)| *value);
         let value = known.unwrap_or_else(|| {
-            let ty = number.numbers.ty();
+            let ty = number.numbers.input_type();
             lowering.builder.input(InputKind::Parameter, &number.name, &number.name, ty, None)
         });
         if known.is_none() {
             inputs.push((number, value));
         }
-        lowering.by_rank.insert(number.name.clone(), value);
+        lowering.per_rank_inputs.insert(number.name.clone(), value);
     }
     inputs.into_iter().map(|(number, _)| number).collect()
 }
 
 /// The data of the parameters that the archive of a rank holds, by their source names. Reading them comes last, so that
 /// a program that is refused takes no memory for them.
-pub(crate) fn weights(inputs: &Inputs, stores: &mut Stores<'_, '_>) -> Result<IndexMap<String, Arc<Tensor>>> {
+pub(crate) fn load_weights(
+    inputs: &ProgramInputs,
+    stores: &mut ArchiveTensors<'_, '_>,
+) -> Result<IndexMap<String, Arc<Tensor>>> {
     let mut weights = IndexMap::with_capacity(inputs.parameters.len());
     for (source, ty) in &inputs.parameters {
-        if let Some(data) = stores.load(source, ty)? {
+        if let Some(data) = stores.load_tensor(source, ty)? {
             weights.insert(source.clone(), data);
         }
     }
@@ -241,7 +262,7 @@ pub(crate) fn weights(inputs: &Inputs, stores: &mut Stores<'_, '_>) -> Result<In
 }
 
 /// Notes an argument of the exported model that is no input of the program, which holds for one value of it.
-fn fixed(lowering: &mut Lowering<'_>, name: &str, value: &Argument<'_>) {
+fn note_fixed_argument(lowering: &mut ImportLowering<'_>, name: &str, value: &Argument<'_>) {
     if !matches!(value, Argument::None) {
         lowering.notes.push(format!(
             "the argument {name} is {value} in this program, and no input: export it again for another"
@@ -249,16 +270,16 @@ fn fixed(lowering: &mut Lowering<'_>, name: &str, value: &Argument<'_>) {
     }
 }
 
-fn last_input(lowering: &Lowering<'_>) -> InputId {
+fn last_input(lowering: &ImportLowering<'_>) -> InputId {
     <InputId as symmc_ir::entity::Entity>::new(lowering.builder.graph().inputs.len() - 1)
 }
 
-fn bind<'p>(lowering: &mut Lowering<'p>, name: &'p str, binding: Binding) -> Result<()> {
-    lowering.scope.bind(name, binding).map_err(|message| error(name, message))
+fn bind_name<'p>(lowering: &mut ImportLowering<'p>, name: &'p str, binding: NameBinding) -> Result<()> {
+    lowering.scope.bind(name, binding).map_err(|message| signature_error(name, message))
 }
 
 /// The value, the stored name, and whether the input may become a constant.
-fn stored<'p>(spec: &'p InputSpec<'p>) -> Option<(&'p str, &'p str, bool)> {
+fn stored_input<'p>(spec: &'p InputSpec<'p>) -> Option<(&'p str, &'p str, bool)> {
     if let Some(p) = &spec.parameter {
         return Some((&p.arg.name, &p.parameter_name, false));
     }
@@ -268,37 +289,50 @@ fn stored<'p>(spec: &'p InputSpec<'p>) -> Option<(&'p str, &'p str, bool)> {
     spec.tensor_constant.as_ref().map(|t| (&*t.arg.name, &*t.tensor_constant_name, true))
 }
 
-fn user_input<'p>(lowering: &mut Lowering<'p>, inputs: &mut Inputs, arg: &'p Argument<'p>) -> Result<()> {
+fn lower_user_input<'p>(
+    lowering: &mut ImportLowering<'p>,
+    inputs: &mut ProgramInputs,
+    arg: &'p Argument<'p>,
+) -> Result<()> {
     match arg {
         Argument::Tensor(name) => {
-            let ty = lowering.held(name)?;
+            let ty = lowering.component_type(name)?;
             note_complex(lowering, "argument", name);
             let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
             inputs.by_argument.insert(name.to_string(), last_input(lowering));
-            bind(lowering, name, Binding::Value(value))
+            bind_name(lowering, name, NameBinding::Value(value))
         }
         Argument::SymInt(s) => {
             if let Some(name) = &s.as_name {
-                let dim = lowering.scope.graph.sym_int_values.get(&**name).map(|v| lowering.symbols.dim(v));
-                let dim =
-                    dim.ok_or_else(|| error(name, "expected an entry in sym_int_values, found none"))??;
+                let dim = lowering
+                    .scope
+                    .graph
+                    .sym_int_values
+                    .get(&**name)
+                    .map(|v| lowering.symbols.resolve_extent(v));
+                let dim = dim.ok_or_else(|| {
+                    signature_error(name, "expected an entry in sym_int_values, found none")
+                })??;
                 let shown = dim.display(&lowering.symbols.table).to_string();
                 lowering.notes.push(format!("the integer argument {} is the symbol {shown}", &**name));
             }
             Ok(())
         }
-        Argument::CustomObj(name) => {
-            bind(lowering, name, Binding::Nothing("a custom object, which has no counterpart".into()))
-        }
-        Argument::Tensors(_) | Argument::OptionalTensors(_) => {
-            Err(error("user_input", format!("expected a tensor or a number, found {}", arg.describe())))
-        }
+        Argument::CustomObj(name) => bind_name(
+            lowering,
+            name,
+            NameBinding::Unavailable("a custom object, which has no counterpart".into()),
+        ),
+        Argument::Tensors(_) | Argument::OptionalTensors(_) => Err(signature_error(
+            "user_input",
+            format!("expected a tensor or a number, found {}", arg.describe()),
+        )),
         _ => Ok(()),
     }
 }
 
 /// Notes what is held of complex numbers that a caller gives or takes.
-fn note_complex(lowering: &mut Lowering<'_>, what: &str, name: &str) {
+fn note_complex(lowering: &mut ImportLowering<'_>, what: &str, name: &str) {
     if lowering.is_complex(name) {
         lowering
             .notes
@@ -307,93 +341,98 @@ fn note_complex(lowering: &mut Lowering<'_>, what: &str, name: &str) {
 }
 
 /// Marks what the outputs read, so that rules know which results are wanted.
-pub(crate) fn mark_outputs<'p>(lowering: &mut Lowering<'p>, program: &'p Program<'p>) {
+pub(crate) fn mark_outputs<'p>(lowering: &mut ImportLowering<'p>, program: &'p ExportedProgram<'p>) {
     for spec in &program.graph_module.signature.output_specs {
-        if let Some((name, _)) = output(spec) {
-            lowering.scope.read_at_end(name);
+        if let Some((name, _)) = output_target(spec) {
+            lowering.scope.mark_read_at_end(name);
         }
     }
 }
 
-fn output<'p>(spec: &'p OutputSpec<'p>) -> Option<(&'p str, Target<'p>)> {
+fn output_target<'p>(spec: &'p OutputSpec<'p>) -> Option<(&'p str, OutputTarget<'p>)> {
     if let Some(user) = &spec.user_output {
         return match &user.arg {
-            Argument::Tensor(name) => Some((name, Target::Caller)),
+            Argument::Tensor(name) => Some((name, OutputTarget::Caller)),
             _ => None,
         };
     }
     if let Some(b) = &spec.buffer_mutation {
-        return Some((&b.arg.name, Target::Stored(&b.buffer_name)));
+        return Some((&b.arg.name, OutputTarget::Stored(&b.buffer_name)));
     }
     if let Some(p) = &spec.parameter_mutation {
-        return Some((&p.arg.name, Target::Stored(&p.parameter_name)));
+        return Some((&p.arg.name, OutputTarget::Stored(&p.parameter_name)));
     }
     if let Some(u) = &spec.user_input_mutation {
-        return Some((&u.arg.name, Target::Argument(&u.user_input_name)));
+        return Some((&u.arg.name, OutputTarget::Argument(&u.user_input_name)));
     }
     let plain = [&spec.loss_output, &spec.gradient_to_parameter, &spec.gradient_to_user_input];
-    plain.into_iter().flatten().next().map(|n| (&*n.arg.name, Target::Caller))
+    plain.into_iter().flatten().next().map(|n| (&*n.arg.name, OutputTarget::Caller))
 }
 
-enum Target<'p> {
+enum OutputTarget<'p> {
     Caller,
     Stored(&'p str),
     Argument(&'p str),
 }
 
-pub(crate) fn outputs<'p>(
-    lowering: &mut Lowering<'p>,
-    program: &'p Program<'p>,
-    inputs: &Inputs,
+pub(crate) fn lower_outputs<'p>(
+    lowering: &mut ImportLowering<'p>,
+    program: &'p ExportedProgram<'p>,
+    inputs: &ProgramInputs,
 ) -> Result<()> {
     for (i, spec) in program.graph_module.signature.output_specs.iter().enumerate() {
-        let Some((name, target)) = output(spec) else {
+        let Some((name, target)) = output_target(spec) else {
             match &spec.user_output {
                 Some(user) => {
                     lowering.notes.push(format!("output {i} is {} and is left out", user.arg.describe()));
                 }
                 None if spec.token.is_some() => {}
-                None => return Err(error("output_specs", "expected a known kind of output, found another")),
+                None => {
+                    return Err(signature_error(
+                        "output_specs",
+                        "expected a known kind of output, found another",
+                    ));
+                }
             }
             continue;
         };
-        let value = lowering.scope.value(name).map_err(|message| error(name, message))?;
+        let value = lowering.scope.value(name).map_err(|message| signature_error(name, message))?;
         note_complex(lowering, "output", name);
         let kind = match target {
-            Target::Caller => OutputKind::Returned,
-            Target::Stored(source) => {
-                OutputKind::Mutates(written(lowering, &inputs.by_source, source, value)?)
+            OutputTarget::Caller => OutputKind::Returned,
+            OutputTarget::Stored(source) => {
+                OutputKind::Mutates(mutated_input(lowering, &inputs.by_source, source, value)?)
             }
-            Target::Argument(name) => {
-                OutputKind::Mutates(written(lowering, &inputs.by_argument, name, value)?)
+            OutputTarget::Argument(name) => {
+                OutputKind::Mutates(mutated_input(lowering, &inputs.by_argument, name, value)?)
             }
         };
-        lowering.builder.graph_mut().outputs.push(Output { value, kind });
+        lowering.builder.graph_mut().outputs.push(GraphOutput { value, kind });
     }
-    for (input, value) in std::mem::take(&mut lowering.written) {
+    for (input, value) in std::mem::take(&mut lowering.written_inputs) {
         let outputs = &mut lowering.builder.graph_mut().outputs;
         if !outputs.iter().any(|o| o.kind == OutputKind::Mutates(input)) {
-            outputs.push(Output { value, kind: OutputKind::Mutates(input) });
+            outputs.push(GraphOutput { value, kind: OutputKind::Mutates(input) });
         }
     }
     Ok(())
 }
 
 /// The input that a mutation writes; it must have the type of what is written.
-fn written(
-    lowering: &Lowering<'_>,
+fn mutated_input(
+    lowering: &ImportLowering<'_>,
     by_name: &HashMap<String, InputId>,
     name: &str,
     value: ValueId,
 ) -> Result<InputId> {
     let graph = lowering.builder.graph();
     let input = by_name.get(name).copied();
-    let input =
-        input.ok_or_else(|| error(name, "expected an input of this name to be written, found none"))?;
+    let input = input
+        .ok_or_else(|| signature_error(name, "expected an input of this name to be written, found none"))?;
     let (expected, found) = (graph.ty(graph.inputs[input].value), graph.ty(value));
     if expected != found {
-        let (expected, found) = (lowering.show(expected), lowering.show(found));
-        return Err(error(name, format!("expected {expected} to be written, found {found}")));
+        let (expected, found) = (lowering.display_type(expected), lowering.display_type(found));
+        return Err(signature_error(name, format!("expected {expected} to be written, found {found}")));
     }
     Ok(input)
 }

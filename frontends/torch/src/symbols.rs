@@ -12,19 +12,19 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use indexmap::IndexSet;
-use symmc_import::ranges::{self, Declared, Given, Settled};
-use symmc_import::sympy::{self, Expr};
-use symmc_ir::{Dim, Symbol, SymbolId, Table};
+use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstraints};
+use symmc_import::sympy::{self, SizeExpr};
+use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 
 use crate::error::{ImportError, Result};
-use crate::schema::{Range, SymInt};
+use crate::schema::{RangeConstraint, SymInt};
 
 /// The symbols of a program, by PyTorch's names.
-pub(crate) struct Symbols<'p> {
-    pub table: Table<SymbolId, Symbol>,
+pub(crate) struct ProgramSymbols<'p> {
+    pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
     /// Those to which nobody gives an upper bound.
-    pub open: Vec<String>,
+    pub unbounded: Vec<String>,
     dims: RefCell<HashMap<&'p str, Dim>>,
 }
 
@@ -37,13 +37,13 @@ pub(crate) struct ArgumentSizes<'p> {
     pub argument: Option<usize>,
 }
 
-impl<'p> Symbols<'p> {
+impl<'p> ProgramSymbols<'p> {
     /// Collects, bounds and names the symbols of the arguments, with what the caller says of them. `max_extent` bounds
     /// those without an upper bound; a note says so.
     pub fn new(
         arguments: &[ArgumentSizes<'p>],
-        range: &dyn Fn(&str) -> Option<Range>,
-        (given, max_extent): (&Given, i64),
+        range: &dyn Fn(&str) -> Option<RangeConstraint>,
+        (given, max_extent): (&SymbolConstraints, i64),
         notes: &mut Vec<String>,
     ) -> Result<Self> {
         let mut order: IndexSet<&str> = IndexSet::new();
@@ -55,20 +55,20 @@ impl<'p> Symbols<'p> {
                     axes.push(None);
                     continue;
                 };
-                let parsed = sympy::parse(&e.expr_str).map_err(|m| expression(&e.expr_str, m))?;
-                order.extend(sympy::symbols(&parsed));
-                axes.push(if let Expr::Symbol(s) = parsed { Some(s) } else { None });
+                let parsed = sympy::parse(&e.expr_str).map_err(|m| expression_error(&e.expr_str, m))?;
+                order.extend(sympy::symbols_in(&parsed));
+                axes.push(if let SizeExpr::Symbol(s) = parsed { Some(s) } else { None });
             }
             bare.push(axes);
         }
         let named = arguments.iter().zip(&bare).find(|(a, axes)| a.names_axes && !axes.is_empty());
-        let renamed = rename(&order, named.map_or(&[], |(_, axes)| axes));
+        let renamed = choose_names(&order, named.map_or(&[], |(_, axes)| axes));
         // What the recorded arguments have, the largest if they differ.
         let recorded = |torch: &str| {
             let axes = arguments
                 .iter()
                 .zip(&bare)
-                .filter_map(|(a, axes)| Some((given.recorded.get(a.argument?)?, axes)));
+                .filter_map(|(a, axes)| Some((given.recorded_shapes.get(a.argument?)?, axes)));
             let extents = axes.flat_map(|(shape, axes)| axes.iter().zip(shape));
             let own = extents.filter(|(axis, _)| **axis == Some(torch));
             own.filter_map(|(_, &extent)| i64::try_from(extent).ok()).max()
@@ -77,67 +77,73 @@ impl<'p> Symbols<'p> {
         for (torch, name) in order.iter().zip(renamed) {
             let range = range(torch);
             let (min, max) =
-                ranges::bounds(torch, range.and_then(|r| r.min_val), range.and_then(|r| r.max_val))?;
+                ranges::normalize_range(torch, range.and_then(|r| r.min_val), range.and_then(|r| r.max_val))?;
             let alias = (name != *torch).then(|| torch.to_string());
-            declared.push(Declared { name, alias, min, max, recorded: recorded(torch) });
+            declared.push(DeclaredSymbol { name, alias, min, max, recorded: recorded(torch) });
         }
-        let Settled { table, dims, open } = ranges::settle(&declared, given, max_extent, notes)?;
+        let ResolvedSymbols { table, dims, unbounded: open } =
+            ranges::resolve_symbols(&declared, given, max_extent, notes)?;
         let ids = order.iter().map(|torch| torch.to_string()).zip(dims).collect();
-        Ok(Symbols { table, ids, open, dims: RefCell::default() })
+        Ok(ProgramSymbols { table, ids, unbounded: open, dims: RefCell::default() })
     }
 
-    pub fn dim(&self, size: &'p SymInt<'p>) -> Result<Dim> {
+    pub fn resolve_extent(&self, size: &'p SymInt<'p>) -> Result<Dim> {
         match (&size.as_expr, size.as_int) {
-            (Some(e), _) => self.expression(&e.expr_str),
+            (Some(e), _) => self.resolve_expression(&e.expr_str),
             (None, Some(i)) => Ok(Dim::from(i)),
-            (None, None) => Err(expression("", "an integer is neither `as_int` nor `as_expr`".into())),
+            (None, None) => Err(expression_error("", "an integer is neither `as_int` nor `as_expr`".into())),
         }
     }
 
     /// The dim of an expression. Expressions repeat, so their dims are kept.
-    pub fn expression(&self, text: &'p str) -> Result<Dim> {
+    pub fn resolve_expression(&self, text: &'p str) -> Result<Dim> {
         if let Some(dim) = self.dims.borrow().get(text) {
             return Ok(dim.clone());
         }
         let dim = sympy::parse(text)
-            .and_then(|e| sympy::to_dim(&e, &|s| self.resolve(s)))
-            .map_err(|m| expression(text, m))?
-            .within(&self.table);
+            .and_then(|e| sympy::to_dim(&e, &|s| self.resolve_symbol(s)))
+            .map_err(|m| expression_error(text, m))?
+            .simplify_within(&self.table);
         self.dims.borrow_mut().insert(text, dim.clone());
         Ok(dim)
     }
 
     /// The dim of a parsed expression, if it is one of integers.
-    pub fn dim_of(&self, e: &Expr<'_>) -> Result<Dim, String> {
-        sympy::to_dim(e, &|s| self.resolve(s)).map(|dim| dim.within(&self.table))
+    pub fn resolve_parsed(&self, e: &SizeExpr<'_>) -> Result<Dim, String> {
+        sympy::to_dim(e, &|s| self.resolve_symbol(s)).map(|dim| dim.simplify_within(&self.table))
     }
 
     /// The truth of a symbolic relation, where the bounds of the symbols decide it.
-    pub fn decide(&self, text: &str) -> Option<bool> {
+    pub fn decide_relation(&self, text: &str) -> Option<bool> {
         let e = sympy::parse(text).ok()?;
-        sympy::decide(&e, &|s| self.resolve(s), &|d| d.bounds(&self.table))
+        sympy::decide_relation(&e, &|s| self.resolve_symbol(s), &|d| d.bounds(&self.table))
     }
 
     /// The conditions `first <= second` that a symbolic relation states, if it is a conjunction of such.
-    pub fn conditions(&self, text: &str) -> Option<Vec<(Dim, Dim)>> {
+    pub fn relation_conditions(&self, text: &str) -> Option<Vec<(Dim, Dim)>> {
         let e = sympy::parse(text).ok()?;
-        let found = sympy::conditions(&e, &|s| self.resolve(s))?;
-        Some(found.into_iter().map(|(a, b)| (a.within(&self.table), b.within(&self.table))).collect())
+        let found = sympy::relation_conditions(&e, &|s| self.resolve_symbol(s))?;
+        Some(
+            found
+                .into_iter()
+                .map(|(a, b)| (a.simplify_within(&self.table), b.simplify_within(&self.table)))
+                .collect(),
+        )
     }
 
-    fn resolve(&self, symbol: &str) -> Result<Dim, String> {
+    fn resolve_symbol(&self, symbol: &str) -> Result<Dim, String> {
         let dim = self.ids.get(symbol).cloned();
         dim.ok_or_else(|| format!("`{symbol}` is no extent of an argument: it depends on data"))
     }
 }
 
-fn expression(text: &str, message: String) -> ImportError {
+fn expression_error(text: &str, message: String) -> ImportError {
     ImportError::Expression { expression: text.into(), message }
 }
 
 /// The new name of each symbol; `axes` are the symbols of the argument that names them.
-fn rename(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
-    let mut names: Vec<String> = order.iter().map(|s| ranges::identifier(s)).collect();
+fn choose_names(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
+    let mut names: Vec<String> = order.iter().map(|s| ranges::to_identifier(s)).collect();
     let mut give = |symbol: Option<&str>, name: &str| {
         let at = symbol.and_then(|s| order.get_index_of(s));
         if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {

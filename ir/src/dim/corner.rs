@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Atom, Dim};
-use crate::symbol::Symbols;
+use super::{Dim, DimAtom};
+use crate::symbol::SymbolTable;
 
 /// The most terms, and the most atoms of a term, that are written anew.
 const MOST_TERMS: usize = 16;
@@ -15,14 +15,14 @@ const MOST_ATOMS: usize = 4;
 impl Dim {
     /// The bounds where each atom is written as its least value and what it has above that: never too narrow. `None` where that
     /// tells nothing new, or not in numbers of this size.
-    pub(super) fn corner_bounds(&self, symbols: &Symbols) -> Option<(i64, i64)> {
-        let (terms, constant) = self.parts();
+    pub(super) fn corner_bounds(&self, symbols: &SymbolTable) -> Option<(i64, i64)> {
+        let (terms, constant) = self.terms_and_constant();
         let is_product = terms.iter().any(|t| t.product.len() > 1);
         let signs = terms.iter().any(|t| t.factor > 0) && terms.iter().any(|t| t.factor < 0);
         if !is_product || !signs || terms.len() > MOST_TERMS {
             return None;
         }
-        let mut sums: BTreeMap<Vec<&Atom>, i128> = BTreeMap::from([(Vec::new(), i128::from(constant))]);
+        let mut sums: BTreeMap<Vec<&DimAtom>, i128> = BTreeMap::from([(Vec::new(), i128::from(constant))]);
         for term in terms {
             if term.product.len() > MOST_ATOMS {
                 return None;

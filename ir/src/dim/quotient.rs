@@ -2,8 +2,8 @@
 
 use smallvec::smallvec;
 
-use super::{Atom, Dim, Term, Terms, floor_div, floor_mod, mul_range};
-use crate::symbol::Symbols;
+use super::{Dim, DimAtom, DimTerm, DimTerms, floor_div, floor_mod, multiply_ranges};
+use crate::symbol::SymbolTable;
 
 /// Far below where arithmetic saturates.
 const LIMIT: i64 = 1 << 60;
@@ -11,10 +11,10 @@ const LIMIT: i64 = 1 << 60;
 impl Dim {
     /// `b` times the first and the second are the expression: of the second no term is a multiple of `b`, and its constant is
     /// from 0 to `b - 1`.
-    pub(super) fn parted(&self, b: i64) -> (Dim, Dim) {
-        let (terms, constant) = self.parts();
-        let (whole, rest): (Terms, Terms) = terms.iter().cloned().partition(|t| t.factor % b == 0);
-        let whole = whole.into_iter().map(|t| Term { factor: t.factor / b, ..t }).collect();
+    pub(super) fn split_by_divisor(&self, b: i64) -> (Dim, Dim) {
+        let (terms, constant) = self.terms_and_constant();
+        let (whole, rest): (DimTerms, DimTerms) = terms.iter().cloned().partition(|t| t.factor % b == 0);
+        let whole = whole.into_iter().map(|t| DimTerm { factor: t.factor / b, ..t }).collect();
         let rest = Dim::from_terms(rest, floor_mod(constant, b));
         (Dim::from_terms(whole, floor_div(constant, b)), rest)
     }
@@ -22,30 +22,33 @@ impl Dim {
     /// `div(self, b)` of what [`parted`](Self::parted) leaves, which is no constant, in the one form of all that are written in
     /// these ways: `div(div(a, m) + c, b)` is `div(a + m*c, m*b)`, factors that all terms and `b` have in common vanish, and
     /// `-div(-a, b)` is `div(a + b - 1, b)`.
-    pub(super) fn quotient(&self, b: i64) -> Dim {
-        if let Some((inner, by)) = self.unnested(b) {
+    pub(super) fn normalized_quotient(&self, b: i64) -> Dim {
+        if let Some((inner, by)) = self.merge_nested_division(b) {
             return inner.floor_div(&Dim::from(by));
         }
-        let (terms, constant) = self.parts();
+        let (terms, constant) = self.terms_and_constant();
         let common = terms.iter().fold(b, |common, t| gcd(common, t.factor));
         if common > 1 {
-            let terms = terms.iter().map(|t| Term { factor: t.factor / common, ..t.clone() }).collect();
+            let terms = terms.iter().map(|t| DimTerm { factor: t.factor / common, ..t.clone() }).collect();
             let inner = Dim::from_terms(terms, floor_div(constant, common));
             return inner.floor_div(&Dim::from(b / common));
         }
         if terms.first().is_some_and(|t| t.factor < 0) && terms.iter().all(|t| t.factor > -LIMIT) {
-            return self.scaled(-1).plus(b - 1).floor_div(&Dim::from(b)).scaled(-1);
+            return self.scale_by(-1).add_constant(b - 1).floor_div(&Dim::from(b)).scale_by(-1);
         }
-        Dim::atom(Atom::FloorDiv(self.clone(), Dim::from(b)))
+        Dim::from_atom(DimAtom::FloorDiv(self.clone(), Dim::from(b)))
     }
 
     /// The quotient by a divisor with a term `c*div(a, k)` where `a` is a multiple of `k`, if it is exact. Both sides are multiplied by
     /// `k` for that: with `m = n + mod(-n, 8)`, `div(m, div(m, 8))` is `8*m` divided by `m`.
-    pub(super) fn exact_multiple(&self, divisor: &Dim) -> Option<Dim> {
-        let k = divisor.parts().0.iter().find_map(Term::lacking)?;
+    pub(super) fn exact_div_by_quotient(&self, divisor: &Dim) -> Option<Dim> {
+        let k = divisor.terms_and_constant().0.iter().find_map(DimTerm::missing_divisor)?;
         let multiple = divisor.clone() * Dim::from(k);
-        let is_whole =
-            !multiple.parts().0.iter().any(|t| t.product.iter().any(|a| matches!(a, Atom::FloorDiv(..))));
+        let is_whole = !multiple
+            .terms_and_constant()
+            .0
+            .iter()
+            .any(|t| t.product.iter().any(|a| matches!(a, DimAtom::FloorDiv(..))));
         if !is_whole {
             return None;
         }
@@ -53,10 +56,10 @@ impl Dim {
     }
 
     /// What divided by the second is the expression divided by `b`, without the one division that is a term of the expression.
-    fn unnested(&self, b: i64) -> Option<(Dim, i64)> {
-        let (terms, constant) = self.parts();
-        let nested = |t: &Term| match t.product.as_slice() {
-            [Atom::FloorDiv(a, k)] if t.factor.abs() == 1 => {
+    fn merge_nested_division(&self, b: i64) -> Option<(Dim, i64)> {
+        let (terms, constant) = self.terms_and_constant();
+        let nested = |t: &DimTerm| match t.product.as_slice() {
+            [DimAtom::FloorDiv(a, k)] if t.factor.abs() == 1 => {
                 Some((a.clone(), k.as_const().filter(|&k| k > 0)?))
             }
             _ => None,
@@ -71,61 +74,62 @@ impl Dim {
         if by >= LIMIT || !sound(constant) || !terms.iter().all(|t| sound(t.factor)) {
             return None;
         }
-        let mut rest = Terms::from(terms);
+        let mut rest = DimTerms::from(terms);
         let is_positive = rest.remove(at).factor > 0;
         // A negative quotient is that of the negative number, rounded up.
-        let a = if is_positive { a } else { a.scaled(-1).plus(m - 1) };
-        Some((a + Dim::from_terms(rest, constant).scaled(m), by))
+        let a = if is_positive { a } else { a.scale_by(-1).add_constant(m - 1) };
+        Some((a + Dim::from_terms(rest, constant).scale_by(m), by))
     }
 
     /// The same value with remainders written as what division leaves, where they do not nest deeply.
-    fn without_mod(&self) -> Dim {
+    fn expand_remainders(&self) -> Dim {
         const DEEP: usize = 3;
         if self.depth() > DEEP {
             return self.clone();
         }
         self.map_atoms(|atom| match atom {
-            Atom::Mod(a, k) if k.as_const().is_some_and(|k| k > 0) => {
-                a.without_mod() - a.floor_div(k) * k.clone()
+            DimAtom::Mod(a, k) if k.as_const().is_some_and(|k| k > 0) => {
+                a.expand_remainders() - a.floor_div(k) * k.clone()
             }
-            other => Dim::atom(other.clone()),
+            other => Dim::from_atom(other.clone()),
         })
     }
 
     /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if that times the expression is small for all
     /// values of the symbols.
-    pub(super) fn lacking(&self, symbols: &Symbols) -> Option<i64> {
-        let (terms, constant) = self.parts();
-        let k = terms.iter().find_map(Term::lacking)?;
+    pub(super) fn missing_divisor_within(&self, symbols: &SymbolTable) -> Option<i64> {
+        let (terms, constant) = self.terms_and_constant();
+        let k = terms.iter().find_map(DimTerm::missing_divisor)?;
         let most = terms.iter().fold(constant.saturating_abs(), |sum, t| {
             let one = (t.factor, t.factor);
-            let (low, high) = t.product.iter().fold(one, |range, a| mul_range(range, a.bounds(symbols)));
+            let (low, high) =
+                t.product.iter().fold(one, |range, a| multiply_ranges(range, a.bounds(symbols)));
             sum.saturating_add(low.saturating_abs().max(high.saturating_abs()))
         });
         (most.saturating_mul(k) < LIMIT).then_some(k)
     }
 }
 
-impl Term {
+impl DimTerm {
     /// What the term is without a division that leaves nothing: `4*div(a, 4)` is `a` where that is a multiple of 4, as
     /// `n + mod(-n, 4)` is.
-    pub(super) fn undivided(&self) -> Option<Dim> {
-        let whole = |atom: &Atom| {
-            let Atom::FloorDiv(a, k) = atom else { return None };
+    pub(super) fn cancel_exact_division(&self) -> Option<Dim> {
+        let whole = |atom: &DimAtom| {
+            let DimAtom::FloorDiv(a, k) = atom else { return None };
             let divisor = k.as_const().filter(|&k| k > 0 && self.factor % k == 0)?;
-            let is_whole = a.depth() > 0 && a.without_mod().divisible_by(divisor);
+            let is_whole = a.depth() > 0 && a.expand_remainders().is_divisible_by(divisor);
             is_whole.then(|| (a.clone(), divisor))
         };
         let (at, (a, divisor)) = self.product.iter().enumerate().find_map(|(i, p)| Some((i, whole(p)?)))?;
         let mut product = self.product.clone();
         product.remove(at);
-        Some(a * Dim::from_terms(smallvec![Term { product, factor: self.factor / divisor }], 0))
+        Some(a * Dim::from_terms(smallvec![DimTerm { product, factor: self.factor / divisor }], 0))
     }
 
     /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if both are small.
-    fn lacking(&self) -> Option<i64> {
+    fn missing_divisor(&self) -> Option<i64> {
         const SMALL: i64 = 1 << 20;
-        let [Atom::FloorDiv(_, k)] = self.product.as_slice() else { return None };
+        let [DimAtom::FloorDiv(_, k)] = self.product.as_slice() else { return None };
         let small = self.factor.checked_abs().is_some_and(|f| f < SMALL);
         k.as_const().filter(|&k| small && k > 1 && k < SMALL && self.factor % k != 0)
     }

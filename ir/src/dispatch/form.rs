@@ -9,7 +9,7 @@ use crate::named_enum;
 use crate::op::Op;
 
 named_enum! {
-    Form {
+    DispatchForm {
         /// Element-wise nodes over one shape.
         Map = "map",
         /// Matrix products, and element-wise nodes behind them as their epilogue.
@@ -34,54 +34,69 @@ named_enum! {
 
 /// Which results of a dispatch may lie on an operand of one of its nodes, element on element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Overwriting {
+pub enum OverwriteRule {
     Never,
     /// Those of the same node.
-    Own,
+    SameNode,
     /// Those of the same node and of nodes behind it.
-    Later,
+    SameOrLaterNode,
 }
 
-impl Overwriting {
+impl OverwriteRule {
     /// Whether the results of `writer` may lie on an operand that `reader` reads.
     pub fn allows(self, reader: NodeId, writer: NodeId) -> bool {
         match self {
-            Overwriting::Never => false,
-            Overwriting::Own => reader == writer,
-            Overwriting::Later => reader <= writer,
+            OverwriteRule::Never => false,
+            OverwriteRule::SameNode => reader == writer,
+            OverwriteRule::SameOrLaterNode => reader <= writer,
         }
     }
 }
 
-impl Form {
+impl DispatchForm {
     /// Which results may lie on this operand of a node, which other steps define.
-    pub fn overwriting(self, op: &Op, operand: usize) -> Overwriting {
+    pub fn overwrite_rule(self, op: &Op, operand: usize) -> OverwriteRule {
         match (self, op) {
-            (Form::Reduction, Op::Collective(c)) => {
+            (DispatchForm::Reduction, Op::Collective(c)) => {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
-                if contract.is_some_and(|c| c.in_place) { Overwriting::Later } else { Overwriting::Never }
+                if contract.is_some_and(|c| c.in_place) {
+                    OverwriteRule::SameOrLaterNode
+                } else {
+                    OverwriteRule::Never
+                }
             }
-            (Form::Rotary | Form::Scatter, _) if operand == 0 => Overwriting::Own,
-            (Form::Map | Form::Product | Form::Reduction | Form::Norm | Form::Rows, op)
-                if op.is_element_wise() =>
-            {
-                Overwriting::Later
-            }
-            (Form::Rows, Op::Reduce { .. }) => Overwriting::Later,
-            _ => Overwriting::Never,
+            (DispatchForm::Rotary | DispatchForm::Scatter, _) if operand == 0 => OverwriteRule::SameNode,
+            (
+                DispatchForm::Map
+                | DispatchForm::Product
+                | DispatchForm::Reduction
+                | DispatchForm::Norm
+                | DispatchForm::Rows,
+                op,
+            ) if op.is_element_wise() => OverwriteRule::SameOrLaterNode,
+            (DispatchForm::Rows, Op::Reduce { .. }) => OverwriteRule::SameOrLaterNode,
+            _ => OverwriteRule::Never,
         }
     }
 
     /// Whether what a node gives has no memory if nothing else reads it.
-    pub(super) fn passes_on(self, op: &Op) -> bool {
+    pub(super) fn keeps_result_internal(self, op: &Op) -> bool {
         match (self, op) {
-            (Form::Reduction, Op::Collective(c)) => {
+            (DispatchForm::Reduction, Op::Collective(c)) => {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
-                contract.is_some_and(|c| !c.touch.writes_result())
+                contract.is_some_and(|c| !c.peer_access.writes_result())
             }
-            (Form::Gather, op) => op.as_collective().is_some(),
-            (Form::Map | Form::Product | Form::Norm | Form::Rows, _) | (Form::Batch, Op::MatMul) => true,
-            (Form::Batch | Form::Reduction | Form::Rotary | Form::Scatter | Form::Collectives, _) => false,
+            (DispatchForm::Gather, op) => op.as_collective().is_some(),
+            (DispatchForm::Map | DispatchForm::Product | DispatchForm::Norm | DispatchForm::Rows, _)
+            | (DispatchForm::Batch, Op::MatMul) => true,
+            (
+                DispatchForm::Batch
+                | DispatchForm::Reduction
+                | DispatchForm::Rotary
+                | DispatchForm::Scatter
+                | DispatchForm::Collectives,
+                _,
+            ) => false,
         }
     }
 }
@@ -89,7 +104,7 @@ impl Form {
 /// Nodes that run as one step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Dispatch {
-    pub form: Form,
+    pub form: DispatchForm,
     /// The first of the nodes, by which the step is named.
     pub first: NodeId,
     /// The last of them; all between the two belong to it.
@@ -102,7 +117,7 @@ impl Dispatch {
         (self.first.index()..=self.last.index()).map(NodeId::new)
     }
 
-    pub fn has(&self, node: NodeId) -> bool {
+    pub fn contains(&self, node: NodeId) -> bool {
         (self.first..=self.last).contains(&node)
     }
 }

@@ -1,15 +1,15 @@
 //! Rotary embeddings of what a matrix product gives, head by head.
 
 use crate::dim::Dim;
-use crate::entity::Table;
+use crate::entity::EntityMap;
 use crate::graph::Graph;
 use crate::ids::{NodeId, ValueId};
-use crate::layout::{Layout, view_of};
+use crate::layout::{Layout, view_layout};
 use crate::op::Op;
 
 /// The matrix product whose columns a rotary embedding turns.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Turned {
+pub struct RotatedProduct {
     pub product: NodeId,
     /// The views between the two, in program order.
     pub views: Vec<NodeId>,
@@ -17,13 +17,17 @@ pub struct Turned {
 
 /// What a rotary embedding turns, if it turns all columns of a matrix product, in heads of as many as its rows have elements,
 /// and nothing else reads them. `users` are the nodes that use each value.
-pub fn turned(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, rotary: NodeId) -> Option<Turned> {
+pub fn find_rotated_product(
+    graph: &Graph,
+    users: &EntityMap<ValueId, Vec<NodeId>>,
+    rotary: NodeId,
+) -> Option<RotatedProduct> {
     let node = &graph.nodes[rotary];
     let (&Op::RotaryEmbedding { width, .. }, Some(&x)) = (&node.op, node.inputs.first()) else { return None };
     let (mut at, mut reader, mut views) = (x, rotary, Vec::new());
     let product = loop {
         let alone = users[at][..] == [reader] && graph.outputs.iter().all(|o| o.value != at);
-        reader = graph.def_node(at).filter(|_| alone)?;
+        reader = graph.defining_node(at).filter(|_| alone)?;
         match (&graph.nodes[reader].op, &graph.nodes[reader].inputs[..]) {
             (Op::MatMul, _) => break reader,
             (Op::Reshape | Op::Permute { .. }, &[before]) => at = before,
@@ -36,16 +40,17 @@ pub fn turned(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, rotary: NodeId
     let mut layout = Layout { base: at, offset: Dim::from(0), strides: ty.contiguous_strides() };
     for &view in &views {
         let (from, to) = (graph.nodes[view].inputs[0], graph.nodes[view].outputs[0]);
-        layout = view_of(&graph.nodes[view].op, &layout, graph.ty(from), graph.ty(to))?;
+        layout = view_layout(&graph.nodes[view].op, &layout, graph.ty(from), graph.ty(to))?;
     }
     let columns = ty.shape.last()?.as_const()?;
     let whole = graph.ty(x).shape.last()?.as_const() == i64::try_from(width).ok();
-    (whole && has_heads(&graph.ty(x).shape, &layout.strides, columns)).then_some(Turned { product, views })
+    (whole && is_split_into_heads(&graph.ty(x).shape, &layout.strides, columns))
+        .then_some(RotatedProduct { product, views })
 }
 
 /// Whether the last axis of a view of a matrix is a head: so many of its columns side by side. The other axes are of heads or of
 /// rows.
-fn has_heads(shape: &[Dim], strides: &[Dim], columns: i64) -> bool {
+fn is_split_into_heads(shape: &[Dim], strides: &[Dim], columns: i64) -> bool {
     let (Some((head, shape)), Some((along, strides))) = (shape.split_last(), strides.split_last()) else {
         return false;
     };
@@ -55,7 +60,7 @@ fn has_heads(shape: &[Dim], strides: &[Dim], columns: i64) -> bool {
         match (extent.as_const(), stride.as_const()) {
             (Some(1), _) => {}
             (Some(n), Some(s)) if s < columns => elements = elements.saturating_mul(n),
-            _ if stride.divisible_by(columns) => {}
+            _ if stride.is_divisible_by(columns) => {}
             _ => return false,
         }
     }

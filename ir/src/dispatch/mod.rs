@@ -1,6 +1,6 @@
 //! Dispatches: nodes that run as one step.
 //!
-//! A [`Dispatch`] is a run of nodes of a program, neighbours in program order, and the [`Form`] of the kernel that they are.
+//! A [`Dispatch`] is a run of nodes of a program, neighbours in program order, and the [`DispatchForm`] of the kernel that they are.
 //! Towards everything else it is one step: it reads its operands, those values that others define, and writes its results,
 //! those values that have memory. What its nodes pass among each other is *inner*, and has no memory, where no other node reads
 //! it and the form passes it on, as each form below says.
@@ -63,7 +63,7 @@ mod form;
 mod heads;
 mod nodes;
 
-pub use form::{Dispatch, Form, Overwriting};
-pub use heads::{Turned, turned};
-pub(crate) use nodes::check;
-pub use nodes::{batched, contract_of_several};
+pub use form::{Dispatch, DispatchForm, OverwriteRule};
+pub use heads::{RotatedProduct, find_rotated_product};
+pub(crate) use nodes::check_dispatch;
+pub use nodes::{batch_key, shared_contract};

@@ -1,19 +1,19 @@
 //! The nodes of a dispatch in their program: which values only they know, and whether they are one of its form.
 
-use super::form::{Dispatch, Form};
-use super::heads::turned;
-use crate::collective::{Collective, CollectiveKind, Contract, Meets};
+use super::form::{Dispatch, DispatchForm};
+use super::heads::find_rotated_product;
+use crate::collective::{Collective, CollectiveKind, Contract, SyncScope};
 use crate::dim::Dim;
-use crate::entity::{Entity, Table};
-use crate::graph::{Def, Graph, Node};
+use crate::entity::{Entity, EntityMap};
+use crate::graph::{Graph, Node, ValueDef};
 use crate::ids::{NodeId, ValueId};
-use crate::layout::{Layout, view_of};
+use crate::layout::{Layout, view_layout};
 use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
 
 impl Graph {
-    pub fn dispatch_of(&self) -> Table<NodeId, Option<usize>> {
-        let mut out = Table::filled(None, self.nodes.len());
+    pub fn dispatch_by_node(&self) -> EntityMap<NodeId, Option<usize>> {
+        let mut out = EntityMap::filled(None, self.nodes.len());
         for (d, dispatch) in self.dispatches.iter().enumerate() {
             dispatch.nodes().filter(|n| n.index() < self.nodes.len()).for_each(|n| out[n] = Some(d));
         }
@@ -21,19 +21,19 @@ impl Graph {
     }
 
     /// Which bases have no memory, because only nodes of one dispatch know them. `base` gives the base of each value.
-    pub fn inner(&self, base: impl Fn(ValueId) -> ValueId) -> Table<ValueId, bool> {
-        let mut out = Table::filled(false, self.values.len());
+    pub fn dispatch_internal_values(&self, base: impl Fn(ValueId) -> ValueId) -> EntityMap<ValueId, bool> {
+        let mut out = EntityMap::filled(false, self.values.len());
         if self.dispatches.is_empty() {
             return out;
         }
-        let of = self.dispatch_of();
+        let of = self.dispatch_by_node();
         let defined = |v: ValueId| match self.values[v].def {
-            Def::Node(n, _) => of[n],
-            Def::Input(_) => None,
+            ValueDef::Node(n, _) => of[n],
+            ValueDef::Input(_) => None,
         };
         for dispatch in &self.dispatches {
             for node in dispatch.nodes().map(|n| &self.nodes[n]) {
-                let inner = dispatch.form.passes_on(&node.op);
+                let inner = dispatch.form.keeps_result_internal(&node.op);
                 node.outputs.iter().for_each(|&v| out[v] = inner && base(v) == v);
             }
         }
@@ -47,9 +47,9 @@ impl Graph {
     }
 }
 
-/// What the products of one [`Form::Batch`] have alike: the left operand and the rank of the right one. None of what is no
+/// What the products of one [`DispatchForm::Batch`] have alike: the left operand and the rank of the right one. None of what is no
 /// product.
-pub fn batched(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
+pub fn batch_key(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
     let node = &graph.nodes[node];
     match (&node.op, &node.inputs[..]) {
         (Op::MatMul, &[left, right]) => Some((left, graph.ty(right).rank())),
@@ -63,81 +63,83 @@ fn is_gathered_by_readers(op: &Op) -> bool {
         return false;
     };
     let contract = collective.variant.and_then(|v| v.contract(&collective.kind));
-    contract.is_some_and(|c| c.result_after_rendezvous && !c.touch.writes_result() && !c.symmetric_result)
+    contract
+        .is_some_and(|c| c.result_after_rendezvous && !c.peer_access.writes_result() && !c.symmetric_result)
 }
 
 /// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
-pub(crate) fn check(
+pub(crate) fn check_dispatch(
     graph: &Graph,
     dispatch: &Dispatch,
-    users: &Table<ValueId, Vec<NodeId>>,
+    users: &EntityMap<ValueId, Vec<NodeId>>,
 ) -> Result<(), (NodeId, String)> {
-    let nodes = Nodes { graph, dispatch, users };
+    let nodes = DispatchChecker { graph, dispatch, users };
     if let Some(first) = dispatch.nodes().next().filter(|&n| graph.nodes[n].op.is_view()) {
-        return Err(nodes.unfit(first, "a step in front"));
+        return Err(nodes.mismatch_error(first, "a step in front"));
     }
     match dispatch.form {
-        Form::Map => nodes.map(),
-        Form::Product => nodes.product(),
-        Form::Batch => nodes.batch(),
-        Form::Reduction => nodes.reduction(),
-        Form::Gather => nodes.gather(),
-        Form::Norm => nodes.norm(),
-        Form::Rows => nodes.rows(),
-        Form::Rotary => nodes.apart(
+        DispatchForm::Map => nodes.check_map(),
+        DispatchForm::Product => nodes.check_product(),
+        DispatchForm::Batch => nodes.check_batch(),
+        DispatchForm::Reduction => nodes.check_reduction(),
+        DispatchForm::Gather => nodes.check_gather(),
+        DispatchForm::Norm => nodes.check_norm(),
+        DispatchForm::Rows => nodes.check_rows(),
+        DispatchForm::Rotary => nodes.check_independent(
             |op| matches!(op, Op::RotaryEmbedding { .. }),
             "rotary embeddings that do not need each other",
         ),
-        Form::Scatter => {
-            nodes.apart(|op| matches!(op, Op::IndexPut { .. }), "indexed stores that do not need each other")
-        }
-        Form::Collectives => nodes.collectives(),
+        DispatchForm::Scatter => nodes.check_independent(
+            |op| matches!(op, Op::IndexPut { .. }),
+            "indexed stores that do not need each other",
+        ),
+        DispatchForm::Collectives => nodes.check_collectives(),
     }
 }
 
-/// The part of the contract of a collective that all collectives of a [`Form::Collectives`] share. None if it can be in no such dispatch.
-pub fn contract_of_several(collective: &Collective) -> Option<Contract> {
+/// The part of the contract of a collective that all collectives of a [`DispatchForm::Collectives`] share. None if it can be in no such dispatch.
+pub fn shared_contract(collective: &Collective) -> Option<Contract> {
     let contract = collective.variant?.contract(&collective.kind)?;
-    let meets = contract.entry && contract.meets == Meets::Group;
+    let meets = contract.entry_barrier && contract.sync_scope == SyncScope::Group;
     meets.then_some(Contract { in_place: false, ..contract })
 }
 
-type Checked = Result<(), (NodeId, String)>;
+type CheckResult = Result<(), (NodeId, String)>;
 
-struct Nodes<'a> {
+struct DispatchChecker<'a> {
     graph: &'a Graph,
     dispatch: &'a Dispatch,
-    users: &'a Table<ValueId, Vec<NodeId>>,
+    users: &'a EntityMap<ValueId, Vec<NodeId>>,
 }
 
-impl<'a> Nodes<'a> {
-    fn all(&self) -> impl Iterator<Item = (NodeId, &'a Node)> + use<'a> {
+impl<'a> DispatchChecker<'a> {
+    fn iter_nodes(&self) -> impl Iterator<Item = (NodeId, &'a Node)> + use<'a> {
         let graph = self.graph;
         self.dispatch.nodes().map(|n| (n, &graph.nodes[n]))
     }
 
-    fn unfit(&self, at: NodeId, expected: &str) -> (NodeId, String) {
+    fn mismatch_error(&self, at: NodeId, expected: &str) -> (NodeId, String) {
         let (form, found) = (self.dispatch.form, op_name(&self.graph.nodes[at].op));
         (at, format!("expected {expected} of a dispatch of the form {form}, found {found}"))
     }
 
-    fn inside(&self, value: ValueId) -> Option<NodeId> {
-        self.graph.def_node(value).filter(|&n| self.dispatch.has(n))
+    fn internal_def(&self, value: ValueId) -> Option<NodeId> {
+        self.graph.defining_node(value).filter(|&n| self.dispatch.contains(n))
     }
 
-    fn map(&self) -> Checked {
-        match self.all().find(|(_, n)| !n.op.fits_map()) {
-            Some((id, _)) => Err(self.unfit(id, "an element-wise node")),
-            None => self.one_shape(),
+    fn check_map(&self) -> CheckResult {
+        match self.iter_nodes().find(|(_, n)| !n.op.fits_map()) {
+            Some((id, _)) => Err(self.mismatch_error(id, "an element-wise node")),
+            None => self.check_same_shape(),
         }
     }
 
     /// The element-wise nodes have one shape, and read values of the dispatch at the same positions.
-    fn one_shape(&self) -> Checked {
+    fn check_same_shape(&self) -> CheckResult {
         let mut expected = None;
-        for (id, node) in self.all().filter(|(_, n)| n.op.fits_map()) {
+        for (id, node) in self.iter_nodes().filter(|(_, n)| n.op.fits_map()) {
             let shape = |v: &ValueId| &self.graph.ty(*v).shape;
-            let inside = node.inputs.iter().filter(|v| self.inside(**v).is_some());
+            let inside = node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
             for found in inside.chain(node.outputs.first()).map(shape) {
                 let expected = *expected.get_or_insert(found);
                 if expected != found {
@@ -151,85 +153,95 @@ impl<'a> Nodes<'a> {
         Ok(())
     }
 
-    fn product(&self) -> Checked {
+    fn check_product(&self) -> CheckResult {
         let mut left = None;
-        for (id, node) in self.all() {
+        for (id, node) in self.iter_nodes() {
             match (&node.op, &node.inputs[..]) {
                 (Op::MatMul, &[x, y]) => {
-                    if *left.get_or_insert(x) != x || self.inside(x).or(self.inside(y)).is_some() {
-                        return Err(self.unfit(id, "products of one left operand that others define"));
+                    if *left.get_or_insert(x) != x || self.internal_def(x).or(self.internal_def(y)).is_some()
+                    {
+                        return Err(
+                            self.mismatch_error(id, "products of one left operand that others define")
+                        );
                     }
-                    self.alone(id)?;
+                    self.check_read_internally(id)?;
                 }
                 (Op::Slice { axis, step: 1, .. }, &[x]) if axis + 1 == self.graph.ty(x).rank() => {
-                    if self.inside(x).is_none_or(|n| self.graph.nodes[n].op != Op::MatMul) {
-                        return Err(self.unfit(id, "columns of a product"));
+                    if self.internal_def(x).is_none_or(|n| self.graph.nodes[n].op != Op::MatMul) {
+                        return Err(self.mismatch_error(id, "columns of a product"));
                     }
-                    self.alone(id)?;
+                    self.check_read_internally(id)?;
                 }
                 (op, _) if op.fits_map() => {}
-                _ => return Err(self.unfit(id, "a product, columns of one, or an element-wise node")),
+                _ => {
+                    return Err(self.mismatch_error(id, "a product, columns of one, or an element-wise node"));
+                }
             }
         }
         match left {
-            Some(_) => self.one_shape(),
-            None => Err(self.unfit(self.dispatch.first, "a product")),
+            Some(_) => self.check_same_shape(),
+            None => Err(self.mismatch_error(self.dispatch.first, "a product")),
         }
     }
 
-    fn batch(&self) -> Checked {
+    fn check_batch(&self) -> CheckResult {
         let (mut alike, mut views) = (None, Vec::new());
-        for (id, node) in self.all() {
-            let inside = |k: usize| node.inputs.iter().skip(k).any(|&v| self.inside(v).is_some());
+        for (id, node) in self.iter_nodes() {
+            let inside = |k: usize| node.inputs.iter().skip(k).any(|&v| self.internal_def(v).is_some());
             match &node.op {
                 Op::Reshape | Op::Permute { .. } => views.push(id),
                 Op::RotaryEmbedding { .. } => {
-                    let of = turned(self.graph, self.users, id).filter(|of| self.dispatch.has(of.product));
+                    let of = find_rotated_product(self.graph, self.users, id)
+                        .filter(|of| self.dispatch.contains(of.product));
                     let of = of.filter(|_| !inside(1));
                     let of = of.ok_or_else(|| {
-                        self.unfit(id, "rotary embeddings of whole products that nothing else reads")
+                        self.mismatch_error(id, "rotary embeddings of whole products that nothing else reads")
                     })?;
                     views.retain(|view| !of.views.contains(view));
                 }
                 _ => {
-                    let of = batched(self.graph, id).ok_or_else(|| self.unfit(id, "a product"))?;
+                    let of = batch_key(self.graph, id).ok_or_else(|| self.mismatch_error(id, "a product"))?;
                     if *alike.get_or_insert(of) != of || inside(0) {
-                        return Err(self.unfit(id, "products of one left operand"));
+                        return Err(self.mismatch_error(id, "products of one left operand"));
                     }
                 }
             }
         }
         match views.first() {
-            Some(&view) => Err(self.unfit(view, "views that rotary embeddings turn")),
+            Some(&view) => Err(self.mismatch_error(view, "views that rotary embeddings turn")),
             None => Ok(()),
         }
     }
 
     /// Only nodes of the dispatch read the products of a node.
-    fn alone(&self, id: NodeId) -> Checked {
-        if self.is_alone(id) { Ok(()) } else { Err(self.unfit(id, "a node whose result nothing else reads")) }
+    fn check_read_internally(&self, id: NodeId) -> CheckResult {
+        if self.is_read_internally(id) {
+            Ok(())
+        } else {
+            Err(self.mismatch_error(id, "a node whose result nothing else reads"))
+        }
     }
 
-    fn is_alone(&self, id: NodeId) -> bool {
+    fn is_read_internally(&self, id: NodeId) -> bool {
         self.graph.nodes[id].outputs.iter().all(|&v| {
             let returned = self.graph.outputs.iter().any(|o| o.value == v);
-            !returned && self.users[v].iter().all(|&n| self.dispatch.has(n))
+            !returned && self.users[v].iter().all(|&n| self.dispatch.contains(n))
         })
     }
 
     /// What a value is before it was given another shape by nodes of the dispatch.
-    fn shaped(&self, value: ValueId) -> ValueId {
-        let node = self.inside(value).map(|n| &self.graph.nodes[n]);
+    fn strip_reshapes(&self, value: ValueId) -> ValueId {
+        let node = self.internal_def(value).map(|n| &self.graph.nodes[n]);
         match node.map(|n| (&n.op, &n.inputs[..])) {
-            Some((Op::Reshape, &[x])) => self.shaped(x),
+            Some((Op::Reshape, &[x])) => self.strip_reshapes(x),
             _ => value,
         }
     }
 
-    fn reduction(&self) -> Checked {
+    fn check_reduction(&self) -> CheckResult {
         let (mut reduced, mut sum, mut normed) = (None, None, None);
-        for (id, node) in self.all() {
-            let inside = |k: usize| node.inputs.get(k).filter(|v| self.inside(**v).is_some());
+        for (id, node) in self.iter_nodes() {
+            let inside = |k: usize| node.inputs.get(k).filter(|v| self.internal_def(**v).is_some());
             let fits = match &node.op {
                 Op::Collective(c) => {
                     let reduces = matches!(c.kind, CollectiveKind::AllReduce(_));
@@ -237,42 +249,43 @@ impl<'a> Nodes<'a> {
                 }
                 Op::Reshape => inside(0).is_some(),
                 Op::Binary(BinaryOp::Add) => {
-                    let of = [inside(0), inside(1)].map(|v| v.map(|&v| self.shaped(v)));
+                    let of = [inside(0), inside(1)].map(|v| v.map(|&v| self.strip_reshapes(v)));
                     let one = matches!(of, [Some(v), None] | [None, Some(v)] if Some(v) == reduced);
                     let shape = |v: &ValueId| &self.graph.ty(*v).shape;
                     let same = node.inputs.iter().all(|v| shape(v) == shape(&node.outputs[0]));
                     one && same && sum.replace(node.outputs[0]).is_none()
                 }
                 Op::RmsNorm { axes: 1, .. } => {
-                    let of = inside(0).map(|&v| self.shaped(v));
+                    let of = inside(0).map(|&v| self.strip_reshapes(v));
                     of.is_some() && of == sum && inside(1).is_none() && normed.replace(id).is_none()
                 }
                 _ => false,
             };
             if !fits {
-                return Err(self.unfit(id, "an all-reduce, the sum with a residual and the norm of its rows"));
+                return Err(self
+                    .mismatch_error(id, "an all-reduce, the sum with a residual and the norm of its rows"));
             }
         }
         match sum {
             Some(_) => Ok(()),
-            None => Err(self.unfit(self.dispatch.last, "the sum with a residual")),
+            None => Err(self.mismatch_error(self.dispatch.last, "the sum with a residual")),
         }
     }
 
-    fn gather(&self) -> Checked {
+    fn check_gather(&self) -> CheckResult {
         let (first, last) = (self.dispatch.first, self.dispatch.last);
         if !is_gathered_by_readers(&self.graph.nodes[first].op) {
-            return Err(self.unfit(first, "an all-gather whose results peers do not write"));
+            return Err(self.mismatch_error(first, "an all-gather whose results peers do not write"));
         }
         let mut of = self.graph.nodes[first].outputs[0];
         let ty = self.graph.ty(of);
         let mut layout = Layout { base: of, offset: Dim::from(0), strides: ty.contiguous_strides() };
-        self.alone(first)?;
-        for (id, node) in self.all().skip(1) {
+        self.check_read_internally(first)?;
+        for (id, node) in self.iter_nodes().skip(1) {
             let follows = node.inputs[..] == [of];
             let view = match &node.op {
                 op @ (Op::Reshape | Op::Permute { .. }) => {
-                    view_of(op, &layout, self.graph.ty(of), self.graph.ty(node.outputs[0]))
+                    view_layout(op, &layout, self.graph.ty(of), self.graph.ty(node.outputs[0]))
                 }
                 _ => None,
             };
@@ -280,47 +293,51 @@ impl<'a> Nodes<'a> {
                 Some(view) if follows && id != last => (layout, of) = (view, node.outputs[0]),
                 None if follows && id == last && matches!(node.op, Op::Reshape | Op::Copy) => return Ok(()),
                 _ => {
-                    return Err(self.unfit(
+                    return Err(self.mismatch_error(
                         id,
                         "views of a gathered value that change the order of its axes, and a copy",
                     ));
                 }
             }
-            self.alone(id)?;
+            self.check_read_internally(id)?;
         }
-        Err(self.unfit(last, "a copy of the gathered value"))
+        Err(self.mismatch_error(last, "a copy of the gathered value"))
     }
 
-    fn norm(&self) -> Checked {
+    fn check_norm(&self) -> CheckResult {
         let last = self.dispatch.last;
         let node = &self.graph.nodes[last];
         let shape = |v: &ValueId| &self.graph.ty(*v).shape;
-        let mut inside = node.inputs.iter().map(|&v| self.inside(v));
+        let mut inside = node.inputs.iter().map(|&v| self.internal_def(v));
         let fits = matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. })
             && inside.next().flatten().is_some()
             && inside.all(|n| n.is_none());
         if !fits {
-            return Err(self.unfit(last, "the norm over the last axis of what a node gives, at the end"));
+            return Err(
+                self.mismatch_error(last, "the norm over the last axis of what a node gives, at the end")
+            );
         }
-        match self.all().find(|(id, n)| *id != last && !n.op.fits_map()) {
-            Some((id, _)) => return Err(self.unfit(id, "an element-wise node")),
-            None => self.one_shape()?,
+        match self.iter_nodes().find(|(id, n)| *id != last && !n.op.fits_map()) {
+            Some((id, _)) => return Err(self.mismatch_error(id, "an element-wise node")),
+            None => self.check_same_shape()?,
         }
-        let given = self.all().next().map(|(_, n)| shape(&n.outputs[0]));
+        let given = self.iter_nodes().next().map(|(_, n)| shape(&n.outputs[0]));
         match given == Some(shape(&node.outputs[0])) {
             true => Ok(()),
-            false => Err(self.unfit(last, "a norm of the shape of the other nodes")),
+            false => Err(self.mismatch_error(last, "a norm of the shape of the other nodes")),
         }
     }
 
     /// Reductions over the last axis of values of one shape, and element-wise nodes of that shape or with one element for each row.
-    fn rows(&self) -> Checked {
+    fn check_rows(&self) -> CheckResult {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
         let reduces = |node: &Node| matches!(node.op, Op::Reduce { .. });
-        let first = self.all().find(|(_, n)| reduces(n)).and_then(|(_, n)| n.inputs.first());
+        let first = self.iter_nodes().find(|(_, n)| reduces(n)).and_then(|(_, n)| n.inputs.first());
         let Some((row, (_, leading))) = first.map(shape).and_then(|row| Some((row, row.split_last()?)))
         else {
-            return Err(self.unfit(self.dispatch.first, "a reduction over the last axis among the nodes"));
+            return Err(
+                self.mismatch_error(self.dispatch.first, "a reduction over the last axis among the nodes")
+            );
         };
         let one = Dim::from(1);
         let is_one = |of: &[Dim]| of.split_last() == Some((&one, leading));
@@ -328,8 +345,8 @@ impl<'a> Nodes<'a> {
             let (last, others) = of.split_last().unzip();
             last == row.last() && others.is_some_and(|others| others.iter().all(|n| *n == one))
         };
-        for (id, node) in self.all() {
-            let inside = || node.inputs.iter().filter(|v| self.inside(**v).is_some()).map(shape);
+        for (id, node) in self.iter_nodes() {
+            let inside = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some()).map(shape);
             let own = node.outputs.first().map(shape);
             let fits = match &node.op {
                 Op::Reduce { axes, keep, .. } => {
@@ -339,25 +356,25 @@ impl<'a> Nodes<'a> {
                     inside().all(|of| of == row || is_one(of) || is_along(of))
                 }
                 op if op.fits_map() && own.is_some_and(is_along) => {
-                    inside().all(is_along) && self.is_alone(id)
+                    inside().all(is_along) && self.is_read_internally(id)
                 }
                 op => op.fits_map() && own.is_some_and(is_one) && inside().all(is_one),
             };
             if !fits {
                 let expected = "a reduction of rows over the last axis, which it keeps, or an element-wise node over the same rows";
-                return Err(self.unfit(id, expected));
+                return Err(self.mismatch_error(id, expected));
             }
         }
         Ok(())
     }
 
     /// Collectives of one group and variant, none of which reads what another gives.
-    fn collectives(&self) -> Checked {
+    fn check_collectives(&self) -> CheckResult {
         let mut common: Option<(&Collective, Contract)> = None;
-        for (id, node) in self.all() {
+        for (id, node) in self.iter_nodes() {
             let own = match (&node.op, &node.inputs[..], &node.outputs[..]) {
-                (Op::Collective(c), &[x], &[_]) if self.inside(x).is_none() => {
-                    contract_of_several(c).map(|contract| (c, contract))
+                (Op::Collective(c), &[x], &[_]) if self.internal_def(x).is_none() => {
+                    shared_contract(c).map(|contract| (c, contract))
                 }
                 _ => None,
             };
@@ -367,17 +384,17 @@ impl<'a> Nodes<'a> {
             });
             if !fits {
                 let expected = "collectives of one group and one variant with an entry barrier, which do not need each other,";
-                return Err(self.unfit(id, expected));
+                return Err(self.mismatch_error(id, expected));
             }
         }
         Ok(())
     }
 
     /// All nodes are of one kind, and none reads what another gives.
-    fn apart(&self, is: fn(&Op) -> bool, expected: &str) -> Checked {
-        let fits = |node: &Node| is(&node.op) && node.inputs.iter().all(|&v| self.inside(v).is_none());
-        match self.all().find(|(_, node)| !fits(node)) {
-            Some((id, _)) => Err(self.unfit(id, expected)),
+    fn check_independent(&self, is: fn(&Op) -> bool, expected: &str) -> CheckResult {
+        let fits = |node: &Node| is(&node.op) && node.inputs.iter().all(|&v| self.internal_def(v).is_none());
+        match self.iter_nodes().find(|(_, node)| !fits(node)) {
+            Some((id, _)) => Err(self.mismatch_error(id, expected)),
             None => Ok(()),
         }
     }
@@ -385,7 +402,7 @@ impl<'a> Nodes<'a> {
 
 #[cfg(test)]
 mod tests {
-    use crate::layout::layouts;
+    use crate::layout::compute_layouts;
     use crate::text;
     use crate::verify::verify;
 
@@ -406,9 +423,9 @@ mod tests {
     #[test]
     fn what_only_nodes_of_a_dispatch_read_is_inner() {
         let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
-        let layouts = layouts(&graph);
-        let inner = graph.inner(|v| layouts[v].base);
-        let names: Vec<_> = inner.iter().filter(|(_, i)| **i).map(|(v, _)| graph.name_of(v)).collect();
+        let layouts = compute_layouts(&graph);
+        let inner = graph.dispatch_internal_values(|v| layouts[v].base);
+        let names: Vec<_> = inner.iter().filter(|(_, i)| **i).map(|(v, _)| graph.value_name(v)).collect();
         assert_eq!(names, ["a"]);
     }
 

@@ -13,87 +13,94 @@ use crate::types::DType;
 
 /// A dense row-major tensor of wide elements. Cloning shares the elements.
 #[derive(Clone, Debug)]
-pub(super) struct Array {
+pub(super) struct WideArray {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
-    pub(super) data: Rc<Data>,
+    pub(super) data: Rc<ArrayData>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Data {
+pub(super) enum ArrayData {
     Float(Vec<f64>),
     Int(Vec<i64>),
 }
 
-impl Array {
+impl WideArray {
     /// An array of these floats, rounded to `dtype`.
-    pub(super) fn floats(dtype: DType, shape: &[usize], mut elements: Vec<f64>) -> Self {
+    pub(super) fn from_floats(dtype: DType, shape: &[usize], mut elements: Vec<f64>) -> Self {
         debug_assert_eq!(elements.len(), numel(shape));
         if dtype != DType::F64 {
-            elements.iter_mut().for_each(|x| *x = round(dtype, *x));
+            elements.iter_mut().for_each(|x| *x = round_to_dtype(dtype, *x));
         }
-        Array { dtype, shape: shape.to_vec(), data: Rc::new(Data::Float(elements)) }
+        WideArray { dtype, shape: shape.to_vec(), data: Rc::new(ArrayData::Float(elements)) }
     }
 
     /// An array of these integers, wrapped to `dtype` (for bool: whether it is not 0).
-    pub(super) fn ints(dtype: DType, shape: &[usize], mut elements: Vec<i64>) -> Self {
+    pub(super) fn from_ints(dtype: DType, shape: &[usize], mut elements: Vec<i64>) -> Self {
         debug_assert_eq!(elements.len(), numel(shape));
         if dtype != DType::I64 {
-            elements.iter_mut().for_each(|x| *x = wrap(dtype, *x));
+            elements.iter_mut().for_each(|x| *x = wrap_to_dtype(dtype, *x));
         }
-        Array { dtype, shape: shape.to_vec(), data: Rc::new(Data::Int(elements)) }
+        WideArray { dtype, shape: shape.to_vec(), data: Rc::new(ArrayData::Int(elements)) }
     }
 
-    pub(super) fn bools(shape: &[usize], elements: impl Iterator<Item = bool>) -> Self {
-        Array::ints(DType::Bool, shape, elements.map(i64::from).collect())
+    pub(super) fn from_bools(shape: &[usize], elements: impl Iterator<Item = bool>) -> Self {
+        WideArray::from_ints(DType::Bool, shape, elements.map(i64::from).collect())
     }
 
     pub(super) fn from_tensor(tensor: &Tensor) -> Self {
         let dtype = tensor.dtype();
         if dtype.is_float() {
-            Array::floats(dtype, tensor.shape(), tensor.to_f64())
+            WideArray::from_floats(dtype, tensor.shape(), tensor.to_f64())
         } else {
-            Array::ints(dtype, tensor.shape(), tensor.to_i64())
+            WideArray::from_ints(dtype, tensor.shape(), tensor.to_i64())
         }
     }
 
     /// The tensor of these elements; `None` if its size overflows.
     pub(super) fn to_tensor(&self) -> Option<Tensor> {
         match &*self.data {
-            Data::Float(v) => Tensor::from_f64(self.dtype, self.shape.as_slice(), v),
-            Data::Int(v) => Tensor::from_i64(self.dtype, self.shape.as_slice(), v),
+            ArrayData::Float(v) => Tensor::from_f64(self.dtype, self.shape.as_slice(), v),
+            ArrayData::Int(v) => Tensor::from_i64(self.dtype, self.shape.as_slice(), v),
         }
     }
 
     pub(super) fn as_floats(&self) -> Result<&[f64]> {
         match &*self.data {
-            Data::Float(v) => Ok(v),
-            Data::Int(_) => Err(OpError::DType { expected: "floating-point", found: self.dtype }),
+            ArrayData::Float(v) => Ok(v),
+            ArrayData::Int(_) => Err(OpError::DType { expected: "floating-point", found: self.dtype }),
         }
     }
 
     /// The elements of an integer or bool array.
     pub(super) fn as_ints(&self) -> Result<&[i64]> {
         match &*self.data {
-            Data::Int(v) => Ok(v),
-            Data::Float(_) => Err(OpError::DType { expected: "integer or bool", found: self.dtype }),
+            ArrayData::Int(v) => Ok(v),
+            ArrayData::Float(_) => Err(OpError::DType { expected: "integer or bool", found: self.dtype }),
         }
     }
 
     pub(super) fn reshaped(&self, shape: &[usize]) -> Self {
         debug_assert_eq!(numel(&self.shape), numel(shape));
-        Array { dtype: self.dtype, shape: shape.to_vec(), data: Rc::clone(&self.data) }
+        WideArray { dtype: self.dtype, shape: shape.to_vec(), data: Rc::clone(&self.data) }
     }
 
     /// The array whose element `i` is this one's element `positions[i]`, or `fill` where there is none
     /// such.
-    pub(super) fn pick(&self, shape: &[usize], positions: &[usize], fill: crate::types::Scalar) -> Self {
+    pub(super) fn gather_positions(
+        &self,
+        shape: &[usize],
+        positions: &[usize],
+        fill: crate::types::Scalar,
+    ) -> Self {
         fn pick<T: Copy>(from: &[T], positions: &[usize], fill: T) -> Vec<T> {
             positions.iter().map(|&p| from.get(p).copied().unwrap_or(fill)).collect()
         }
         match &*self.data {
-            Data::Float(v) => Array::floats(self.dtype, shape, pick(v, positions, fill.as_f64())),
-            Data::Int(v) => Array::ints(self.dtype, shape, pick(v, positions, fill.as_i64())),
+            ArrayData::Float(v) => {
+                WideArray::from_floats(self.dtype, shape, pick(v, positions, fill.as_f64()))
+            }
+            ArrayData::Int(v) => WideArray::from_ints(self.dtype, shape, pick(v, positions, fill.as_i64())),
         }
     }
 }
@@ -119,13 +126,13 @@ pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<usize> {
 }
 
 /// The extents before, at and after an axis: element `(o, i, k)` stands at `(o * n + i) * inner + k`.
-pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
+pub(super) fn extents_around_axis(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (numel(&shape[..axis]), shape[axis], numel(&shape[axis + 1..]))
 }
 
 /// Visits all coordinates of `shape` in row-major order with the offsets that each of the strides gives.
 #[inline]
-pub(super) fn walk<const N: usize>(
+pub(super) fn for_each_offset<const N: usize>(
     shape: &[usize],
     strides: [&[usize]; N],
     mut visit: impl FnMut([usize; N]),
@@ -165,7 +172,7 @@ pub(super) fn walk<const N: usize>(
 }
 
 /// `x` rounded to nearest even in a float dtype, in one rounding.
-pub(super) fn round(dtype: DType, x: f64) -> f64 {
+pub(super) fn round_to_dtype(dtype: DType, x: f64) -> f64 {
     if !dtype.is_float() {
         return x;
     }
@@ -175,7 +182,7 @@ pub(super) fn round(dtype: DType, x: f64) -> f64 {
 }
 
 /// `x` wrapped to an integer dtype; for bool whether it is not 0.
-pub(super) fn wrap(dtype: DType, x: i64) -> i64 {
+pub(super) fn wrap_to_dtype(dtype: DType, x: i64) -> i64 {
     if dtype.is_float() {
         return x;
     }
@@ -192,32 +199,37 @@ mod tests {
     fn rounding_is_done_once() {
         // One and a half unit in the last place, then a little more than what f32 keeps.
         let tie = 1.0 + 2f64.powi(-8);
-        assert_eq!(round(DType::BF16, tie), 1.0);
-        assert_eq!(round(DType::BF16, tie + 2f64.powi(-40)), 1.0 + 2f64.powi(-7));
-        assert_eq!(round(DType::BF16, -tie - 2f64.powi(-40)), -1.0 - 2f64.powi(-7));
-        assert_eq!(round(DType::F16, 1.0 + 2f64.powi(-11) + 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
-        assert_eq!(round(DType::F16, 1.0 + 3.0 * 2f64.powi(-11) - 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
-        assert_eq!(round(DType::F16, 65520.0), f64::INFINITY);
-        assert_eq!(round(DType::F16, 65519.999999), 65504.0);
-        assert_eq!(round(DType::BF16, 1e300), f64::INFINITY);
-        assert_eq!(round(DType::BF16, 1e-300), 0.0);
-        assert!(round(DType::BF16, -1e-300).is_sign_negative());
-        assert_eq!(round(DType::F16, 2f64.powi(-25)), 0.0);
-        assert_eq!(round(DType::F16, 2f64.powi(-25) * 1.000001), 2f64.powi(-24));
-        assert!(round(DType::F16, f64::NAN).is_nan());
-        assert_eq!(round(DType::F32, 0.1), f64::from(0.1f32));
+        assert_eq!(round_to_dtype(DType::BF16, tie), 1.0);
+        assert_eq!(round_to_dtype(DType::BF16, tie + 2f64.powi(-40)), 1.0 + 2f64.powi(-7));
+        assert_eq!(round_to_dtype(DType::BF16, -tie - 2f64.powi(-40)), -1.0 - 2f64.powi(-7));
+        assert_eq!(round_to_dtype(DType::F16, 1.0 + 2f64.powi(-11) + 2f64.powi(-45)), 1.0 + 2f64.powi(-10));
+        assert_eq!(
+            round_to_dtype(DType::F16, 1.0 + 3.0 * 2f64.powi(-11) - 2f64.powi(-45)),
+            1.0 + 2f64.powi(-10)
+        );
+        assert_eq!(round_to_dtype(DType::F16, 65520.0), f64::INFINITY);
+        assert_eq!(round_to_dtype(DType::F16, 65519.999999), 65504.0);
+        assert_eq!(round_to_dtype(DType::BF16, 1e300), f64::INFINITY);
+        assert_eq!(round_to_dtype(DType::BF16, 1e-300), 0.0);
+        assert!(round_to_dtype(DType::BF16, -1e-300).is_sign_negative());
+        assert_eq!(round_to_dtype(DType::F16, 2f64.powi(-25)), 0.0);
+        assert_eq!(round_to_dtype(DType::F16, 2f64.powi(-25) * 1.000001), 2f64.powi(-24));
+        assert!(round_to_dtype(DType::F16, f64::NAN).is_nan());
+        assert_eq!(round_to_dtype(DType::F32, 0.1), f64::from(0.1f32));
     }
 
     #[test]
     fn walking_broadcasts() {
         let mut seen = Vec::new();
         let shape = [2, 2, 3];
-        walk(&shape, [&broadcast_strides(&[2, 1], &shape), &strides(&shape)], |[a, b]| seen.push((a, b)));
+        for_each_offset(&shape, [&broadcast_strides(&[2, 1], &shape), &strides(&shape)], |[a, b]| {
+            seen.push((a, b))
+        });
         let expected: Vec<_> = (0..12).map(|i| ((i / 3) % 2, i)).collect();
         assert_eq!(seen, expected);
         let mut count = 0;
-        walk(&[], [&[]], |[at]: [usize; 1]| count += at + 1);
-        walk(&[3, 0], [&[0, 1]], |_| count += 100);
+        for_each_offset(&[], [&[]], |[at]: [usize; 1]| count += at + 1);
+        for_each_offset(&[3, 0], [&[0, 1]], |_| count += 100);
         assert_eq!(count, 1);
     }
 }

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::array::{Array, Data, broadcast_strides, numel, walk};
+use super::array::{ArrayData, WideArray, broadcast_strides, for_each_offset, numel};
 use super::elementwise::float_max;
 use super::error::{OpError, Result};
-use crate::attention::{Bound, Operands, visible};
+use crate::attention::{AttentionBound, AttentionOperands, visible_columns};
 
-enum Mask<'a> {
+enum MaskElements<'a> {
     None,
     /// Nonzero attends.
     Bool(&'a [i64]),
@@ -15,23 +15,28 @@ enum Mask<'a> {
     Float(&'a [f64]),
 }
 
-pub(super) struct Scores<'a> {
+pub(super) struct ScoreAttributes<'a> {
     pub scale: f64,
     pub cap: Option<f64>,
-    pub bounds: &'a [Bound],
+    pub bounds: &'a [AttentionBound],
     pub adds: Vec<i64>,
     /// Whether an operand is one more score of each row.
     pub sink: bool,
 }
 
-impl Scores<'_> {
-    fn of(&self, query: &[f64], key: &[f64]) -> f64 {
+impl ScoreAttributes<'_> {
+    fn compute_score(&self, query: &[f64], key: &[f64]) -> f64 {
         let score = query.iter().zip(key).map(|(a, b)| a * b).sum::<f64>() * self.scale;
         self.cap.map_or(score, |cap| cap * (score / cap).tanh())
     }
 
     /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
-    fn visible(&self, positions: &[&Array], rows: &[usize], s: usize) -> Result<Vec<Range<usize>>> {
+    fn visible_columns_by_row(
+        &self,
+        positions: &[&WideArray],
+        rows: &[usize],
+        s: usize,
+    ) -> Result<Vec<Range<usize>>> {
         let n = numel(rows);
         let l = rows.last().copied().unwrap_or(1);
         let mut limits = vec![Vec::with_capacity(self.bounds.len()); n];
@@ -43,7 +48,7 @@ impl Scores<'_> {
                 && let Some(x) = positions.next()
             {
                 let (elements, mut row) = (x.as_ints()?, 0);
-                walk(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
+                for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
                     of_rows[row] = elements[at];
                     row += 1;
                 });
@@ -52,11 +57,11 @@ impl Scores<'_> {
                 limits.push((bound.side, bound.limit(row % l, add, of_rows[row])));
             }
         }
-        Ok(limits.into_iter().map(|limits| visible(limits, s)).collect())
+        Ok(limits.into_iter().map(|limits| visible_columns(limits, s)).collect())
     }
 }
 
-struct Row<'a> {
+struct ScoreRow<'a> {
     /// Its number among the rows of all heads.
     row: usize,
     /// The head of keys and values that it reads, among those of the whole batch.
@@ -68,10 +73,10 @@ struct Row<'a> {
 }
 
 /// Calls `each` for every row of `q [.., h, l, e]`, with its scores.
-fn for_rows(
-    parts: &Operands<'_, &Array>,
-    attributes: &Scores<'_>,
-    mut each: impl FnMut(Row<'_>),
+fn for_each_row(
+    parts: &AttentionOperands<'_, &WideArray>,
+    attributes: &ScoreAttributes<'_>,
+    mut each: impl FnMut(ScoreRow<'_>),
 ) -> Result<()> {
     let (q, k) = (*parts.q, *parts.k);
     let rank = q.shape.len();
@@ -79,23 +84,23 @@ fn for_rows(
     let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
     let rows = &q.shape[..rank - 1];
     let (mask, mask_strides) = match parts.mask {
-        None => (Mask::None, vec![0; rank]),
+        None => (MaskElements::None, vec![0; rank]),
         Some(m) => {
             let mask = match &*m.data {
-                Data::Int(v) => Mask::Bool(v),
-                Data::Float(v) => Mask::Float(v),
+                ArrayData::Int(v) => MaskElements::Bool(v),
+                ArrayData::Float(v) => MaskElements::Float(v),
             };
             (mask, broadcast_strides(&m.shape, &[rows, &[s]].concat()))
         }
     };
     let (q, keys) = (q.as_floats()?, k.as_floats()?);
-    let visible = attributes.visible(parts.positions, rows, s)?;
+    let visible = attributes.visible_columns_by_row(parts.positions, rows, s)?;
     let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
     let column = [rows, &[1]].concat();
     let sink_strides = parts.sink.map_or_else(|| vec![0; rank], |x| broadcast_strides(&x.shape, &column));
     let mut scores = vec![None; s];
     let mut row = 0;
-    walk(rows, [&mask_strides[..rank - 1], &sink_strides[..rank - 1]], |[mask_start, sink]| {
+    for_each_offset(rows, [&mask_strides[..rank - 1], &sink_strides[..rank - 1]], |[mask_start, sink]| {
         let head = row / l;
         // Heads of q share heads of k and v in runs of h / g.
         let shared = head / h * g + head % h / (h / g.max(1)).max(1);
@@ -103,14 +108,14 @@ fn for_rows(
         for (j, score) in scores.iter_mut().enumerate() {
             let at = mask_start + j * mask_strides[rank - 1];
             let (seen, bias) = match mask {
-                Mask::None => (true, 0.0),
-                Mask::Bool(m) => (m[at] != 0, 0.0),
-                Mask::Float(m) => (true, m[at]),
+                MaskElements::None => (true, 0.0),
+                MaskElements::Bool(m) => (m[at] != 0, 0.0),
+                MaskElements::Float(m) => (true, m[at]),
             };
             *score = (seen && visible[row].contains(&j))
-                .then(|| attributes.of(query, &keys[(shared * s + j) * e..][..e]) + bias);
+                .then(|| attributes.compute_score(query, &keys[(shared * s + j) * e..][..e]) + bias);
         }
-        each(Row { row, shared, scores: &scores, sink: sinks.map(|x| x[sink]) });
+        each(ScoreRow { row, shared, scores: &scores, sink: sinks.map(|x| x[sink]) });
         row += 1;
     });
     Ok(())
@@ -121,29 +126,30 @@ const MISSING: OpError = OpError::Attribute { what: "the operands of attention" 
 /// Scaled dot-product attention, and the log-sum-exp of its rows; operands `q [.., h, l, e]`, `k [.., g, s, e]`,
 /// `v [.., g, s, f]`, mask, positions.
 pub(super) fn attention(
-    operands: &[&Array],
-    attributes: &Scores<'_>,
+    operands: &[&WideArray],
+    attributes: &ScoreAttributes<'_>,
     shape: &[usize],
-) -> Result<(Array, Array)> {
-    let parts = Operands::of(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
+) -> Result<(WideArray, WideArray)> {
+    let parts =
+        AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
     let (v, dtype) = (*parts.v, operands[0].dtype);
     let rank = shape.len();
     let (s, f) = (v.shape[rank - 2], v.shape[rank - 1]);
     let values = v.as_floats()?;
     let mut out = Vec::with_capacity(numel(shape));
     let mut sums = Vec::with_capacity(numel(&shape[..rank - 1]));
-    for_rows(&parts, attributes, |row| {
+    for_each_row(&parts, attributes, |row| {
         let start = out.len();
         out.resize(start + f, 0.0);
-        sums.push(attend(&row, &values[row.shared * s * f..][..s * f], &mut out[start..]));
+        sums.push(accumulate_row(&row, &values[row.shared * s * f..][..s * f], &mut out[start..]));
     })?;
-    let sums = Array::floats(dtype.wide(), &shape[..rank - 1], sums);
-    Ok((Array::floats(dtype, shape, out), sums))
+    let sums = WideArray::from_floats(dtype.compute_dtype(), &shape[..rank - 1], sums);
+    Ok((WideArray::from_floats(dtype, shape, out), sums))
 }
 
 /// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen and of the sink; gives the
 /// log-sum-exp of these. If none is seen, or all are minus infinity, `out` stays.
-fn attend(row: &Row<'_>, values: &[f64], out: &mut [f64]) -> f64 {
+fn accumulate_row(row: &ScoreRow<'_>, values: &[f64], out: &mut [f64]) -> f64 {
     let seen = row.scores.iter().flatten().chain(&row.sink);
     let max = seen.clone().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
     if max == f64::NEG_INFINITY {
@@ -163,9 +169,12 @@ fn attend(row: &Row<'_>, values: &[f64], out: &mut [f64]) -> f64 {
 
 /// The gradients of attention for its queries, keys and values; operands: the gradient of the result, the result, the
 /// log-sum-exp, then those of [`attention`].
-pub(super) fn gradient(operands: &[&Array], attributes: &Scores<'_>) -> Result<Vec<Array>> {
+pub(super) fn attention_gradient(
+    operands: &[&WideArray],
+    attributes: &ScoreAttributes<'_>,
+) -> Result<Vec<WideArray>> {
     let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING)?;
-    let parts = Operands::of(attributes.bounds, false, forward).ok_or(MISSING)?;
+    let parts = AttentionOperands::from_operands(attributes.bounds, false, forward).ok_or(MISSING)?;
     let (q, k, v) = (*parts.q, *parts.k, *parts.v);
     let rank = q.shape.len();
     let (s, e, f) = (k.shape[rank - 2], k.shape[rank - 1], v.shape[rank - 1]);
@@ -176,7 +185,7 @@ pub(super) fn gradient(operands: &[&Array], attributes: &Scores<'_>) -> Result<V
     let add = |to: &mut [f64], times: f64, x: &[f64]| {
         to.iter_mut().zip(x).for_each(|(to, x)| *to += times * x);
     };
-    for_rows(&parts, attributes, |Row { row, shared, scores, .. }| {
+    for_each_row(&parts, attributes, |ScoreRow { row, shared, scores, .. }| {
         if sums[row] == f64::NEG_INFINITY {
             return;
         }
@@ -193,5 +202,5 @@ pub(super) fn gradient(operands: &[&Array], attributes: &Scores<'_>) -> Result<V
         }
     })?;
     let gradients = [(q, of_q), (k, of_k), (v, of_v)];
-    Ok(gradients.into_iter().map(|(x, of)| Array::floats(x.dtype, &x.shape, of)).collect())
+    Ok(gradients.into_iter().map(|(x, of)| WideArray::from_floats(x.dtype, &x.shape, of)).collect())
 }

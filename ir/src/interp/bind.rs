@@ -1,7 +1,7 @@
 //! Symbols and inputs: solving symbols from the shapes of inputs, and checking both before a run.
 
 use super::error::InterpError;
-use crate::dim::{Bindings, Dim};
+use crate::dim::{Dim, SymbolBindings};
 use crate::graph::Graph;
 use crate::ids::ValueId;
 use crate::symbol::SymbolId;
@@ -14,15 +14,15 @@ use crate::tensor::Tensor;
 /// fixes (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol that occurs
 /// in no input's shape stays unbound. Fails for another number of inputs, a dtype or shape that does not fit, a symbol
 /// out of its bounds, or one that the shapes mention and do not fix.
-pub fn bindings_from(graph: &Graph, inputs: &[&Tensor]) -> Result<Bindings, InterpError> {
+pub fn infer_bindings(graph: &Graph, inputs: &[&Tensor]) -> Result<SymbolBindings, InterpError> {
     check_count(graph, 0, inputs.len())?;
     let values = graph.inputs.values().map(|i| i.value);
     solve_bindings(graph, &values.zip(inputs.iter().copied()).collect::<Vec<_>>())
 }
 
-/// [`bindings_from`] for some of the inputs, each named by its value.
-pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Bindings, InterpError> {
-    let mut bindings = Bindings::new();
+/// [`infer_bindings`] for some of the inputs, each named by its value.
+pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<SymbolBindings, InterpError> {
+    let mut bindings = SymbolBindings::new();
     for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
         bindings.set(id, symbol.min);
     }
@@ -40,10 +40,10 @@ pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Bi
     }
     loop {
         let before = open.len();
-        open.retain(|(dim, extent, _)| match solve(dim, *extent, &bindings) {
-            Solution::Open => true,
-            Solution::None => false,
-            Solution::Symbol(s, value) => {
+        open.retain(|(dim, extent, _)| match solve_dim(dim, *extent, &bindings) {
+            DimSolution::Open => true,
+            DimSolution::None => false,
+            DimSolution::Symbol(s, value) => {
                 bindings.set(s, value);
                 false
             }
@@ -60,7 +60,7 @@ pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Bi
     Ok(bindings)
 }
 
-enum Solution {
+enum DimSolution {
     /// The dim has more than one unbound symbol, or one that it is not linear in.
     Open,
     /// The dim has no unbound symbol, or no value of the symbol gives the extent.
@@ -68,26 +68,26 @@ enum Solution {
     Symbol(SymbolId, i64),
 }
 
-fn solve(dim: &Dim, extent: i64, bindings: &Bindings) -> Solution {
+fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
     let known = dim.substitute(&|s| bindings.get(s).map_or(Dim::from(s), Dim::from));
     let symbol = match known.symbols().as_slice() {
-        [] => return Solution::None,
+        [] => return DimSolution::None,
         [one] => *one,
-        _ => return Solution::Open,
+        _ => return DimSolution::Open,
     };
     let at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
-    let (Some(zero), Some(one)) = (at(0), at(1)) else { return Solution::Open };
+    let (Some(zero), Some(one)) = (at(0), at(1)) else { return DimSolution::Open };
     let factor = one.saturating_sub(zero);
     if factor == 0 || known != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
-        return Solution::Open;
+        return DimSolution::Open;
     }
     match extent.checked_sub(zero) {
-        Some(rest) if rest.checked_rem(factor) == Some(0) => Solution::Symbol(symbol, rest / factor),
-        _ => Solution::None,
+        Some(rest) if rest.checked_rem(factor) == Some(0) => DimSolution::Symbol(symbol, rest / factor),
+        _ => DimSolution::None,
     }
 }
 
-pub(super) fn check_bindings(graph: &Graph, bindings: &Bindings) -> Result<(), InterpError> {
+pub(super) fn check_bindings(graph: &Graph, bindings: &SymbolBindings) -> Result<(), InterpError> {
     for (id, symbol) in graph.symbols.iter() {
         if let Some(value) = bindings.get(id).filter(|v| !(symbol.min..=symbol.max).contains(v)) {
             let (min, max) = (symbol.min, symbol.max);
@@ -104,23 +104,23 @@ pub(super) fn check_count(graph: &Graph, rank: usize, found: usize) -> Result<()
 
 pub(super) fn check_input(
     graph: &Graph,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     rank: usize,
     value: ValueId,
     tensor: &Tensor,
 ) -> Result<(), InterpError> {
     let ty = graph.ty(value);
-    let input = || graph.name_of(value).to_string();
+    let input = || graph.value_name(value).to_string();
     if tensor.dtype() != ty.dtype {
         let (expected, found) = (ty.dtype, tensor.dtype());
         return Err(InterpError::InputDType { rank, input: input(), expected, found });
     }
     let expected: Option<Vec<i64>> = ty.shape.iter().map(|d| d.eval(bindings)).collect();
-    let Some(expected) = expected else { return Err(no_extent(graph, bindings, value)) };
+    let Some(expected) = expected else { return Err(extent_error(graph, bindings, value)) };
     if expected.iter().copied().eq(tensor.shape().iter().map(|&d| d as i64)) {
         return Ok(());
     }
-    let (dims, found) = (dims(graph, value), tensor.shape().to_vec());
+    let (dims, found) = (display_dims(graph, value), tensor.shape().to_vec());
     Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
 }
 
@@ -128,32 +128,37 @@ pub(super) fn check_input(
 const LARGE: usize = 1 << 27;
 
 /// The shape of a value under the bindings. Its elements, held wide, fit into memory.
-pub(super) fn extents(graph: &Graph, bindings: &Bindings, value: ValueId) -> Result<Vec<usize>, InterpError> {
-    let shape = graph.ty(value).concrete(bindings).ok_or_else(|| no_extent(graph, bindings, value))?;
+pub(super) fn concrete_shape(
+    graph: &Graph,
+    bindings: &SymbolBindings,
+    value: ValueId,
+) -> Result<Vec<usize>, InterpError> {
+    let shape =
+        graph.ty(value).concrete_shape(bindings).ok_or_else(|| extent_error(graph, bindings, value))?;
     let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-    let elements = numel.ok_or_else(|| no_extent(graph, bindings, value))?;
+    let elements = numel.ok_or_else(|| extent_error(graph, bindings, value))?;
     let bytes = elements.checked_mul(size_of::<f64>());
     let fits = |bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_ok();
     if elements > LARGE && !bytes.is_some_and(fits) {
-        return Err(InterpError::TooLarge { value: graph.name_of(value).to_string(), elements });
+        return Err(InterpError::TooLarge { value: graph.value_name(value).to_string(), elements });
     }
     Ok(shape)
 }
 
-fn no_extent(graph: &Graph, bindings: &Bindings, value: ValueId) -> InterpError {
-    let name = graph.name_of(value).to_string();
+fn extent_error(graph: &Graph, bindings: &SymbolBindings, value: ValueId) -> InterpError {
+    let name = graph.value_name(value).to_string();
     let unbound = graph.ty(value).shape.iter().flat_map(Dim::symbols).find(|&s| bindings.get(s).is_none());
     match unbound {
         Some(s) => {
             let symbol = graph.symbols.get(s).map_or_else(|| s.to_string(), |s| s.name.clone());
             InterpError::UnboundSymbol { symbol, value: name }
         }
-        None => InterpError::Extent { value: name, dims: dims(graph, value) },
+        None => InterpError::Extent { value: name, dims: display_dims(graph, value) },
     }
 }
 
 /// The dims of a value for people: `[tokens, 64]`.
-fn dims(graph: &Graph, value: ValueId) -> String {
+fn display_dims(graph: &Graph, value: ValueId) -> String {
     let dims: Vec<String> =
         graph.ty(value).shape.iter().map(|d| d.display(&graph.symbols).to_string()).collect();
     format!("[{}]", dims.join(", "))

@@ -1,40 +1,40 @@
 //! Collectives over the operands of one cell of a group, in order of rank within the cell.
 
-use super::array::{Array, Data};
+use super::array::{ArrayData, WideArray};
 use super::elementwise::{float_max, float_min};
 use super::error::{OpError, Result};
-use super::index::rows;
+use super::index::leading_rows;
 use super::movement::{concat, full};
-use crate::collective::{CollectiveKind, ReduceOp, Splits};
+use crate::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 use crate::types::{DType, Scalar};
 
 /// The results on each rank of a cell from the operands on each. Fails with the rank within the cell, and what it
 /// found.
 pub(super) fn exchange(
     kind: &CollectiveKind,
-    operands: &[Vec<Array>],
-) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+    operands: &[Vec<WideArray>],
+) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
-    let x: Vec<&Array> = operands.iter().map(|o| &o[0]).collect();
-    let one = |results: Vec<Array>| Ok(results.into_iter().map(|r| vec![r]).collect());
+    let x: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
+    let one = |results: Vec<WideArray>| Ok(results.into_iter().map(|r| vec![r]).collect());
     let at_root = |e: OpError| (0, e);
     match kind {
         CollectiveKind::AllReduce(op) => one(vec![reduce(*op, &x).map_err(at_root)?; n]),
         CollectiveKind::ReduceScatter(op) => {
             let sum = reduce(*op, &x).map_err(at_root)?;
             let piece = sum.shape[0] / n;
-            one((0..n).map(|r| rows(&sum, r * piece, piece)).collect())
+            one((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect())
         }
-        CollectiveKind::AllGather => one(vec![stack(&x).map_err(at_root)?; n]),
-        CollectiveKind::AllToAll(Splits::Even) => {
+        CollectiveKind::AllGather => one(vec![concat_leading(&x).map_err(at_root)?; n]),
+        CollectiveKind::AllToAll(AllToAllSplits::Even) => {
             let piece = x[0].shape[0] / n;
             let received = |r: usize| {
-                let pieces: Vec<Array> = x.iter().map(|x| rows(x, r * piece, piece)).collect();
-                stack(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))
+                let pieces: Vec<WideArray> = x.iter().map(|x| leading_rows(x, r * piece, piece)).collect();
+                concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))
             };
             one((0..n).map(received).collect::<Result<_, _>>()?)
         }
-        CollectiveKind::AllToAll(Splits::Device) => by_splits(operands),
+        CollectiveKind::AllToAll(AllToAllSplits::Device) => exchange_by_splits(operands),
         CollectiveKind::Broadcast { root } => one(vec![x[*root as usize].clone(); n]),
         CollectiveKind::Permute { pairs } => {
             let received = |r: usize| match pairs.iter().find(|(_, to)| *to as usize == r) {
@@ -47,7 +47,7 @@ pub(super) fn exchange(
 }
 
 /// All operands one after another along the leading axis.
-fn stack(x: &[&Array]) -> Result<Array> {
+fn concat_leading(x: &[&WideArray]) -> Result<WideArray> {
     let mut shape = x[0].shape.clone();
     shape[0] = x.iter().map(|x| x.shape[0]).sum();
     concat(x, 0, &shape)
@@ -55,16 +55,16 @@ fn stack(x: &[&Array]) -> Result<Array> {
 
 /// The reduction in ascending order of rank. Floats accumulate in f32, f64 in f64, and round once, so
 /// that a backend that does the same gives the same bits.
-fn reduce(op: ReduceOp, x: &[&Array]) -> Result<Array> {
+fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
     let n = x.len();
     let (dtype, shape) = (x[0].dtype, &x[0].shape);
     match &*x[0].data {
-        Data::Float(first) => {
+        ArrayData::Float(first) => {
             let f: fn(f64, f64) -> f64 = match op {
-                ReduceOp::Sum | ReduceOp::Avg => |a, b| a + b,
-                ReduceOp::Prod => |a, b| a * b,
-                ReduceOp::Max => float_max,
-                ReduceOp::Min => float_min,
+                CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => |a, b| a + b,
+                CollectiveReduceOp::Prod => |a, b| a * b,
+                CollectiveReduceOp::Max => float_max,
+                CollectiveReduceOp::Min => float_min,
             };
             // Sum, product and quotient of two f32 in f64, rounded to f32, are those of f32 itself.
             let narrow: fn(f64) -> f64 = if dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
@@ -72,32 +72,32 @@ fn reduce(op: ReduceOp, x: &[&Array]) -> Result<Array> {
             for y in &x[1..] {
                 out.iter_mut().zip(y.as_floats()?).for_each(|(o, &y)| *o = narrow(f(*o, y)));
             }
-            if op == ReduceOp::Avg {
+            if op == CollectiveReduceOp::Avg {
                 out.iter_mut().for_each(|o| *o = narrow(*o / n as f64));
             }
-            Ok(Array::floats(dtype, shape, out))
+            Ok(WideArray::from_floats(dtype, shape, out))
         }
-        Data::Int(first) => {
+        ArrayData::Int(first) => {
             let f: fn(i64, i64) -> i64 = match op {
-                ReduceOp::Sum | ReduceOp::Avg => i64::wrapping_add,
-                ReduceOp::Prod => i64::wrapping_mul,
-                ReduceOp::Max => i64::max,
-                ReduceOp::Min => i64::min,
+                CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => i64::wrapping_add,
+                CollectiveReduceOp::Prod => i64::wrapping_mul,
+                CollectiveReduceOp::Max => i64::max,
+                CollectiveReduceOp::Min => i64::min,
             };
             let mut out = first.clone();
             for y in &x[1..] {
                 out.iter_mut().zip(y.as_ints()?).for_each(|(o, &y)| *o = f(*o, y));
             }
-            if op == ReduceOp::Avg {
+            if op == CollectiveReduceOp::Avg {
                 out.iter_mut().for_each(|o| *o /= n as i64);
             }
-            Ok(Array::ints(dtype, shape, out))
+            Ok(WideArray::from_ints(dtype, shape, out))
         }
     }
 }
 
 /// All-to-all by split sizes on the device: operands `x` and `[n]` rows for each rank.
-fn by_splits(operands: &[Vec<Array>]) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+fn exchange_by_splits(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let capacity = operands[0][0].shape[0];
     let fits = |what: &'static str, rank: usize, splits: &[i64]| -> Result<Vec<usize>, (usize, OpError)> {
@@ -116,15 +116,15 @@ fn by_splits(operands: &[Vec<Array>]) -> Result<Vec<Vec<Array>>, (usize, OpError
     for rank in 0..n {
         let counts: Vec<i64> = sent.iter().map(|to| to[rank] as i64).collect();
         let received = fits("rows received", rank, &counts)?;
-        let mut pieces: Vec<Array> = (0..n)
-            .map(|from| rows(&operands[from][0], sent[from][..rank].iter().sum(), received[from]))
+        let mut pieces: Vec<WideArray> = (0..n)
+            .map(|from| leading_rows(&operands[from][0], sent[from][..rank].iter().sum(), received[from]))
             .collect();
         let x = &operands[rank][0];
         let mut rest = x.shape.clone();
         rest[0] = capacity - received.iter().sum::<usize>();
         pieces.push(full(Scalar::Int(0), x.dtype, &rest));
-        let packed = stack(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (rank, e))?;
-        results.push(vec![packed, Array::ints(DType::I64, &[n], counts)]);
+        let packed = concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (rank, e))?;
+        results.push(vec![packed, WideArray::from_ints(DType::I64, &[n], counts)]);
     }
     Ok(results)
 }

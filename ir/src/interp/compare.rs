@@ -10,7 +10,7 @@
 use std::fmt;
 
 use super::rounding::RoundingHistory;
-use super::spread::{BEYOND_SEEN, Spread, distance};
+use super::spread::{NoiseSpread, SPREAD_FACTOR, distance};
 use crate::tensor::Tensor;
 use crate::types::DType;
 
@@ -35,33 +35,33 @@ impl Tolerance {
     }
 
     /// The default for results that other kernels computed in the type that they have, with sums in another order: a
-    /// fraction of each element ([`fraction`](Self::fraction)), and the same fraction of a typical one, the median of the
+    /// fraction of each element ([`fraction`](Self::default_fraction)), and the same fraction of a typical one, the median of the
     /// magnitudes that are neither 0 nor infinite. Integers and booleans are exact.
-    pub fn of(expected: &Tensor) -> Tolerance {
-        Tolerance::of_history(&RoundingHistory::rounded_to(expected.dtype()), expected)
+    pub fn for_dtype_of(expected: &Tensor) -> Tolerance {
+        Tolerance::for_history(&RoundingHistory::rounded_to(expected.dtype()), expected)
     }
 
-    /// The default for results with this rounding history: as [`of`](Self::of), by the coarsest type that the result, or
+    /// The default for results with this rounding history: as [`of`](Self::for_dtype_of), by the coarsest type that the result, or
     /// a value it was computed from, was rounded to. Integers, booleans, and results without rounding in their history are
     /// exact.
-    pub fn of_history(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
+    pub fn for_history(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         let coarsest = |of: fn(DType) -> f64| history.types().map(of).fold(0.0, f64::max);
-        let relative = coarsest(Tolerance::fraction);
+        let relative = coarsest(Tolerance::default_fraction);
         if relative == 0.0 || !expected.dtype().is_float() {
             return Tolerance::EXACT;
         }
         // Below its normal numbers a format's steps are larger than any fraction of the number.
-        let steps = 4.0 * coarsest(least_step);
-        let absolute = relative * typical(expected) + steps;
+        let steps = 4.0 * coarsest(smallest_step);
+        let absolute = relative * typical_magnitude(expected) + steps;
         Tolerance { absolute, relative, may_overflow: history.may_overflow() }
     }
 
     /// For results that are stored in a finer type than values they were computed from: the tolerance of that type, as if
     /// nothing coarser were in the history. Runs with noise widen it ([`widened_by_noise`](Self::widened_by_noise)).
-    pub fn of_own_type(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
-        let limit = Tolerance::of_history(history, expected);
-        let own = Tolerance::fraction(expected.dtype());
-        if own == 0.0 || own >= limit.relative { limit } else { limit.scaled_to(own) }
+    pub fn for_stored_type(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
+        let limit = Tolerance::for_history(history, expected);
+        let own = Tolerance::default_fraction(expected.dtype());
+        if own == 0.0 || own >= limit.relative { limit } else { limit.with_relative(own) }
     }
 
     /// This tolerance, widened to several times the largest move of a typical element in a run with noise, and at most to
@@ -71,23 +71,23 @@ impl Tolerance {
         if limit.relative <= self.relative || expected.numel() != noisy.numel() {
             return self;
         }
-        let typical = typical(expected);
+        let typical = typical_magnitude(expected);
         let moves = (0..expected.numel()).map(|i| (expected.get_f64(i), noisy.get_f64(i)));
         let finite = moves.filter(|(e, n)| e.is_finite() && n.is_finite() && e.abs() + typical > 0.0);
         let most = finite.map(|(e, n)| (n - e).abs() / (e.abs() + typical)).fold(0.0, f64::max);
-        limit.scaled_to((BEYOND_SEEN * most).clamp(self.relative, limit.relative))
+        limit.with_relative((SPREAD_FACTOR * most).clamp(self.relative, limit.relative))
     }
 
-    fn scaled_to(self, relative: f64) -> Tolerance {
+    fn with_relative(self, relative: f64) -> Tolerance {
         Tolerance { absolute: self.absolute * relative / self.relative, relative, ..self }
     }
 
     /// The fraction that elements of a dtype may differ by: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and 4e-2 for bf16.
-    pub fn fraction(dtype: DType) -> f64 {
+    pub fn default_fraction(dtype: DType) -> f64 {
         dtype.facts().precision.map_or(0.0, |p| p.tolerance)
     }
 
-    fn allowed(&self, expected: f64) -> f64 {
+    fn allowed_difference(&self, expected: f64) -> f64 {
         // 0 of an infinity is no number.
         if self.relative == 0.0 { self.absolute } else { self.absolute + self.relative * expected.abs() }
     }
@@ -103,12 +103,12 @@ impl fmt::Display for Tolerance {
 }
 
 /// The distance of the numbers nearest to 0.
-fn least_step(dtype: DType) -> f64 {
+fn smallest_step(dtype: DType) -> f64 {
     dtype.facts().precision.map_or(0.0, |p| p.least)
 }
 
 /// The median of the magnitudes of finite elements other than 0, the lower one of two; 0 if there are none.
-fn typical(tensor: &Tensor) -> f64 {
+fn typical_magnitude(tensor: &Tensor) -> f64 {
     let stride = tensor.numel().div_ceil(SAMPLES).max(1);
     let elements = (0..tensor.numel()).step_by(stride).map(|i| tensor.get_f64(i).abs());
     let mut magnitudes: Vec<f64> = elements.filter(|x| x.is_finite() && *x > 0.0).collect();
@@ -120,7 +120,7 @@ fn typical(tensor: &Tensor) -> f64 {
 }
 
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Comparison {
+pub struct TensorComparison {
     pub elements: usize,
     /// The number of elements that differ by more than the tolerance allows, or are NaN on one side only.
     pub beyond: usize,
@@ -131,7 +131,7 @@ pub struct Comparison {
     /// Elements that are NaN on a side do not count here.
     pub of_tolerance: f64,
     /// The element that is farthest from what the tolerance allows; `None` if all elements are equal.
-    pub worst: Option<Difference>,
+    pub worst: Option<ElementDifference>,
     /// The number of elements that are NaN on one side only, and that the tolerance does not allow.
     pub nan_mismatch: usize,
     /// The number of elements that are infinite or NaN instead of finite, as the tolerance allows.
@@ -143,15 +143,15 @@ pub struct Comparison {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Difference {
+pub struct ElementDifference {
     pub at: Vec<usize>,
     /// The element found, in all its digits.
     pub found: String,
     pub expected: String,
 }
 
-impl Comparison {
-    fn count(&mut self, difference: f64, allowed: f64, within: bool) {
+impl TensorComparison {
+    fn record_difference(&mut self, difference: f64, allowed: f64, within: bool) {
         self.beyond += usize::from(!within);
         if difference.is_nan() {
             self.nan_mismatch += 1;
@@ -172,7 +172,7 @@ impl Comparison {
     }
 }
 
-impl fmt::Display for Comparison {
+impl fmt::Display for TensorComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(what) = &self.type_mismatch {
             return f.write_str(what);
@@ -210,7 +210,7 @@ impl fmt::Display for Comparison {
             write!(f, ", {} NaN on one side only", self.nan_mismatch)?;
         }
         match &self.worst {
-            Some(Difference { at, found, expected }) if self.beyond > 0 => {
+            Some(ElementDifference { at, found, expected }) if self.beyond > 0 => {
                 write!(f, "; worst at {at:?}: found {found}, expected {expected}")
             }
             _ => Ok(()),
@@ -219,18 +219,18 @@ impl fmt::Display for Comparison {
 }
 
 /// Compares element by element: integers and booleans exactly, floats within `tolerance`.
-pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Comparison {
+pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> TensorComparison {
     compare_within(found, expected, tolerance, None)
 }
 
 /// [`compare()`], except that elements which are beyond the tolerance, but not farther than roundings move them, are counted
-/// apart ([`Comparison::sensitive`]).
+/// apart ([`TensorComparison::sensitive`]).
 pub fn compare_with_spread(
     found: &Tensor,
     expected: &Tensor,
     tolerance: Tolerance,
-    spread: &Spread,
-) -> Comparison {
+    spread: &NoiseSpread,
+) -> TensorComparison {
     compare_within(found, expected, tolerance, Some(spread))
 }
 
@@ -238,11 +238,11 @@ fn compare_within(
     found: &Tensor,
     expected: &Tensor,
     tolerance: Tolerance,
-    spread: Option<&Spread>,
-) -> Comparison {
+    spread: Option<&NoiseSpread>,
+) -> TensorComparison {
     let type_mismatch = type_mismatch(found, expected);
     let elements = if type_mismatch.is_some() { 0 } else { found.numel() };
-    let mut out = Comparison { elements, type_mismatch, ..Comparison::default() };
+    let mut out = TensorComparison { elements, type_mismatch, ..TensorComparison::default() };
     let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
     let mut worst: Option<(f64, usize)> = None;
     for i in 0..elements {
@@ -250,16 +250,16 @@ fn compare_within(
         if difference == 0.0 {
             continue;
         }
-        let allowed = tolerance.allowed(expected.get_f64(i));
+        let allowed = tolerance.allowed_difference(expected.get_f64(i));
         let within = difference.is_finite() && difference <= allowed;
-        if !within && spread.is_some_and(|spread| spread.covers(i, found, expected)) {
+        if !within && spread.is_some_and(|spread| spread.explains(i, found, expected)) {
             match tolerance.may_overflow && !difference.is_finite() && expected.get_f64(i).is_finite() {
                 true => out.overflowed += 1,
                 false => out.sensitive += 1,
             }
             continue;
         }
-        out.count(difference, allowed, within);
+        out.record_difference(difference, allowed, within);
         // The farther beyond what is allowed the worse; what is no number is worst.
         let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
         let excess = if excess.is_nan() { f64::INFINITY } else { excess };
@@ -267,7 +267,7 @@ fn compare_within(
             worst = Some((excess, i));
         }
     }
-    out.worst = worst.map(|(_, i)| Difference {
+    out.worst = worst.map(|(_, i)| ElementDifference {
         at: coordinates(found.shape(), i),
         found: found.element_text(i),
         expected: expected.element_text(i),
@@ -276,24 +276,30 @@ fn compare_within(
 }
 
 /// The spread of the elements that are beyond the tolerance, before any run with noise.
-pub fn spread_of_beyond(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Spread {
+pub fn spread_of_beyond(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> NoiseSpread {
     let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
     let elements = if type_mismatch(found, expected).is_some() { 0 } else { found.numel() };
     let is_beyond = |&i: &usize| !is_within(found, expected, tolerance, i);
-    Spread::of_elements((0..elements).filter(is_beyond).collect())
+    NoiseSpread::for_elements((0..elements).filter(is_beyond).collect())
 }
 
 /// The number of elements of a spread that neither the tolerance nor the spread allows.
-pub fn count_unexplained(spread: &Spread, found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> usize {
+pub fn count_unexplained(
+    spread: &NoiseSpread,
+    found: &Tensor,
+    expected: &Tensor,
+    tolerance: Tolerance,
+) -> usize {
     let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
     let is_explained =
-        |i: usize| is_within(found, expected, tolerance, i) || spread.covers(i, found, expected);
+        |i: usize| is_within(found, expected, tolerance, i) || spread.explains(i, found, expected);
     spread.elements().filter(|&i| !is_explained(i)).count()
 }
 
 fn is_within(found: &Tensor, expected: &Tensor, tolerance: Tolerance, i: usize) -> bool {
     let difference = distance(found, expected, i);
-    difference == 0.0 || difference.is_finite() && difference <= tolerance.allowed(expected.get_f64(i))
+    difference == 0.0
+        || difference.is_finite() && difference <= tolerance.allowed_difference(expected.get_f64(i))
 }
 
 fn type_mismatch(found: &Tensor, expected: &Tensor) -> Option<String> {
@@ -325,7 +331,7 @@ mod tests {
 
     /// Whether `found` passes for `expected` by default.
     fn passes(found: &Tensor, expected: &Tensor) -> bool {
-        compare(found, expected, Tolerance::of(expected)).agrees()
+        compare(found, expected, Tolerance::for_dtype_of(expected)).agrees()
     }
 
     #[test]
@@ -333,7 +339,7 @@ mod tests {
         let at_most = |x| compare(&f32s(&[1.0, -4.0, 3.0]), &f32s(&[1.0, -5.5, 2.0]), Tolerance::absolute(x));
         let c = at_most(1.4);
         assert_eq!((c.max_abs, c.of_tolerance, c.elements, c.beyond), (1.5, 1.5 / 1.4, 3, 1));
-        let worst = Difference { at: vec![1], found: "-4.0".into(), expected: "-5.5".into() };
+        let worst = ElementDifference { at: vec![1], found: "-4.0".into(), expected: "-5.5".into() };
         assert_eq!(c.worst, Some(worst));
         assert!(at_most(1.5).agrees() && !c.agrees());
         let half = Tolerance { relative: 0.5, ..Tolerance::EXACT };
@@ -370,7 +376,7 @@ mod tests {
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
         let with = |found: f64, expected: f64, noisy: &[f64]| {
             let (found, expected) = (f32s(&[found]), f32s(&[expected]));
-            let mut spread = Spread::none(&expected);
+            let mut spread = NoiseSpread::without_moves(&expected);
             for &x in noisy {
                 spread.widen(&expected, &f32s(&[x]));
             }
@@ -417,7 +423,7 @@ mod tests {
         let found = f32s(&[1.0, 2.5, 3.0, 5.0]);
         let tolerance = Tolerance::absolute(0.1);
         let mut spread = spread_of_beyond(&found, &expected, tolerance);
-        let left = |spread: &Spread| count_unexplained(spread, &found, &expected, tolerance);
+        let left = |spread: &NoiseSpread| count_unexplained(spread, &found, &expected, tolerance);
         assert_eq!((spread.elements().collect::<Vec<_>>(), left(&spread)), (vec![1, 3], 2));
         spread.widen(&expected, &f32s(&[9.0, 2.2, 9.0, 4.1]));
         assert_eq!(left(&spread), 1);

@@ -3,11 +3,11 @@
 //! The node was type-checked before, so that operands and result shapes fit as the op's rule says.
 //! Collectives and custom ops span ranks and are not here.
 
-use super::array::Array;
+use super::array::WideArray;
 use super::error::{OpError, Result};
 use super::{attention, elementwise, index, linear, movement, reduce};
-use crate::attention::Bound;
-use crate::dim::Bindings;
+use crate::attention::AttentionBound;
+use crate::dim::SymbolBindings;
 use crate::op::Op;
 use crate::text;
 use crate::types::DType;
@@ -16,10 +16,10 @@ pub(super) type ResultType<'a> = (DType, &'a [usize]);
 
 pub(super) fn compute(
     op: &Op,
-    x: &[&Array],
+    x: &[&WideArray],
     results: &[ResultType<'_>],
-    bindings: &Bindings,
-) -> Result<Vec<Array>> {
+    bindings: &SymbolBindings,
+) -> Result<Vec<WideArray>> {
     let (dtype, shape) = results[0];
     let out = match op {
         Op::Full(scalar) => movement::full(*scalar, dtype, shape),
@@ -44,18 +44,23 @@ pub(super) fn compute(
             reduce::layer_norm(*axes, eps.0, x[0], x.get(1).copied(), x.get(2).copied())?
         }
         Op::Attention { scale, cap, bounds, sink, log_sum_exp } => {
-            let adds = added_by(bounds, bindings)?;
-            let scores =
-                attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, adds, sink: *sink };
+            let adds = evaluate_bound_offsets(bounds, bindings)?;
+            let scores = attention::ScoreAttributes {
+                scale: scale.0,
+                cap: cap.map(|c| c.0),
+                bounds,
+                adds,
+                sink: *sink,
+            };
             let (out, sums) = attention::attention(x, &scores, shape)?;
             return Ok([out].into_iter().chain(log_sum_exp.then_some(sums)).collect());
         }
         Op::AttentionGradient { scale, bounds } => {
-            let adds = added_by(bounds, bindings)?;
-            let scores = attention::Scores { scale: scale.0, cap: None, bounds, adds, sink: false };
-            return attention::gradient(x, &scores);
+            let adds = evaluate_bound_offsets(bounds, bindings)?;
+            let scores = attention::ScoreAttributes { scale: scale.0, cap: None, bounds, adds, sink: false };
+            return attention::attention_gradient(x, &scores);
         }
-        Op::Permuted { op, perm } => return permuted(op, perm, x, results, bindings),
+        Op::Permuted { op, perm } => return compute_permuted(op, perm, x, results, bindings),
         Op::RotaryEmbedding { width, interleaved } => linear::rotary(x[0], x[1], x[2], *width, *interleaved)?,
         Op::Take { axis } => index::index(x[0], *axis, &x[1..])?,
         Op::Index { axis } => index::index(x[0], *axis, &x[1..])?,
@@ -88,18 +93,20 @@ pub(super) fn compute(
     Ok(vec![out])
 }
 
-fn added_by(bounds: &[Bound], bindings: &Bindings) -> Result<Vec<i64>> {
-    let add = |b: &Bound| b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" });
+fn evaluate_bound_offsets(bounds: &[AttentionBound], bindings: &SymbolBindings) -> Result<Vec<i64>> {
+    let add = |b: &AttentionBound| {
+        b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" })
+    };
     bounds.iter().map(add).collect()
 }
 
-fn permuted(
+fn compute_permuted(
     op: &Op,
     perm: &[usize],
-    x: &[&Array],
+    x: &[&WideArray],
     results: &[ResultType<'_>],
-    bindings: &Bindings,
-) -> Result<Vec<Array>> {
+    bindings: &SymbolBindings,
+) -> Result<Vec<WideArray>> {
     let count = op.permuted_results();
     let inner: Vec<Vec<usize>> = results
         .iter()

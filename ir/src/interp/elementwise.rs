@@ -3,22 +3,22 @@
 //! Floats are computed in f64 and rounded once. Integers are computed in wrapping i64 and wrapped to their
 //! dtype.
 
-use super::array::{Array, Data, broadcast_strides, numel, round, walk};
+use super::array::{ArrayData, WideArray, broadcast_strides, for_each_offset, numel, round_to_dtype};
 use super::error::{OpError, Result};
 use crate::op::{BinaryOp, UnaryOp};
 use crate::types::{DType, Scalar};
 
-pub(super) fn unary(op: UnaryOp, x: &Array) -> Result<Array> {
+pub(super) fn unary(op: UnaryOp, x: &WideArray) -> Result<WideArray> {
     match &*x.data {
-        Data::Float(v) => match op {
-            UnaryOp::IsNan => Ok(Array::bools(&x.shape, v.iter().map(|x| x.is_nan()))),
-            UnaryOp::IsFinite => Ok(Array::bools(&x.shape, v.iter().map(|x| x.is_finite()))),
+        ArrayData::Float(v) => match op {
+            UnaryOp::IsNan => Ok(WideArray::from_bools(&x.shape, v.iter().map(|x| x.is_nan()))),
+            UnaryOp::IsFinite => Ok(WideArray::from_bools(&x.shape, v.iter().map(|x| x.is_finite()))),
             _ => {
                 let f = float_unary(op);
-                Ok(Array::floats(x.dtype, &x.shape, v.iter().map(|&x| f(x)).collect()))
+                Ok(WideArray::from_floats(x.dtype, &x.shape, v.iter().map(|&x| f(x)).collect()))
             }
         },
-        Data::Int(v) => {
+        ArrayData::Int(v) => {
             let f: fn(i64) -> i64 = match op {
                 UnaryOp::Neg => i64::wrapping_neg,
                 UnaryOp::Abs => i64::wrapping_abs,
@@ -28,7 +28,7 @@ pub(super) fn unary(op: UnaryOp, x: &Array) -> Result<Array> {
                 UnaryOp::Relu => |x| x.max(0),
                 _ => return Err(OpError::DType { expected: "floating-point", found: x.dtype }),
             };
-            Ok(Array::ints(x.dtype, &x.shape, v.iter().map(|&x| f(x)).collect()))
+            Ok(WideArray::from_ints(x.dtype, &x.shape, v.iter().map(|&x| f(x)).collect()))
         }
     }
 }
@@ -65,20 +65,20 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
     }
 }
 
-pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
+pub(super) fn binary(op: BinaryOp, x: &WideArray, y: &WideArray, shape: &[usize]) -> Result<WideArray> {
     match (&*x.data, &*y.data) {
-        (Data::Float(a), Data::Float(b)) => {
+        (ArrayData::Float(a), ArrayData::Float(b)) => {
             if op.is_comparison() {
                 let f = comparison::<f64>(op);
-                return Ok(Array::bools(shape, zip(a, &x.shape, b, &y.shape, shape, f).into_iter()));
+                return Ok(WideArray::from_bools(shape, zip(a, &x.shape, b, &y.shape, shape, f).into_iter()));
             }
             let f = float_binary(op);
-            Ok(Array::floats(x.dtype, shape, zip(a, &x.shape, b, &y.shape, shape, f)))
+            Ok(WideArray::from_floats(x.dtype, shape, zip(a, &x.shape, b, &y.shape, shape, f)))
         }
-        (Data::Int(a), Data::Int(b)) => {
+        (ArrayData::Int(a), ArrayData::Int(b)) => {
             if op.is_comparison() {
                 let f = comparison::<i64>(op);
-                return Ok(Array::bools(shape, zip(a, &x.shape, b, &y.shape, shape, f).into_iter()));
+                return Ok(WideArray::from_bools(shape, zip(a, &x.shape, b, &y.shape, shape, f).into_iter()));
             }
             let f = int_binary(op, x.dtype)?;
             let results = zip(a, &x.shape, b, &y.shape, shape, f);
@@ -86,7 +86,7 @@ pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Res
                 .into_iter()
                 .enumerate()
                 .map(|(position, r)| r.ok_or(OpError::DivisionByZero { position }));
-            Ok(Array::ints(x.dtype, shape, elements.collect::<Result<_, _>>()?))
+            Ok(WideArray::from_ints(x.dtype, shape, elements.collect::<Result<_, _>>()?))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),
     }
@@ -94,18 +94,23 @@ pub(super) fn binary(op: BinaryOp, x: &Array, y: &Array, shape: &[usize]) -> Res
 
 /// `x op scalar`, or `scalar op x`. For comparisons the scalar has the dtype of `x`; for arithmetic on
 /// f16, bf16 and f32 it has f32.
-pub(super) fn binary_scalar(op: BinaryOp, x: &Array, scalar: Scalar, scalar_left: bool) -> Result<Array> {
+pub(super) fn binary_scalar(
+    op: BinaryOp,
+    x: &WideArray,
+    scalar: Scalar,
+    scalar_left: bool,
+) -> Result<WideArray> {
     let wide = match x.dtype {
         dtype if op.is_comparison() => dtype,
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
     let scalar = if x.dtype.is_float() {
-        Data::Float(vec![round(wide, scalar.as_f64())])
+        ArrayData::Float(vec![round_to_dtype(wide, scalar.as_f64())])
     } else {
-        Data::Int(vec![scalar.as_i64()])
+        ArrayData::Int(vec![scalar.as_i64()])
     };
-    let scalar = Array { dtype: x.dtype, shape: Vec::new(), data: scalar.into() };
+    let scalar = WideArray { dtype: x.dtype, shape: Vec::new(), data: scalar.into() };
     if scalar_left { binary(op, &scalar, x, &x.shape) } else { binary(op, x, &scalar, &x.shape) }
 }
 
@@ -123,7 +128,7 @@ fn zip<T: Copy, R>(
     }
     let mut out = Vec::with_capacity(numel(shape));
     let (sa, sb) = (broadcast_strides(a_shape, shape), broadcast_strides(b_shape, shape));
-    walk(shape, [&sa, &sb], |[i, j]| out.push(f(a[i], b[j])));
+    for_each_offset(shape, [&sa, &sb], |[i, j]| out.push(f(a[i], b[j])));
     out
 }
 
@@ -232,7 +237,7 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
     out
 }
 
-pub(super) fn select(cond: &Array, x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
+pub(super) fn select(cond: &WideArray, x: &WideArray, y: &WideArray, shape: &[usize]) -> Result<WideArray> {
     fn choose<T: Copy>(
         c: (&[i64], &[usize]),
         x: (&[T], &[usize]),
@@ -240,7 +245,7 @@ pub(super) fn select(cond: &Array, x: &Array, y: &Array, shape: &[usize]) -> Res
         to: &[usize],
     ) -> Vec<T> {
         let mut out = Vec::with_capacity(numel(to));
-        walk(
+        for_each_offset(
             to,
             [&broadcast_strides(c.1, to), &broadcast_strides(x.1, to), &broadcast_strides(y.1, to)],
             |[i, j, k]| out.push(if c.0[i] != 0 { x.0[j] } else { y.0[k] }),
@@ -249,31 +254,31 @@ pub(super) fn select(cond: &Array, x: &Array, y: &Array, shape: &[usize]) -> Res
     }
     let c = (cond.as_ints()?, cond.shape.as_slice());
     match (&*x.data, &*y.data) {
-        (Data::Float(a), Data::Float(b)) => {
-            Ok(Array::floats(x.dtype, shape, choose(c, (a, &x.shape), (b, &y.shape), shape)))
+        (ArrayData::Float(a), ArrayData::Float(b)) => {
+            Ok(WideArray::from_floats(x.dtype, shape, choose(c, (a, &x.shape), (b, &y.shape), shape)))
         }
-        (Data::Int(a), Data::Int(b)) => {
-            Ok(Array::ints(x.dtype, shape, choose(c, (a, &x.shape), (b, &y.shape), shape)))
+        (ArrayData::Int(a), ArrayData::Int(b)) => {
+            Ok(WideArray::from_ints(x.dtype, shape, choose(c, (a, &x.shape), (b, &y.shape), shape)))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),
     }
 }
 
 /// Floats beyond the range of i64 become its nearest end, NaN becomes 0; narrower integers wrap.
-pub(super) fn cast(x: &Array, dtype: DType) -> Array {
+pub(super) fn cast(x: &WideArray, dtype: DType) -> WideArray {
     let shape = &x.shape;
     match (&*x.data, dtype) {
-        (Data::Float(v), DType::Bool) => Array::bools(shape, v.iter().map(|&x| x != 0.0)),
-        (Data::Float(v), _) if dtype.is_float() => Array::floats(dtype, shape, v.clone()),
-        (Data::Float(v), _) => Array::ints(dtype, shape, v.iter().map(|&x| x as i64).collect()),
+        (ArrayData::Float(v), DType::Bool) => WideArray::from_bools(shape, v.iter().map(|&x| x != 0.0)),
+        (ArrayData::Float(v), _) if dtype.is_float() => WideArray::from_floats(dtype, shape, v.clone()),
+        (ArrayData::Float(v), _) => WideArray::from_ints(dtype, shape, v.iter().map(|&x| x as i64).collect()),
         // Through f64, an i64 would be rounded twice.
-        (Data::Int(v), DType::F32) => {
-            Array::floats(dtype, shape, v.iter().map(|&x| f64::from(x as f32)).collect())
+        (ArrayData::Int(v), DType::F32) => {
+            WideArray::from_floats(dtype, shape, v.iter().map(|&x| f64::from(x as f32)).collect())
         }
-        (Data::Int(v), _) if dtype.is_float() => {
-            Array::floats(dtype, shape, v.iter().map(|&x| x as f64).collect())
+        (ArrayData::Int(v), _) if dtype.is_float() => {
+            WideArray::from_floats(dtype, shape, v.iter().map(|&x| x as f64).collect())
         }
-        (Data::Int(v), _) => Array::ints(dtype, shape, v.clone()),
+        (ArrayData::Int(v), _) => WideArray::from_ints(dtype, shape, v.clone()),
     }
 }
 

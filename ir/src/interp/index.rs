@@ -2,14 +2,16 @@
 //!
 //! An index outside its axis is an error; a negative one is outside.
 
-use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
+use super::array::{
+    ArrayData, WideArray, broadcast_strides, extents_around_axis, for_each_offset, numel, strides,
+};
 use super::error::{OpError, Result};
 use super::reduce::{float_fold, int_fold};
-use crate::op::Reduction;
+use crate::op::ReductionKind;
 use crate::types::Scalar;
 
 /// The indices as positions along `axis` of extent `extent`.
-fn resolve(indices: &Array, axis: usize, extent: usize) -> Result<Vec<usize>> {
+fn resolve_indices(indices: &WideArray, axis: usize, extent: usize) -> Result<Vec<usize>> {
     let resolve = |(position, &index): (usize, &i64)| {
         let within = usize::try_from(index).ok().filter(|&i| i < extent);
         within.ok_or(OpError::Index { index, position, axis, extent })
@@ -18,7 +20,7 @@ fn resolve(indices: &Array, axis: usize, extent: usize) -> Result<Vec<usize>> {
 }
 
 /// The shape that shapes broadcast to; the verifier's rules make them agree.
-fn broadcast(indices: &[&Array]) -> Vec<usize> {
+fn broadcast_index_shape(indices: &[&WideArray]) -> Vec<usize> {
     let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
     let mut out = vec![1; rank];
     for index in indices {
@@ -33,16 +35,16 @@ fn broadcast(indices: &[&Array]) -> Vec<usize> {
 
 /// For every element that indexing `x` from `axis` on reads, in row-major order, its position in `x`; and
 /// the shape of the result.
-fn positions(x: &Array, axis: usize, indices: &[&Array]) -> Result<(Vec<usize>, Vec<usize>)> {
+fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Result<(Vec<usize>, Vec<usize>)> {
     let end = axis + indices.len();
     let selected = &x.shape[axis..end];
     let (outer, middle, inner) = (numel(&x.shape[..axis]), numel(selected), numel(&x.shape[end..]));
-    let shape = broadcast(indices);
+    let shape = broadcast_index_shape(indices);
     let mut within = vec![0; numel(&shape)];
     for (i, (index, stride)) in indices.iter().zip(strides(selected)).enumerate() {
-        let resolved = resolve(index, axis + i, selected[i])?;
+        let resolved = resolve_indices(index, axis + i, selected[i])?;
         let mut next = within.iter_mut();
-        walk(&shape, [&broadcast_strides(&index.shape, &shape)], |[at]| {
+        for_each_offset(&shape, [&broadcast_strides(&index.shape, &shape)], |[at]| {
             if let Some(w) = next.next() {
                 *w += resolved[at] * stride;
             }
@@ -59,44 +61,49 @@ fn positions(x: &Array, axis: usize, indices: &[&Array]) -> Result<(Vec<usize>, 
 }
 
 /// For every element of `index`, in row-major order, its coordinate in `x` with `axis` replaced.
-fn element_positions(x: &Array, index: &Array, axis: usize) -> Result<Vec<usize>> {
+fn element_positions(x: &WideArray, index: &WideArray, axis: usize) -> Result<Vec<usize>> {
     for a in (0..x.shape.len()).filter(|&a| a != axis) {
         if index.shape[a] > x.shape[a] {
             let (limit, found) = (x.shape[a], index.shape[a]);
             return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found });
         }
     }
-    let resolved = resolve(index, axis, x.shape[axis])?;
+    let resolved = resolve_indices(index, axis, x.shape[axis])?;
     let mut others = strides(&x.shape);
     let stride = std::mem::take(&mut others[axis]);
     let mut out = Vec::with_capacity(resolved.len());
-    walk(&index.shape, [&others, &strides(&index.shape)], |[base, at]| {
+    for_each_offset(&index.shape, [&others, &strides(&index.shape)], |[base, at]| {
         out.push(base + resolved[at] * stride)
     });
     Ok(out)
 }
 
 /// `x` with `src` elements stored, or combined, at `(position in x, position in src)` one after another.
-fn write(x: &Array, src: &Array, places: &[(usize, usize)], combine: Option<Reduction>) -> Result<Array> {
+fn write_elements(
+    x: &WideArray,
+    src: &WideArray,
+    places: &[(usize, usize)],
+    combine: Option<ReductionKind>,
+) -> Result<WideArray> {
     let counts = || {
         let mut counts = vec![1u32; numel(&x.shape)];
         places.iter().for_each(|&(p, _)| counts[p] += 1);
         counts
     };
     match (&*x.data, &*src.data) {
-        (Data::Float(a), Data::Float(b)) => {
+        (ArrayData::Float(a), ArrayData::Float(b)) => {
             let mut out = a.clone();
             let f: fn(f64, f64) -> f64 = match combine {
                 None => |_, new| new,
                 Some(r) => float_fold(r).1,
             };
             places.iter().for_each(|&(p, s)| out[p] = f(out[p], b[s]));
-            if combine == Some(Reduction::Mean) {
+            if combine == Some(ReductionKind::Mean) {
                 out.iter_mut().zip(counts()).for_each(|(o, n)| *o /= f64::from(n));
             }
-            Ok(Array::floats(x.dtype, &x.shape, out))
+            Ok(WideArray::from_floats(x.dtype, &x.shape, out))
         }
-        (Data::Int(a), Data::Int(b)) => {
+        (ArrayData::Int(a), ArrayData::Int(b)) => {
             let mut out = a.clone();
             // The mean of integers is their sum divided towards minus infinity.
             let f: fn(i64, i64) -> i64 = match combine {
@@ -104,64 +111,64 @@ fn write(x: &Array, src: &Array, places: &[(usize, usize)], combine: Option<Redu
                 Some(r) => int_fold(r).map_or(i64::wrapping_add, |(_, f)| f),
             };
             places.iter().for_each(|&(p, s)| out[p] = f(out[p], b[s]));
-            if combine == Some(Reduction::Mean) {
+            if combine == Some(ReductionKind::Mean) {
                 out.iter_mut().zip(counts()).for_each(|(o, n)| *o = o.div_euclid(i64::from(n)));
             }
-            Ok(Array::ints(x.dtype, &x.shape, out))
+            Ok(WideArray::from_ints(x.dtype, &x.shape, out))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: src.dtype }),
     }
 }
 
-pub(super) fn index(x: &Array, axis: usize, indices: &[&Array]) -> Result<Array> {
-    let (positions, shape) = positions(x, axis, indices)?;
-    Ok(x.pick(&shape, &positions, Scalar::Int(0)))
+pub(super) fn index(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Result<WideArray> {
+    let (positions, shape) = indexed_positions(x, axis, indices)?;
+    Ok(x.gather_positions(&shape, &positions, Scalar::Int(0)))
 }
 
 pub(super) fn index_put(
-    x: &Array,
-    src: &Array,
+    x: &WideArray,
+    src: &WideArray,
     axis: usize,
-    indices: &[&Array],
+    indices: &[&WideArray],
     accumulate: bool,
-) -> Result<Array> {
-    let (positions, shape) = positions(x, axis, indices)?;
+) -> Result<WideArray> {
+    let (positions, shape) = indexed_positions(x, axis, indices)?;
     let mut sources = Vec::with_capacity(positions.len());
-    walk(&shape, [&broadcast_strides(&src.shape, &shape)], |[s]| sources.push(s));
+    for_each_offset(&shape, [&broadcast_strides(&src.shape, &shape)], |[s]| sources.push(s));
     let places: Vec<_> = positions.into_iter().zip(sources).collect();
-    write(x, src, &places, accumulate.then_some(Reduction::Sum))
+    write_elements(x, src, &places, accumulate.then_some(ReductionKind::Sum))
 }
 
-pub(super) fn index_add(x: &Array, index: &Array, src: &Array, axis: usize) -> Result<Array> {
-    let (positions, _) = positions(x, axis, &[index])?;
+pub(super) fn index_add(x: &WideArray, index: &WideArray, src: &WideArray, axis: usize) -> Result<WideArray> {
+    let (positions, _) = indexed_positions(x, axis, &[index])?;
     let places: Vec<_> = positions.into_iter().zip(0..).collect();
-    write(x, src, &places, Some(Reduction::Sum))
+    write_elements(x, src, &places, Some(ReductionKind::Sum))
 }
 
-pub(super) fn gather_elements(x: &Array, index: &Array, axis: usize) -> Result<Array> {
+pub(super) fn gather_elements(x: &WideArray, index: &WideArray, axis: usize) -> Result<WideArray> {
     let positions = element_positions(x, index, axis)?;
-    Ok(x.pick(&index.shape, &positions, Scalar::Int(0)))
+    Ok(x.gather_positions(&index.shape, &positions, Scalar::Int(0)))
 }
 
 pub(super) fn scatter_elements(
-    x: &Array,
-    index: &Array,
-    src: &Array,
+    x: &WideArray,
+    index: &WideArray,
+    src: &WideArray,
     axis: usize,
-    combine: Option<Reduction>,
-) -> Result<Array> {
+    combine: Option<ReductionKind>,
+) -> Result<WideArray> {
     let places: Vec<_> = element_positions(x, index, axis)?.into_iter().zip(0..).collect();
-    write(x, src, &places, combine)
+    write_elements(x, src, &places, combine)
 }
 
 /// `count` entries of the leading axis from `start` on.
-pub(super) fn rows(x: &Array, start: usize, count: usize) -> Array {
-    let (_, _, inner) = around(&x.shape, 0);
+pub(super) fn leading_rows(x: &WideArray, start: usize, count: usize) -> WideArray {
+    let (_, _, inner) = extents_around_axis(&x.shape, 0);
     let mut shape = x.shape.clone();
     shape[0] = count;
     let range = start * inner..(start + count) * inner;
     match &*x.data {
-        Data::Float(v) => Array::floats(x.dtype, &shape, v[range].to_vec()),
-        Data::Int(v) => Array::ints(x.dtype, &shape, v[range].to_vec()),
+        ArrayData::Float(v) => WideArray::from_floats(x.dtype, &shape, v[range].to_vec()),
+        ArrayData::Int(v) => WideArray::from_ints(x.dtype, &shape, v[range].to_vec()),
     }
 }

@@ -1,20 +1,20 @@
 //! Matrix products, accumulated in f64 and rounded once, and rotary embeddings.
 
-use super::array::{Array, Data, broadcast_strides, numel, round, walk};
+use super::array::{ArrayData, WideArray, broadcast_strides, for_each_offset, numel, round_to_dtype};
 use super::error::{OpError, Result};
 
 /// Integers are multiplied and added in wrapping i64.
-pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
+pub(super) fn matmul(x: &WideArray, y: &WideArray, shape: &[usize]) -> Result<WideArray> {
     match (&*x.data, &*y.data) {
-        (Data::Float(a), Data::Float(b)) => {
+        (ArrayData::Float(a), ArrayData::Float(b)) => {
             let out = product(a, b, &x.shape, &y.shape, shape, 0.0, |sum, x, y| *sum += x * y);
-            Ok(Array::floats(x.dtype, shape, out))
+            Ok(WideArray::from_floats(x.dtype, shape, out))
         }
-        (Data::Int(a), Data::Int(b)) => {
+        (ArrayData::Int(a), ArrayData::Int(b)) => {
             let out = product(a, b, &x.shape, &y.shape, shape, 0, |sum, x, y| {
                 *sum = sum.wrapping_add(x.wrapping_mul(y));
             });
-            Ok(Array::ints(x.dtype, shape, out))
+            Ok(WideArray::from_ints(x.dtype, shape, out))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),
     }
@@ -22,7 +22,12 @@ pub(super) fn matmul(x: &Array, y: &Array, shape: &[usize]) -> Result<Array> {
 
 /// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last. Or, of two
 /// matrices, those of the groups that divide K.
-pub(super) fn grouped_matmul(x: &Array, y: &Array, ends: &Array, shape: &[usize]) -> Result<Array> {
+pub(super) fn grouped_matmul(
+    x: &WideArray,
+    y: &WideArray,
+    ends: &WideArray,
+    shape: &[usize],
+) -> Result<WideArray> {
     let (a, b) = (x.as_floats()?, y.as_floats()?);
     let divides_k = y.shape.len() == 2;
     let (k, n) = (x.shape[1], shape[shape.len() - 1]);
@@ -47,7 +52,7 @@ pub(super) fn grouped_matmul(x: &Array, y: &Array, ends: &Array, shape: &[usize]
         }
         start = end;
     }
-    Ok(Array::floats(x.dtype, shape, out))
+    Ok(WideArray::from_floats(x.dtype, shape, out))
 }
 
 fn product<T: Copy>(
@@ -69,7 +74,7 @@ fn product<T: Copy>(
     let sx = broadcast_strides(&x_shape[..x_shape.len() - 2], batch);
     let sy = broadcast_strides(&y_shape[..y_shape.len() - 2], batch);
     let mut matrices = out.chunks_exact_mut(m * n);
-    walk(batch, [&sx, &sy], |[i, j]| {
+    for_each_offset(batch, [&sx, &sy], |[i, j]| {
         let (x, y) = (&x[i * m * k..][..m * k], &y[j * k * n..][..k * n]);
         let Some(out) = matrices.next() else { return };
         for (x_row, out_row) in x.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
@@ -85,7 +90,13 @@ fn product<T: Copy>(
 
 /// Rotary position embedding: `x [.., e]`, the cosines and the sines. Each product and each sum is rounded to the dtype of
 /// the cosines.
-pub(super) fn rotary(x: &Array, cos: &Array, sin: &Array, width: usize, interleaved: bool) -> Result<Array> {
+pub(super) fn rotary(
+    x: &WideArray,
+    cos: &WideArray,
+    sin: &WideArray,
+    width: usize,
+    interleaved: bool,
+) -> Result<WideArray> {
     let (dtype, rank) = (cos.dtype, x.shape.len());
     let (e, numbers) = (x.shape[rank - 1], cos.shape[cos.shape.len() - 1]);
     let rows = &x.shape[..rank - 1];
@@ -93,16 +104,18 @@ pub(super) fn rotary(x: &Array, cos: &Array, sin: &Array, width: usize, interlea
     let (v, cos, sin) = (x.as_floats()?, cos.as_floats()?, sin.as_floats()?);
     let mut out = v.to_vec();
     let mut row = 0;
-    walk(rows, [&starts], |[at]| {
+    for_each_offset(rows, [&starts], |[at]| {
         let (from, to) = (&v[row * e..][..e], &mut out[row * e..][..e]);
         for pair in 0..width / 2 {
             let (i, j) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + width / 2) };
             let number = |element| at * numbers + if numbers == width { element } else { pair };
-            let product = |x: f64, y: f64| round(dtype, x * y);
-            to[i] = round(dtype, product(from[i], cos[number(i)]) - product(from[j], sin[number(i)]));
-            to[j] = round(dtype, product(from[j], cos[number(j)]) + product(from[i], sin[number(j)]));
+            let product = |x: f64, y: f64| round_to_dtype(dtype, x * y);
+            to[i] =
+                round_to_dtype(dtype, product(from[i], cos[number(i)]) - product(from[j], sin[number(i)]));
+            to[j] =
+                round_to_dtype(dtype, product(from[j], cos[number(j)]) + product(from[i], sin[number(j)]));
         }
         row += 1;
     });
-    Ok(Array::floats(x.dtype, &x.shape, out))
+    Ok(WideArray::from_floats(x.dtype, &x.shape, out))
 }

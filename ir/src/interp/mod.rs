@@ -2,7 +2,7 @@
 //!
 //! It is the oracle against which host ranks and GPUs are compared, so it is written for clarity: elements
 //! are wide ([`f64`] or [`i64`]), every op computes wide and rounds once to its dtype (all-reduce and
-//! reduce-scatter accumulate in f32, as documented on [`crate::ReduceOp`]), and all ranks advance node by
+//! reduce-scatter accumulate in f32, as documented on [`crate::CollectiveReduceOp`]), and all ranks advance node by
 //! node in program order, so that a collective finds the operands of all its ranks. It knows no variants,
 //! no memory and no plan.
 //!
@@ -29,84 +29,85 @@ mod spread;
 
 use std::sync::Arc;
 
-pub use bind::{bindings_from, solve_bindings};
+pub use bind::{infer_bindings, solve_bindings};
 pub use compare::{
-    Comparison, Difference, Tolerance, compare, compare_with_spread, count_unexplained, spread_of_beyond,
+    ElementDifference, TensorComparison, Tolerance, compare, compare_with_spread, count_unexplained,
+    spread_of_beyond,
 };
 pub use error::{InterpError, OpError};
-pub use noise::Noise;
-pub use registry::{CustomCall, Registry};
-pub use rounding::{RoundingHistory, Runs, output_histories, rounding_histories};
-pub use seed::{Draw, SeedConfig, Seeds, seeded_inputs};
-pub use spread::Spread;
+pub use noise::RoundingNoise;
+pub use registry::{CustomKernelCall, ReferenceKernelRegistry};
+pub use rounding::{RoundingHistory, RunCount, output_histories, rounding_histories};
+pub use seed::{SeedConfig, SeedScope, SeededInputs, seeded_inputs};
+pub use spread::NoiseSpread;
 
 use crate::Graph;
 use crate::collective::Collective;
-use crate::dim::Bindings;
-use crate::entity::{Entity, Table};
-use crate::graph::{Def, Members};
+use crate::dim::SymbolBindings;
+use crate::entity::{Entity, EntityMap};
+use crate::graph::{GroupMembers, ValueDef};
 use crate::ids::{CustomId, GroupId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
 use crate::tensor::Tensor;
 use crate::text::{op_name, with_symbol_names};
-use crate::types::{DType, Type};
-use array::Array;
+use crate::types::{DType, TensorType};
+use array::WideArray;
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
 /// graph, constants included; the result holds all outputs of each rank in order. Fails for inputs or bindings that do
 /// not fit the program, or an op that fails on its data.
 pub fn run(
     graph: &Graph,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     inputs: &[Vec<Arc<Tensor>>],
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
-    run_with(graph, bindings, inputs, &Registry::new())
+    run_with_registry(graph, bindings, inputs, &ReferenceKernelRegistry::new())
 }
 
-pub fn run_with(
+pub fn run_with_registry(
     graph: &Graph,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     inputs: &[Vec<Arc<Tensor>>],
-    registry: &Registry,
+    registry: &ReferenceKernelRegistry,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
-    Run::new(graph, bindings, inputs, registry)?.finish()
+    Interpreter::new(graph, bindings, inputs, registry)?.run_to_end()
 }
 
-/// [`run_with`] with noise on every rounding: outputs that differ much from those of [`run_with`] are
+/// [`run_with_registry`] with noise on every rounding: outputs that differ much from those of [`run_with_registry`] are
 /// sensitive to rounding errors.
 pub fn run_with_noise(
     graph: &Graph,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     inputs: &[Vec<Arc<Tensor>>],
-    registry: &Registry,
-    noise: Noise,
+    registry: &ReferenceKernelRegistry,
+    noise: RoundingNoise,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
-    let run = Run::new(graph, bindings, inputs, registry)?;
-    Run { noise: Some(noise), ..run }.finish()
+    let run = Interpreter::new(graph, bindings, inputs, registry)?;
+    Interpreter { noise: Some(noise), ..run }.run_to_end()
 }
 
-struct Run<'a> {
+struct Interpreter<'a> {
     graph: &'a Graph,
-    bindings: &'a Bindings,
+    bindings: &'a SymbolBindings,
     inputs: &'a [Vec<Arc<Tensor>>],
-    registry: &'a Registry,
+    registry: &'a ReferenceKernelRegistry,
     /// The shape of each value, equal on all ranks.
-    shapes: Table<ValueId, Vec<usize>>,
+    shapes: EntityMap<ValueId, Vec<usize>>,
     /// The last node that uses each value; `None` for a value that nobody uses, and for an output.
-    last_use: Table<ValueId, Option<NodeId>>,
-    is_output: Table<ValueId, bool>,
+    last_use: EntityMap<ValueId, Option<NodeId>>,
+    is_output: EntityMap<ValueId, bool>,
     /// For each rank the values that are computed and still used. Inputs enter at their first use.
-    values: Vec<Table<ValueId, Option<Array>>>,
-    noise: Option<Noise>,
+    values: Vec<EntityMap<ValueId, Option<WideArray>>>,
+    noise: Option<RoundingNoise>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Interpreter<'a> {
     fn new(
         graph: &'a Graph,
-        bindings: &'a Bindings,
+        bindings: &'a SymbolBindings,
         inputs: &'a [Vec<Arc<Tensor>>],
-        registry: &'a Registry,
+        registry: &'a ReferenceKernelRegistry,
     ) -> Result<Self, InterpError> {
         let ranks = graph.ranks.ok_or(InterpError::OpenRanks)?;
         if inputs.len() != ranks as usize {
@@ -121,53 +122,66 @@ impl<'a> Run<'a> {
                 bind::check_input(graph, bindings, rank, input.value, tensor)?;
             }
         }
-        let shapes =
-            graph.values.keys().map(|v| bind::extents(graph, bindings, v)).collect::<Result<Vec<_>, _>>()?;
-        let mut is_output = Table::filled(false, graph.values.len());
+        let shapes = graph
+            .values
+            .keys()
+            .map(|v| bind::concrete_shape(graph, bindings, v))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut is_output = EntityMap::filled(false, graph.values.len());
         graph.outputs.iter().for_each(|o| is_output[o.value] = true);
-        let mut last_use = Table::filled(None, graph.values.len());
+        let mut last_use = EntityMap::filled(None, graph.values.len());
         for (id, node) in graph.nodes.iter() {
             node.inputs.iter().filter(|&&v| !is_output[v]).for_each(|&v| last_use[v] = Some(id));
         }
-        let none = Table::filled(None, graph.values.len());
+        let none = EntityMap::filled(None, graph.values.len());
         let values = vec![none; ranks as usize];
         let shapes = shapes.into_iter().collect();
-        Ok(Run { graph, bindings, inputs, registry, shapes, last_use, is_output, values, noise: None })
+        Ok(Interpreter {
+            graph,
+            bindings,
+            inputs,
+            registry,
+            shapes,
+            last_use,
+            is_output,
+            values,
+            noise: None,
+        })
     }
 
-    fn finish(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    fn run_to_end(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
         for node in self.graph.nodes.keys() {
-            self.step(node)?;
+            self.run_node(node)?;
         }
-        self.outputs()
+        self.collect_outputs()
     }
 
     /// Runs a node on all ranks and drops what is not used any more.
-    fn step(&mut self, node: NodeId) -> Result<(), InterpError> {
+    fn run_node(&mut self, node: NodeId) -> Result<(), InterpError> {
         match &self.graph.nodes[node].op {
             Op::Collective(c) => {
                 let noise = self.noise;
-                self.over_cells(node, Some(c.group), |_, operands| {
+                self.run_by_cell(node, Some(c.group), |_, operands| {
                     let results = collective::exchange(&c.kind, operands)?;
                     match noise {
-                        Some(noise) => noise.overflowed(&c.kind, operands, results),
+                        Some(noise) => noise.perturb_overflow(&c.kind, operands, results),
                         None => Ok(results),
                     }
                 })?
             }
             Op::Shard { axis, group } => {
                 let axis = *axis;
-                self.over_cells(node, Some(*group), |_, operands| movement::shards(operands, axis))?;
+                self.run_by_cell(node, Some(*group), |_, operands| movement::shards(operands, axis))?;
             }
-            Op::Custom(id) => self.custom(node, *id)?,
+            Op::Custom(id) => self.run_custom(node, *id)?,
             op => {
                 for rank in 0..self.values.len() {
-                    let operands = self.operands(rank, node)?;
+                    let operands = self.load_operands(rank, node)?;
                     let results = self.result_types(node);
                     let out =
                         compute::compute(op, &operands.iter().collect::<Vec<_>>(), &results, self.bindings)
                             .map_err(|e| self.error(rank, node, e))?;
-                    self.store(rank, node, out);
+                    self.store_results(rank, node, out);
                 }
             }
         }
@@ -183,11 +197,11 @@ impl<'a> Run<'a> {
 
     /// Runs a node cell by cell: `exchange` gets the ranks of the cell and the operands of each, and gives
     /// the results of each, or the number within the cell of the rank that failed.
-    fn over_cells(
+    fn run_by_cell(
         &mut self,
         node: NodeId,
         group: Option<GroupId>,
-        exchange: impl Fn(&[u32], &[Vec<Array>]) -> Result<Vec<Vec<Array>>, (usize, OpError)>,
+        exchange: impl Fn(&[u32], &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)>,
     ) -> Result<(), InterpError> {
         let alone = || (0..self.values.len() as u32).map(|r| vec![r]).collect();
         let cells = match group {
@@ -195,32 +209,32 @@ impl<'a> Run<'a> {
             None => alone(),
         };
         for cell in cells.into_iter().filter(|c| !c.is_empty()) {
-            let operands: Vec<Vec<Array>> =
-                cell.iter().map(|&r| self.operands(r as usize, node)).collect::<Result<_, _>>()?;
+            let operands: Vec<Vec<WideArray>> =
+                cell.iter().map(|&r| self.load_operands(r as usize, node)).collect::<Result<_, _>>()?;
             let results = exchange(&cell, &operands)
                 .map_err(|(at, e)| self.error(cell.get(at).map_or(0, |&r| r as usize), node, e))?;
             for (&rank, out) in cell.iter().zip(results) {
-                self.store(rank as usize, node, out);
+                self.store_results(rank as usize, node, out);
             }
         }
         Ok(())
     }
 
-    fn custom(&mut self, node: NodeId, id: CustomId) -> Result<(), InterpError> {
+    fn run_custom(&mut self, node: NodeId, id: CustomId) -> Result<(), InterpError> {
         let op = &self.graph.customs[id];
         let kernel = self.registry.get(&op.name);
         let kernel =
             kernel.ok_or_else(|| self.error(0, node, OpError::NoKernel { name: op.name.clone() }))?;
         let results: Vec<(DType, Vec<usize>)> =
             self.result_types(node).into_iter().map(|(dtype, shape)| (dtype, shape.to_vec())).collect();
-        self.over_cells(node, op.group, |ranks, operands| {
+        self.run_by_cell(node, op.group, |ranks, operands| {
             let failed = |message: String| (0, OpError::Custom { name: op.name.clone(), message });
             let too_large = || failed("an operand is too large".to_string());
             let operands = operands
                 .iter()
                 .map(|x| x.iter().map(|x| x.to_tensor().ok_or_else(too_large)).collect())
                 .collect::<Result<Vec<Vec<Tensor>>, _>>()?;
-            let call = CustomCall { name: &op.name, ranks, operands: &operands, results: &results };
+            let call = CustomKernelCall { name: &op.name, ranks, operands: &operands, results: &results };
             let out = kernel(&call).map_err(failed)?;
             let fits = |out: &Vec<Tensor>| {
                 out.iter().map(|t| (t.dtype(), t.shape())).eq(results.iter().map(|r| (r.0, r.1.as_slice())))
@@ -233,24 +247,24 @@ impl<'a> Run<'a> {
                     found.join("; ")
                 )));
             }
-            Ok(out.iter().map(|o| o.iter().map(Array::from_tensor).collect()).collect())
+            Ok(out.iter().map(|o| o.iter().map(WideArray::from_tensor).collect()).collect())
         })
     }
 
-    fn operands(&mut self, rank: usize, node: NodeId) -> Result<Vec<Array>, InterpError> {
+    fn load_operands(&mut self, rank: usize, node: NodeId) -> Result<Vec<WideArray>, InterpError> {
         let graph = self.graph;
-        graph.nodes[node].inputs.iter().map(|&v| self.value(rank, v)).collect()
+        graph.nodes[node].inputs.iter().map(|&v| self.load_value(rank, v)).collect()
     }
 
     /// The value on a rank; sharing its elements.
-    fn value(&mut self, rank: usize, value: ValueId) -> Result<Array, InterpError> {
+    fn load_value(&mut self, rank: usize, value: ValueId) -> Result<WideArray, InterpError> {
         if let Some(array) = &self.values[rank][value] {
             return Ok(array.clone());
         }
-        let Def::Input(input) = self.graph.values[value].def else {
-            return Err(InterpError::Order { value: self.graph.name_of(value).to_string() });
+        let ValueDef::Input(input) = self.graph.values[value].def else {
+            return Err(InterpError::Order { value: self.graph.value_name(value).to_string() });
         };
-        let array = Array::from_tensor(&self.inputs[rank][input.index()]);
+        let array = WideArray::from_tensor(&self.inputs[rank][input.index()]);
         self.values[rank][value] = Some(array.clone());
         Ok(array)
     }
@@ -260,16 +274,16 @@ impl<'a> Run<'a> {
         outputs.iter().map(|&v| (self.graph.ty(v).dtype, self.shapes[v].as_slice())).collect()
     }
 
-    fn store(&mut self, rank: usize, node: NodeId, results: Vec<Array>) {
+    fn store_results(&mut self, rank: usize, node: NodeId, results: Vec<WideArray>) {
         let graph = self.graph;
         let computed = &graph.nodes[node];
         for (k, (&v, array)) in computed.outputs.iter().zip(results).enumerate() {
-            let array = match self.noise.filter(|_| rounding::rounds(graph, computed, k)) {
-                Some(noise) => noise.applied(node.index(), &computed.op, array),
+            let array = match self.noise.filter(|_| rounding::is_rounded(graph, computed, k)) {
+                Some(noise) => noise.perturb(node.index(), &computed.op, array),
                 None => array,
             };
-            debug_assert_eq!(array.shape, self.shapes[v], "%{}", self.graph.name_of(v));
-            debug_assert_eq!(array.dtype, self.graph.ty(v).dtype, "%{}", self.graph.name_of(v));
+            debug_assert_eq!(array.shape, self.shapes[v], "%{}", self.graph.value_name(v));
+            debug_assert_eq!(array.dtype, self.graph.ty(v).dtype, "%{}", self.graph.value_name(v));
             self.values[rank][v] = Some(array);
         }
     }
@@ -279,15 +293,15 @@ impl<'a> Run<'a> {
         InterpError::Op { rank, node: self.graph.node_name(node).to_string(), op, error }
     }
 
-    fn outputs(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    fn collect_outputs(mut self) -> Result<Vec<Vec<Tensor>>, InterpError> {
         let mut out = Vec::with_capacity(self.values.len());
         for rank in 0..self.values.len() {
             let mut tensors = Vec::with_capacity(self.graph.outputs.len());
             for output in &self.graph.outputs {
-                let array = self.value(rank, output.value)?;
+                let array = self.load_value(rank, output.value)?;
                 let tensor = array.to_tensor();
                 tensors.push(tensor.ok_or_else(|| InterpError::Order {
-                    value: self.graph.name_of(output.value).to_string(),
+                    value: self.graph.value_name(output.value).to_string(),
                 })?);
             }
             out.push(tensors);
@@ -299,7 +313,7 @@ impl<'a> Run<'a> {
 /// In each group every rank stands once, in cells of one size.
 fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
     for group in graph.groups.values() {
-        let Members::Cells(cells) = &group.members else { continue };
+        let GroupMembers::Cells(cells) = &group.members else { continue };
         let mut all: Vec<u32> = cells.iter().flatten().copied().collect();
         all.sort_unstable();
         if !all.into_iter().eq(0..ranks) || cells.iter().any(|c| c.len() != cells[0].len()) {
@@ -326,9 +340,9 @@ fn check_types(graph: &Graph) -> Result<(), InterpError> {
             }
             op => op.group().and_then(|group| graph.group_size(group)),
         };
-        let operands: Vec<&Type> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
-        let results: Vec<&Type> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
-        infer::check(&node.op, &operands, &results, n).map_err(error)?;
+        let operands: Vec<&TensorType> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
+        let results: Vec<&TensorType> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+        infer::check_types(&node.op, &operands, &results, n).map_err(error)?;
     }
     Ok(())
 }

@@ -5,7 +5,9 @@
 
 use std::cmp::Ordering;
 
-use super::array::{Array, Data, around, broadcast_strides, numel, strides, walk};
+use super::array::{
+    ArrayData, WideArray, broadcast_strides, extents_around_axis, for_each_offset, numel, strides,
+};
 use super::elementwise::cast;
 use super::error::{OpError, Result};
 use crate::types::{DType, Scalar};
@@ -13,40 +15,43 @@ use crate::types::{DType, Scalar};
 /// A position that no array has: [`Array::pick`] fills there.
 const NOWHERE: usize = usize::MAX;
 
-pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> Array {
+pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {
     let n = numel(shape);
     if dtype.is_float() {
-        Array::floats(dtype, shape, vec![scalar.as_f64(); n])
+        WideArray::from_floats(dtype, shape, vec![scalar.as_f64(); n])
     } else if let (DType::Bool, Scalar::Float(x)) = (dtype, scalar) {
-        Array::bools(shape, std::iter::repeat_n(x.0 != 0.0, n))
+        WideArray::from_bools(shape, std::iter::repeat_n(x.0 != 0.0, n))
     } else {
-        Array::ints(dtype, shape, vec![scalar.as_i64(); n])
+        WideArray::from_ints(dtype, shape, vec![scalar.as_i64(); n])
     }
 }
 
-pub(super) fn iota(start: i64, step: i64, dtype: DType, shape: &[usize]) -> Array {
+pub(super) fn iota(start: i64, step: i64, dtype: DType, shape: &[usize]) -> WideArray {
     let at = |i: usize| start.wrapping_add(step.wrapping_mul(i as i64));
-    cast(&Array::ints(DType::I64, shape, (0..numel(shape)).map(at).collect()), dtype)
+    cast(&WideArray::from_ints(DType::I64, shape, (0..numel(shape)).map(at).collect()), dtype)
 }
 
-pub(super) fn expand(x: &Array, shape: &[usize]) -> Array {
+pub(super) fn expand(x: &WideArray, shape: &[usize]) -> WideArray {
     let mut positions = Vec::with_capacity(numel(shape));
-    walk(shape, [&broadcast_strides(&x.shape, shape)], |[i]| positions.push(i));
-    x.pick(shape, &positions, Scalar::Int(0))
+    for_each_offset(shape, [&broadcast_strides(&x.shape, shape)], |[i]| positions.push(i));
+    x.gather_positions(shape, &positions, Scalar::Int(0))
 }
 
-pub(super) fn permute(x: &Array, perm: &[usize], shape: &[usize]) -> Array {
+pub(super) fn permute(x: &WideArray, perm: &[usize], shape: &[usize]) -> WideArray {
     let dense = strides(&x.shape);
     let permuted: Vec<usize> = perm.iter().map(|&p| dense[p]).collect();
     let mut positions = Vec::with_capacity(numel(shape));
-    walk(shape, [&permuted], |[i]| positions.push(i));
-    x.pick(shape, &positions, Scalar::Int(0))
+    for_each_offset(shape, [&permuted], |[i]| positions.push(i));
+    x.gather_positions(shape, &positions, Scalar::Int(0))
 }
 
 /// On each rank of a cell the piece of its operand along an axis at the rank's position.
-pub(super) fn shards(operands: &[Vec<Array>], axis: usize) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
+pub(super) fn shards(
+    operands: &[Vec<WideArray>],
+    axis: usize,
+) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
-    let shard = |(number, operands): (usize, &Vec<Array>)| {
+    let shard = |(number, operands): (usize, &Vec<WideArray>)| {
         let x = &operands[0];
         let mut shape = x.shape.clone();
         shape[axis] /= n;
@@ -56,7 +61,7 @@ pub(super) fn shards(operands: &[Vec<Array>], axis: usize) -> Result<Vec<Vec<Arr
     operands.iter().enumerate().map(shard).collect()
 }
 
-pub(super) fn slice(x: &Array, axis: usize, start: i64, step: i64, shape: &[usize]) -> Result<Array> {
+pub(super) fn slice(x: &WideArray, axis: usize, start: i64, step: i64, shape: &[usize]) -> Result<WideArray> {
     let (count, extent) = (shape[axis], x.shape[axis]);
     let outside = OpError::Slice { axis, start, step, count, extent };
     let reach = |count: usize| {
@@ -70,11 +75,11 @@ pub(super) fn slice(x: &Array, axis: usize, start: i64, step: i64, shape: &[usiz
     let first = start * sliced[axis];
     sliced[axis] *= step;
     let mut positions = Vec::with_capacity(numel(shape));
-    walk(shape, [&sliced], |[i]| positions.push(first + i));
-    Ok(x.pick(shape, &positions, Scalar::Int(0)))
+    for_each_offset(shape, [&sliced], |[i]| positions.push(first + i));
+    Ok(x.gather_positions(shape, &positions, Scalar::Int(0)))
 }
 
-pub(super) fn concat(operands: &[&Array], axis: usize, shape: &[usize]) -> Result<Array> {
+pub(super) fn concat(operands: &[&WideArray], axis: usize, shape: &[usize]) -> Result<WideArray> {
     fn joined<T: Copy>(parts: &[&[T]], chunks: &[usize], outer: usize) -> Vec<T> {
         let mut out = Vec::with_capacity(parts.iter().map(|p| p.len()).sum());
         for o in 0..outer {
@@ -89,14 +94,14 @@ pub(super) fn concat(operands: &[&Array], axis: usize, shape: &[usize]) -> Resul
     let dtype = operands[0].dtype;
     if dtype.is_float() {
         let parts: Vec<&[f64]> = operands.iter().map(|x| x.as_floats()).collect::<Result<_, _>>()?;
-        Ok(Array::floats(dtype, shape, joined(&parts, &chunks, outer)))
+        Ok(WideArray::from_floats(dtype, shape, joined(&parts, &chunks, outer)))
     } else {
         let parts: Vec<&[i64]> = operands.iter().map(|x| x.as_ints()).collect::<Result<_, _>>()?;
-        Ok(Array::ints(dtype, shape, joined(&parts, &chunks, outer)))
+        Ok(WideArray::from_ints(dtype, shape, joined(&parts, &chunks, outer)))
     }
 }
 
-pub(super) fn pad(x: &Array, low: &[i64], value: Scalar, shape: &[usize]) -> Array {
+pub(super) fn pad(x: &WideArray, low: &[i64], value: Scalar, shape: &[usize]) -> WideArray {
     let dense = strides(&x.shape);
     let mut positions = vec![0];
     for axis in 0..shape.len() {
@@ -112,18 +117,23 @@ pub(super) fn pad(x: &Array, low: &[i64], value: Scalar, shape: &[usize]) -> Arr
         };
         positions = positions.iter().flat_map(joined).collect();
     }
-    x.pick(shape, &positions, value)
+    x.gather_positions(shape, &positions, value)
 }
 
 /// The first elements along `axis` in stable sorted order, as many as `shape` has, and their positions.
 /// NaN counts as greater than every number.
-pub(super) fn sorted(x: &Array, axis: usize, descending: bool, shape: &[usize]) -> Result<Vec<Array>> {
+pub(super) fn sorted(
+    x: &WideArray,
+    axis: usize,
+    descending: bool,
+    shape: &[usize],
+) -> Result<Vec<WideArray>> {
     fn order<T: Copy>(
         v: &[T],
         (from, axis, take): (&[usize], usize, usize),
         compare: impl Fn(T, T) -> Ordering,
     ) -> Vec<usize> {
-        let (outer, n, inner) = around(from, axis);
+        let (outer, n, inner) = extents_around_axis(from, axis);
         let mut out = vec![0; outer * take * inner];
         for o in 0..outer {
             for k in 0..inner {
@@ -137,21 +147,21 @@ pub(super) fn sorted(x: &Array, axis: usize, descending: bool, shape: &[usize]) 
         out
     }
     let take = shape[axis];
-    let (_, n, inner) = around(&x.shape, axis);
+    let (_, n, inner) = extents_around_axis(&x.shape, axis);
     if take > n {
         return Err(OpError::Extent { axis, what: "the number of elements taken", limit: n, found: take });
     }
     let direction = |o: Ordering| if descending { o.reverse() } else { o };
     let along = (x.shape.as_slice(), axis, take);
     let places = match &*x.data {
-        Data::Float(v) => order(v, along, |a, b| {
+        ArrayData::Float(v) => order(v, along, |a, b| {
             direction(a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan())))
         }),
-        Data::Int(v) => order(v, along, |a, b| direction(a.cmp(&b))),
+        ArrayData::Int(v) => order(v, along, |a, b| direction(a.cmp(&b))),
     };
     let positions: Vec<usize> =
         places.iter().enumerate().map(|(i, &p)| (i / inner / take * n + p) * inner + i % inner).collect();
-    let values = x.pick(shape, &positions, Scalar::Int(0));
+    let values = x.gather_positions(shape, &positions, Scalar::Int(0));
     let places = places.into_iter().map(|p| p as i64).collect();
-    Ok(vec![values, Array::ints(DType::I64, shape, places)])
+    Ok(vec![values, WideArray::from_ints(DType::I64, shape, places)])
 }

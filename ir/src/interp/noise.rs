@@ -5,17 +5,17 @@
 //! result that an op rounds is moved by about as much as backends differ there. The program does not determine an element
 //! that moves far under noise to any better precision. An element that does not move has to be right.
 
-use super::array::{Array, Data};
+use super::array::{ArrayData, WideArray};
 use super::collective;
 use super::error::OpError;
-use crate::collective::{CollectiveKind, ReduceOp};
+use crate::collective::{CollectiveKind, CollectiveReduceOp};
 use crate::numerics::{Numerics, NumericsClass};
 use crate::op::Op;
 use crate::types::DType;
 use symmc_support::random::SplitMix;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Noise {
+pub struct RoundingNoise {
     pub seed: u64,
     /// The numerics classes of the plan that the run stands for: f32 that ranks reduce moves as far as the types do that
     /// these allow for it.
@@ -24,80 +24,83 @@ pub struct Noise {
 
 /// What an op does to its elements' errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Extent {
+enum NoiseScale {
     /// Each result is rounded by itself.
     Element,
     /// Results are sums, whose errors are fractions of their terms.
     Terms,
 }
 
-impl Noise {
+impl RoundingNoise {
     /// A result of a node with noise. Equal results of several ranks get equal noise.
-    pub(super) fn applied(self, node: usize, op: &Op, array: Array) -> Array {
-        let Data::Float(elements) = &*array.data else { return array };
-        let extent = if op.is_element_wise() { Extent::Element } else { Extent::Terms };
+    pub(super) fn perturb(self, node: usize, op: &Op, array: WideArray) -> WideArray {
+        let ArrayData::Float(elements) = &*array.data else { return array };
+        let extent = if op.is_element_wise() { NoiseScale::Element } else { NoiseScale::Terms };
         let mut random = SplitMix(self.seed ^ (node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let narrow = self.numerics.classes().filter_map(NumericsClass::narrow_type);
         let carried = narrow.filter(|_| op.as_collective().is_some() && array.dtype == DType::F32);
         let noise = |dtype: DType| dtype.facts().precision.map_or(0.0, |p| p.noise);
         let step = carried.map(noise).fold(noise(array.dtype), f64::max);
-        let terms = if extent == Extent::Terms { mean_magnitude(elements) } else { 0.0 };
+        let terms = if extent == NoiseScale::Terms { mean_magnitude(elements) } else { 0.0 };
         let moved = elements.iter().map(|x| {
-            let by = random.symmetric() * step * (x.abs() + terms);
+            let by = random.symmetric_unit() * step * (x.abs() + terms);
             if x.is_finite() { x + by } else { *x }
         });
-        Array::floats(array.dtype, &array.shape, moved.collect())
+        WideArray::from_floats(array.dtype, &array.shape, moved.collect())
     }
 }
 
 const MOST_F16: f64 = 65504.0;
 
-impl Noise {
+impl RoundingNoise {
     /// Results of a reduction of f32 whose terms or sums leave the range of a type that the numerics classes allow for it.
     /// In which order ranks add, and whether they use that type, is left to the plan, so runs with different seeds take
     /// different ones of the numbers that an element may become: NaN, an infinity, or the sum itself.
-    pub(super) fn overflowed(
+    pub(super) fn perturb_overflow(
         self,
         kind: &CollectiveKind,
-        operands: &[Vec<Array>],
-        results: Vec<Vec<Array>>,
-    ) -> Result<Vec<Vec<Array>>, (usize, OpError)> {
-        let Some(reduced) = kind.reduction() else { return Ok(results) };
+        operands: &[Vec<WideArray>],
+        results: Vec<Vec<WideArray>>,
+    ) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
+        let Some(reduced) = kind.reduce_op() else { return Ok(results) };
         let narrows = self.numerics.classes().any(NumericsClass::narrows_range);
         let is_f32 = operands.iter().all(|x| x.first().is_some_and(|x| x.dtype == DType::F32));
         let part: fn(f64, f64) -> f64 = match reduced {
-            ReduceOp::Sum | ReduceOp::Avg => |x, sign| (x * sign).max(0.0),
-            ReduceOp::Prod => |x, _| x.abs().max(1.0),
-            ReduceOp::Max | ReduceOp::Min => return Ok(results),
+            CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => |x, sign| (x * sign).max(0.0),
+            CollectiveReduceOp::Prod => |x, _| x.abs().max(1.0),
+            CollectiveReduceOp::Max | CollectiveReduceOp::Min => return Ok(results),
         };
         if !narrows || !is_f32 {
             return Ok(results);
         }
         // An average is a sum that is divided at the end.
-        let op = if reduced == ReduceOp::Avg { ReduceOp::Sum } else { reduced };
+        let op = if reduced == CollectiveReduceOp::Avg { CollectiveReduceOp::Sum } else { reduced };
         let kind = match kind {
             CollectiveKind::ReduceScatter(_) => CollectiveKind::ReduceScatter(op),
             _ => CollectiveKind::AllReduce(op),
         };
         let parts = |sign: f64| {
-            let one = |x: &Array| match &*x.data {
-                Data::Float(elements) => {
-                    Array::floats(x.dtype, &x.shape, elements.iter().map(|&x| part(x, sign)).collect())
-                }
-                Data::Int(_) => x.clone(),
+            let one = |x: &WideArray| match &*x.data {
+                ArrayData::Float(elements) => WideArray::from_floats(
+                    x.dtype,
+                    &x.shape,
+                    elements.iter().map(|&x| part(x, sign)).collect(),
+                ),
+                ArrayData::Int(_) => x.clone(),
             };
-            let operands: Vec<Vec<Array>> = operands.iter().map(|x| x.iter().map(one).collect()).collect();
+            let operands: Vec<Vec<WideArray>> =
+                operands.iter().map(|x| x.iter().map(one).collect()).collect();
             collective::exchange(&kind, &operands)
         };
         let (positive, negative) = (parts(1.0)?, parts(-1.0)?);
-        let one = |((x, p), n): ((Vec<Array>, &Vec<Array>), &Vec<Array>)| {
-            x.into_iter().zip(p.iter().zip(n)).map(|(x, (p, n))| self.beyond_range(x, p, n)).collect()
+        let one = |((x, p), n): ((Vec<WideArray>, &Vec<WideArray>), &Vec<WideArray>)| {
+            x.into_iter().zip(p.iter().zip(n)).map(|(x, (p, n))| self.replace_out_of_range(x, p, n)).collect()
         };
         Ok(results.into_iter().zip(&positive).zip(&negative).map(one).collect())
     }
 
-    fn beyond_range(self, x: Array, positive: &Array, negative: &Array) -> Array {
-        let (Data::Float(elements), Data::Float(p), Data::Float(n)) =
+    fn replace_out_of_range(self, x: WideArray, positive: &WideArray, negative: &WideArray) -> WideArray {
+        let (ArrayData::Float(elements), ArrayData::Float(p), ArrayData::Float(n)) =
             (&*x.data, &*positive.data, &*negative.data)
         else {
             return x;
@@ -114,7 +117,7 @@ impl Noise {
             }
         };
         let out = elements.iter().zip(p).zip(n).map(one).collect();
-        Array::floats(x.dtype, &x.shape, out)
+        WideArray::from_floats(x.dtype, &x.shape, out)
     }
 }
 

@@ -2,19 +2,21 @@
 //!
 //! Floats accumulate in f64, in row-major order, and round once at the end.
 
-use super::array::{Array, Data, around, numel, round, strides, walk};
+use super::array::{
+    ArrayData, WideArray, extents_around_axis, for_each_offset, numel, round_to_dtype, strides,
+};
 use super::elementwise::{float_max, float_min};
 use super::error::{OpError, Result};
-use crate::op::{ArgOp, Reduction};
+use crate::op::{ArgOp, ReductionKind};
 use crate::types::DType;
 
 pub(super) fn reduce(
-    op: Reduction,
+    op: ReductionKind,
     axes: &[usize],
-    x: &Array,
+    x: &WideArray,
     dtype: DType,
     shape: &[usize],
-) -> Result<Array> {
+) -> Result<WideArray> {
     // Strides of the result as seen from the operand: 0 along the reduced axes.
     let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
     let dense = strides(&kept.iter().map(|&a| x.shape[a]).collect::<Vec<_>>());
@@ -25,37 +27,37 @@ pub(super) fn reduce(
     let from = strides(&x.shape);
     let n = numel(shape);
     let count: usize = axes.iter().map(|&a| x.shape[a]).product();
-    if count == 0 && n > 0 && matches!(op, Reduction::Max | Reduction::Min) {
+    if count == 0 && n > 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(OpError::Empty { op: op.name() });
     }
-    if matches!(op, Reduction::Any | Reduction::All) {
-        let any = op == Reduction::Any;
+    if matches!(op, ReductionKind::Any | ReductionKind::All) {
+        let any = op == ReductionKind::Any;
         let mut out = vec![!any; n];
         let truth: Vec<bool> = match &*x.data {
-            Data::Float(v) => v.iter().map(|&x| x != 0.0).collect(),
-            Data::Int(v) => v.iter().map(|&x| x != 0).collect(),
+            ArrayData::Float(v) => v.iter().map(|&x| x != 0.0).collect(),
+            ArrayData::Int(v) => v.iter().map(|&x| x != 0).collect(),
         };
-        walk(&x.shape, [&from, &to], |[i, o]| {
+        for_each_offset(&x.shape, [&from, &to], |[i, o]| {
             out[o] = if any { out[o] | truth[i] } else { out[o] & truth[i] }
         });
-        return Ok(Array::bools(shape, out.into_iter()));
+        return Ok(WideArray::from_bools(shape, out.into_iter()));
     }
     match &*x.data {
-        Data::Float(v) => {
+        ArrayData::Float(v) => {
             let (start, f) = float_fold(op);
             let mut out = vec![start; n];
-            walk(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
-            if op == Reduction::Mean {
+            for_each_offset(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
+            if op == ReductionKind::Mean {
                 out.iter_mut().for_each(|s| *s /= count as f64);
             }
-            Ok(Array::floats(dtype, shape, out))
+            Ok(WideArray::from_floats(dtype, shape, out))
         }
-        Data::Int(v) => {
+        ArrayData::Int(v) => {
             let (start, f) =
                 int_fold(op).ok_or(OpError::DType { expected: "floating-point", found: x.dtype })?;
             let mut out = vec![start; n];
-            walk(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
-            Ok(Array::ints(dtype, shape, out))
+            for_each_offset(&x.shape, [&from, &to], |[i, o]| out[o] = f(out[o], v[i]));
+            Ok(WideArray::from_ints(dtype, shape, out))
         }
     }
 }
@@ -63,34 +65,39 @@ pub(super) fn reduce(
 /// A neutral element and a function.
 type Fold<T> = (T, fn(T, T) -> T);
 
-pub(super) fn float_fold(op: Reduction) -> Fold<f64> {
+pub(super) fn float_fold(op: ReductionKind) -> Fold<f64> {
     match op {
-        Reduction::Sum | Reduction::Mean => (0.0, |a, b| a + b),
-        Reduction::Prod => (1.0, |a, b| a * b),
-        Reduction::Max => (f64::NEG_INFINITY, float_max),
-        Reduction::Min => (f64::INFINITY, float_min),
-        Reduction::Any => (0.0, |a, b| f64::from(u8::from(a != 0.0 || b != 0.0))),
-        Reduction::All => (1.0, |a, b| f64::from(u8::from(a != 0.0 && b != 0.0))),
+        ReductionKind::Sum | ReductionKind::Mean => (0.0, |a, b| a + b),
+        ReductionKind::Prod => (1.0, |a, b| a * b),
+        ReductionKind::Max => (f64::NEG_INFINITY, float_max),
+        ReductionKind::Min => (f64::INFINITY, float_min),
+        ReductionKind::Any => (0.0, |a, b| f64::from(u8::from(a != 0.0 || b != 0.0))),
+        ReductionKind::All => (1.0, |a, b| f64::from(u8::from(a != 0.0 && b != 0.0))),
     }
 }
 
 /// The neutral element and the function of a reduction of integers; `None` for the mean.
-pub(super) fn int_fold(op: Reduction) -> Option<Fold<i64>> {
+pub(super) fn int_fold(op: ReductionKind) -> Option<Fold<i64>> {
     Some(match op {
-        Reduction::Sum => (0, i64::wrapping_add),
-        Reduction::Prod => (1, i64::wrapping_mul),
-        Reduction::Max => (i64::MIN, i64::max),
-        Reduction::Min => (i64::MAX, i64::min),
-        Reduction::Any => (0, |a, b| i64::from(a != 0 || b != 0)),
-        Reduction::All => (1, |a, b| i64::from(a != 0 && b != 0)),
-        Reduction::Mean => return None,
+        ReductionKind::Sum => (0, i64::wrapping_add),
+        ReductionKind::Prod => (1, i64::wrapping_mul),
+        ReductionKind::Max => (i64::MIN, i64::max),
+        ReductionKind::Min => (i64::MAX, i64::min),
+        ReductionKind::Any => (0, |a, b| i64::from(a != 0 || b != 0)),
+        ReductionKind::All => (1, |a, b| i64::from(a != 0 && b != 0)),
+        ReductionKind::Mean => return None,
     })
 }
 
 /// The index of the largest or smallest element; of floats that contain NaN, that of the first NaN.
-pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &Array, shape: &[usize]) -> Result<Array> {
-    fn positions<T: Copy>(v: &[T], shape: &[usize], axis: usize, better: impl Fn(T, T) -> bool) -> Vec<i64> {
-        let (outer, n, inner) = around(shape, axis);
+pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &WideArray, shape: &[usize]) -> Result<WideArray> {
+    fn extreme_positions<T: Copy>(
+        v: &[T],
+        shape: &[usize],
+        axis: usize,
+        better: impl Fn(T, T) -> bool,
+    ) -> Vec<i64> {
+        let (outer, n, inner) = extents_around_axis(shape, axis);
         let mut out = Vec::with_capacity(outer * inner);
         for o in 0..outer {
             for k in 0..inner {
@@ -105,21 +112,21 @@ pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &Array, shape: &[usize]) -> 
         return Err(OpError::Empty { op: op.name() });
     }
     let out = match (&*x.data, op) {
-        (Data::Float(v), ArgOp::Max) => {
-            positions(v, &x.shape, axis, |a, b| a > b || (a.is_nan() && !b.is_nan()))
+        (ArrayData::Float(v), ArgOp::Max) => {
+            extreme_positions(v, &x.shape, axis, |a, b| a > b || (a.is_nan() && !b.is_nan()))
         }
-        (Data::Float(v), ArgOp::Min) => {
-            positions(v, &x.shape, axis, |a, b| a < b || (a.is_nan() && !b.is_nan()))
+        (ArrayData::Float(v), ArgOp::Min) => {
+            extreme_positions(v, &x.shape, axis, |a, b| a < b || (a.is_nan() && !b.is_nan()))
         }
-        (Data::Int(v), ArgOp::Max) => positions(v, &x.shape, axis, |a, b| a > b),
-        (Data::Int(v), ArgOp::Min) => positions(v, &x.shape, axis, |a, b| a < b),
+        (ArrayData::Int(v), ArgOp::Max) => extreme_positions(v, &x.shape, axis, |a, b| a > b),
+        (ArrayData::Int(v), ArgOp::Min) => extreme_positions(v, &x.shape, axis, |a, b| a < b),
     };
-    Ok(Array::ints(DType::I64, shape, out))
+    Ok(WideArray::from_ints(DType::I64, shape, out))
 }
 
-pub(super) fn cumsum(axis: usize, x: &Array, dtype: DType) -> Array {
-    fn running<T: Copy>(v: &[T], shape: &[usize], axis: usize, add: impl Fn(T, T) -> T) -> Vec<T> {
-        let (_, n, inner) = around(shape, axis);
+pub(super) fn cumsum(axis: usize, x: &WideArray, dtype: DType) -> WideArray {
+    fn running_fold<T: Copy>(v: &[T], shape: &[usize], axis: usize, add: impl Fn(T, T) -> T) -> Vec<T> {
+        let (_, n, inner) = extents_around_axis(shape, axis);
         let mut out = v.to_vec();
         for i in (0..v.len()).filter(|i| i / inner % n > 0) {
             out[i] = add(out[i - inner], v[i]);
@@ -127,14 +134,18 @@ pub(super) fn cumsum(axis: usize, x: &Array, dtype: DType) -> Array {
         out
     }
     match &*x.data {
-        Data::Float(v) => Array::floats(dtype, &x.shape, running(v, &x.shape, axis, |a, b| a + b)),
-        Data::Int(v) => Array::ints(dtype, &x.shape, running(v, &x.shape, axis, i64::wrapping_add)),
+        ArrayData::Float(v) => {
+            WideArray::from_floats(dtype, &x.shape, running_fold(v, &x.shape, axis, |a, b| a + b))
+        }
+        ArrayData::Int(v) => {
+            WideArray::from_ints(dtype, &x.shape, running_fold(v, &x.shape, axis, i64::wrapping_add))
+        }
     }
 }
 
-pub(super) fn softmax(axis: usize, log: bool, x: &Array) -> Result<Array> {
+pub(super) fn softmax(axis: usize, log: bool, x: &WideArray) -> Result<WideArray> {
     let v = x.as_floats()?;
-    let (outer, n, inner) = around(&x.shape, axis);
+    let (outer, n, inner) = extents_around_axis(&x.shape, axis);
     let mut out = v.to_vec();
     for o in 0..outer {
         for k in 0..inner {
@@ -147,10 +158,10 @@ pub(super) fn softmax(axis: usize, log: bool, x: &Array) -> Result<Array> {
             }
         }
     }
-    Ok(Array::floats(x.dtype, &x.shape, out))
+    Ok(WideArray::from_floats(x.dtype, &x.shape, out))
 }
 
-fn row_length(x: &Array, axes: usize) -> usize {
+fn row_length(x: &WideArray, axes: usize) -> usize {
     numel(&x.shape[x.shape.len() - axes..])
 }
 
@@ -158,9 +169,9 @@ pub(super) fn rms_norm(
     axes: usize,
     eps: f64,
     round_first: bool,
-    x: &Array,
-    weight: Option<&Array>,
-) -> Result<Array> {
+    x: &WideArray,
+    weight: Option<&WideArray>,
+) -> Result<WideArray> {
     let n = row_length(x, axes);
     let weight = weight.map(|w| w.as_floats()).transpose()?;
     let dtype = x.dtype;
@@ -171,21 +182,21 @@ pub(super) fn rms_norm(
         for (i, x) in row.iter_mut().enumerate() {
             *x *= scale;
             if let Some(w) = weight {
-                let normalised = if round_first { round(dtype, *x) } else { *x };
+                let normalised = if round_first { round_to_dtype(dtype, *x) } else { *x };
                 *x = normalised * w[i];
             }
         }
     }
-    Ok(Array::floats(x.dtype, &x.shape, out))
+    Ok(WideArray::from_floats(x.dtype, &x.shape, out))
 }
 
 pub(super) fn layer_norm(
     axes: usize,
     eps: f64,
-    x: &Array,
-    weight: Option<&Array>,
-    bias: Option<&Array>,
-) -> Result<Array> {
+    x: &WideArray,
+    weight: Option<&WideArray>,
+    bias: Option<&WideArray>,
+) -> Result<WideArray> {
     let n = row_length(x, axes);
     let weight = weight.map(|w| w.as_floats()).transpose()?;
     let bias = bias.map(|b| b.as_floats()).transpose()?;
@@ -204,5 +215,5 @@ pub(super) fn layer_norm(
             }
         }
     }
-    Ok(Array::floats(x.dtype, &x.shape, out))
+    Ok(WideArray::from_floats(x.dtype, &x.shape, out))
 }

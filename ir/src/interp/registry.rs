@@ -8,7 +8,7 @@ use crate::types::DType;
 
 /// What the kernel of a custom op is called with: one cell of the op's group, or one rank for an op
 /// without a group.
-pub struct CustomCall<'a> {
+pub struct CustomKernelCall<'a> {
     /// The name of the op, `namespace::op`.
     pub name: &'a str,
     /// The ranks of the cell, in order of their number within it.
@@ -19,16 +19,16 @@ pub struct CustomCall<'a> {
     pub results: &'a [(DType, Vec<usize>)],
 }
 
-type Kernel = dyn Fn(&CustomCall<'_>) -> Result<Vec<Vec<Tensor>>, String> + Send + Sync;
+type CustomKernelFn = dyn Fn(&CustomKernelCall<'_>) -> Result<Vec<Vec<Tensor>>, String> + Send + Sync;
 
 #[derive(Default)]
-pub struct Registry {
-    kernels: BTreeMap<String, Box<Kernel>>,
+pub struct ReferenceKernelRegistry {
+    kernels: BTreeMap<String, Box<CustomKernelFn>>,
 }
 
-impl Registry {
+impl ReferenceKernelRegistry {
     pub fn new() -> Self {
-        Registry::default()
+        ReferenceKernelRegistry::default()
     }
 
     /// Registers the kernel of the custom op `name`, replacing an earlier one. The kernel gives for each
@@ -36,18 +36,18 @@ impl Registry {
     pub fn register(
         &mut self,
         name: impl Into<String>,
-        kernel: impl Fn(&CustomCall<'_>) -> Result<Vec<Vec<Tensor>>, String> + Send + Sync + 'static,
+        kernel: impl Fn(&CustomKernelCall<'_>) -> Result<Vec<Vec<Tensor>>, String> + Send + Sync + 'static,
     ) -> &mut Self {
         self.kernels.insert(name.into(), Box::new(kernel));
         self
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&Kernel> {
+    pub(super) fn get(&self, name: &str) -> Option<&CustomKernelFn> {
         self.kernels.get(name).map(|k| &**k)
     }
 }
 
-impl fmt::Debug for Registry {
+impl fmt::Debug for ReferenceKernelRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.kernels.keys()).finish()
     }

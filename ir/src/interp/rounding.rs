@@ -14,10 +14,10 @@
 //!
 //! [`run_with_noise`]: super::run_with_noise
 
-use crate::entity::Table;
+use crate::entity::EntityMap;
 use crate::graph::{Graph, Node, OutputKind};
 use crate::ids::ValueId;
-use crate::numerics::Rounding;
+use crate::numerics::RoundingEffect;
 use crate::numerics::{Numerics, NumericsClass};
 use crate::op::Op;
 use crate::types::DType;
@@ -65,7 +65,7 @@ impl RoundingHistory {
 
     /// This history, extended by what the numerics classes of a plan allow, as far as the planned value makes use of it.
     /// A planned program can therefore not loosen its own comparison.
-    pub fn allowing(self, numerics: Numerics, planned: &RoundingHistory) -> RoundingHistory {
+    pub fn with_numerics(self, numerics: Numerics, planned: &RoundingHistory) -> RoundingHistory {
         let uses = |class: &NumericsClass| planned.types().any(|t| Some(t) == class.narrow_type());
         numerics.classes().filter(uses).fold(self, |history, class| {
             let may_overflow = history.may_overflow || class.narrows_range();
@@ -91,33 +91,33 @@ impl RoundingHistory {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Runs {
+pub enum RunCount {
     /// Once: inputs are exact.
     One,
     /// Several times: an input that an output replaces has the history of that output.
     Several,
 }
 
-pub fn rounding_histories(graph: &Graph, runs: Runs) -> Table<ValueId, RoundingHistory> {
-    let mut histories = Table::filled(RoundingHistory::EXACT, graph.values.len());
+pub fn rounding_histories(graph: &Graph, runs: RunCount) -> EntityMap<ValueId, RoundingHistory> {
+    let mut histories = EntityMap::filled(RoundingHistory::EXACT, graph.values.len());
     loop {
         for node in graph.nodes.values() {
             trace_node(graph, node, &mut histories);
         }
         // Histories only grow, so this ends.
-        if runs == Runs::One || !carry_state(graph, &mut histories) {
+        if runs == RunCount::One || !carry_state(graph, &mut histories) {
             return histories;
         }
     }
 }
 
-pub fn output_histories(graph: &Graph, runs: Runs) -> Vec<RoundingHistory> {
+pub fn output_histories(graph: &Graph, runs: RunCount) -> Vec<RoundingHistory> {
     let histories = rounding_histories(graph, runs);
     graph.outputs.iter().map(|output| histories[output.value]).collect()
 }
 
 /// Joins the histories of outputs into the inputs that they replace; whether one changed.
-fn carry_state(graph: &Graph, histories: &mut Table<ValueId, RoundingHistory>) -> bool {
+fn carry_state(graph: &Graph, histories: &mut EntityMap<ValueId, RoundingHistory>) -> bool {
     let mut changed = false;
     for output in &graph.outputs {
         let OutputKind::Mutates(input) = output.kind else { continue };
@@ -130,31 +130,31 @@ fn carry_state(graph: &Graph, histories: &mut Table<ValueId, RoundingHistory>) -
 }
 
 /// Whether a node rounds its result `k` to the type of that.
-pub(super) fn rounds(graph: &Graph, node: &Node, k: usize) -> bool {
+pub(super) fn is_rounded(graph: &Graph, node: &Node, k: usize) -> bool {
     let Some(&value) = node.outputs.get(k) else { return false };
     let to = graph.ty(value).dtype;
     let from = node.inputs.first().map_or(to, |&v| graph.ty(v).dtype);
     to.is_float()
         && matches!(
-            rounding(&node.op, k, from, to),
-            Rounding::Rounds | Rounding::Accumulates | Rounding::Jumps
+            result_rounding(&node.op, k, from, to),
+            RoundingEffect::Rounds | RoundingEffect::Accumulates | RoundingEffect::Jumps
         )
 }
 
-fn trace_node(graph: &Graph, node: &Node, histories: &mut Table<ValueId, RoundingHistory>) {
+fn trace_node(graph: &Graph, node: &Node, histories: &mut EntityMap<ValueId, RoundingHistory>) {
     let before = node.inputs.iter().fold(RoundingHistory::EXACT, |h, &v| h.join(histories[v]));
     let operand = node.inputs.first().map(|&v| graph.ty(v).dtype);
     for (result, &value) in node.outputs.iter().enumerate() {
         let dtype = graph.ty(value).dtype;
-        histories[value] = match rounding(&node.op, result, operand.unwrap_or(dtype), dtype) {
-            Rounding::Keeps => before,
-            Rounding::Rounds | Rounding::Accumulates => before.and_rounded_to(dtype),
-            Rounding::Jumps => {
+        histories[value] = match result_rounding(&node.op, result, operand.unwrap_or(dtype), dtype) {
+            RoundingEffect::Keeps => before,
+            RoundingEffect::Rounds | RoundingEffect::Accumulates => before.and_rounded_to(dtype),
+            RoundingEffect::Jumps => {
                 let may_flip = before.may_flip || before.rounded_to != 0;
                 RoundingHistory { may_flip, ..before }.and_rounded_to(dtype)
             }
             // `rounding` has resolved the others.
-            Rounding::Steps | Rounding::Converts | Rounding::Unknown => {
+            RoundingEffect::Steps | RoundingEffect::Converts | RoundingEffect::Unknown => {
                 RoundingHistory { rounded_to: 0, may_flip: !before.is_exact(), ..before }
             }
         };
@@ -162,17 +162,17 @@ fn trace_node(graph: &Graph, node: &Node, histories: &mut Table<ValueId, Roundin
 }
 
 /// The rounding of one result of an op, from the dtype of its first operand to that of the result.
-fn rounding(op: &Op, result: usize, from: DType, to: DType) -> Rounding {
+fn result_rounding(op: &Op, result: usize, from: DType, to: DType) -> RoundingEffect {
     match op.facts().rounding[result.min(1)] {
-        Rounding::Converts => cast(from, to),
-        Rounding::Unknown if to.is_float() => Rounding::Jumps,
-        Rounding::Unknown => Rounding::Steps,
+        RoundingEffect::Converts => cast_rounding(from, to),
+        RoundingEffect::Unknown if to.is_float() => RoundingEffect::Jumps,
+        RoundingEffect::Unknown => RoundingEffect::Steps,
         known => known,
     }
 }
 
 /// A cast is exact where the result type has every number of the operand's.
-fn cast(from: DType, to: DType) -> Rounding {
+fn cast_rounding(from: DType, to: DType) -> RoundingEffect {
     let exact = match (from, to) {
         (from, to) if from == to => true,
         (DType::Bool | DType::U8, to) if to.is_float() => true,
@@ -181,8 +181,8 @@ fn cast(from: DType, to: DType) -> Rounding {
         (from, to) => !from.is_float() && !to.is_float(),
     };
     match exact {
-        true => Rounding::Keeps,
-        false if to.is_float() => Rounding::Rounds,
-        false => Rounding::Steps,
+        true => RoundingEffect::Keeps,
+        false if to.is_float() => RoundingEffect::Rounds,
+        false => RoundingEffect::Steps,
     }
 }

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use super::array::{numel, round};
-use super::bind::extents;
+use super::array::{numel, round_to_dtype};
+use super::bind::concrete_shape;
 use super::error::InterpError;
-use crate::dim::Bindings;
-use crate::entity::{Entity, Table};
+use crate::dim::SymbolBindings;
+use crate::entity::{Entity, EntityMap};
 use crate::graph::{Graph, InputKind};
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::op::{BinaryOp, Op, OperandUse};
@@ -20,7 +20,7 @@ use symmc_support::random::SplitMix;
 /// Which drawn inputs differ by rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub enum Draw {
+pub enum SeedScope {
     Shared,
     PerRank,
     /// Inputs that are operands of collectives, also after moves and element-wise ops, so that a collective that reads the
@@ -35,14 +35,14 @@ pub struct SeedConfig {
     pub seed: u64,
     /// How arguments are drawn. Tensor-parallel programs take the same tokens on every rank, programs with
     /// data of their own on each rank do not.
-    pub arguments: Draw,
-    pub parameters: Draw,
+    pub arguments: SeedScope,
+    pub parameters: SeedScope,
 }
 
 impl SeedConfig {
     /// Shared arguments, parameters of its own on each rank.
     pub fn new(seed: u64) -> Self {
-        SeedConfig { seed, arguments: Draw::Shared, parameters: Draw::PerRank }
+        SeedConfig { seed, arguments: SeedScope::Shared, parameters: SeedScope::PerRank }
     }
 }
 
@@ -60,34 +60,34 @@ impl SeedConfig {
 /// Fails for an unbound symbol, an extent that is none, or a constant without data.
 pub fn seeded_inputs(
     graph: &Graph,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     config: &SeedConfig,
     rank: u32,
 ) -> Result<Vec<Arc<Tensor>>, InterpError> {
-    let seeds = Seeds::new(graph, bindings, *config);
-    graph.inputs.keys().map(|id| seeds.input(id, rank)).collect()
+    let seeds = SeededInputs::new(graph, bindings, *config);
+    graph.inputs.keys().map(|id| seeds.generate_input(id, rank)).collect()
 }
 
 /// Inputs of a program, drawn one by one as by [`seeded_inputs`].
-pub struct Seeds<'a> {
+pub struct SeededInputs<'a> {
     graph: &'a Graph,
-    bindings: &'a Bindings,
+    bindings: &'a SymbolBindings,
     config: SeedConfig,
-    users: Table<ValueId, Vec<NodeId>>,
+    users: EntityMap<ValueId, Vec<NodeId>>,
 }
 
-impl<'a> Seeds<'a> {
-    pub fn new(graph: &'a Graph, bindings: &'a Bindings, config: SeedConfig) -> Self {
-        Seeds { graph, bindings, config, users: graph.users() }
+impl<'a> SeededInputs<'a> {
+    pub fn new(graph: &'a Graph, bindings: &'a SymbolBindings, config: SeedConfig) -> Self {
+        SeededInputs { graph, bindings, config, users: graph.users() }
     }
 
-    pub fn input(&self, id: InputId, rank: u32) -> Result<Arc<Tensor>, InterpError> {
-        self.drawn(id, rank, usize::MAX)
+    pub fn generate_input(&self, id: InputId, rank: u32) -> Result<Arc<Tensor>, InterpError> {
+        self.generate(id, rank, usize::MAX)
     }
 
     /// The first elements of a float input on a rank, at most so many, along one axis; other inputs whole.
-    pub fn sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
-        self.drawn(id, rank, most)
+    pub fn generate_sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
+        self.generate(id, rank, most)
     }
 
     /// One past the largest integer that an input may have where it is an index; `None` if it is none.
@@ -96,12 +96,12 @@ impl<'a> Seeds<'a> {
     }
 
     /// Whether an input says where groups of rows end, so that its elements ascend.
-    pub fn ends_groups(&self, id: InputId) -> bool {
-        ends_groups(self.graph, &self.users, self.graph.inputs[id].value)
+    pub fn holds_group_ends(&self, id: InputId) -> bool {
+        value_holds_group_ends(self.graph, &self.users, self.graph.inputs[id].value)
     }
 
     pub fn differs_by_rank(&self, id: InputId) -> bool {
-        let Seeds { graph, config, users, .. } = self;
+        let SeededInputs { graph, config, users, .. } = self;
         let input = &graph.inputs[id];
         let draw = match input.kind {
             InputKind::Constant => return false,
@@ -109,83 +109,87 @@ impl<'a> Seeds<'a> {
             InputKind::Parameter => config.parameters,
         };
         match draw {
-            Draw::Shared => false,
-            Draw::PerRank => true,
-            Draw::CollectiveOperands => is_collective_operand(graph, users, input.value),
+            SeedScope::Shared => false,
+            SeedScope::PerRank => true,
+            SeedScope::CollectiveOperands => is_collective_operand(graph, users, input.value),
         }
     }
 
-    fn drawn(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
-        let Seeds { graph, bindings, config, users } = self;
+    fn generate(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
+        let SeededInputs { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];
         if input.kind == InputKind::Constant {
-            let no_data = || InterpError::NoData { input: graph.name_of(input.value).to_string() };
+            let no_data = || InterpError::NoData { input: graph.value_name(input.value).to_string() };
             return input.data.clone().ok_or_else(no_data);
         }
         let stream = if self.differs_by_rank(id) { u64::from(rank) + 1 } else { 0 };
         let mut random = SplitMix(config.seed);
         random = SplitMix(random.next() ^ (id.index() as u64) << 32 ^ stream);
-        let shape = extents(graph, bindings, input.value)?;
+        let shape = concrete_shape(graph, bindings, input.value)?;
         let tensor = match graph.ty(input.value).dtype {
-            DType::Bool => ints(DType::Bool, &shape, 2, &mut random),
+            DType::Bool => random_ints(DType::Bool, &shape, 2, &mut random),
             dtype if !dtype.is_float() => {
                 let end = index_limit(graph, bindings, users, input.value)?.unwrap_or(8);
-                let drawn = ints(dtype, &shape, end.max(1) as usize, &mut random);
-                if ends_groups(graph, users, input.value) { drawn.and_then(ascending) } else { drawn }
+                let drawn = random_ints(dtype, &shape, end.max(1) as usize, &mut random);
+                if value_holds_group_ends(graph, users, input.value) {
+                    drawn.and_then(sort_ascending)
+                } else {
+                    drawn
+                }
             }
             dtype => {
                 let (center, spread) = match (input.kind, shape.as_slice()) {
                     (InputKind::Argument, _) => (0.0, 1.0),
                     (_, [_, .., last]) => (0.0, 1.0 / (*last as f64).max(1.0).sqrt()),
-                    _ if multiplies(graph, users, input.value) => (1.0, 0.1),
+                    _ if is_factor(graph, users, input.value) => (1.0, 0.1),
                     _ => (0.0, 0.1),
                 };
-                let element = |_| round(dtype, center + spread * random.symmetric());
+                let element = |_| round_to_dtype(dtype, center + spread * random.symmetric_unit());
                 let elements: Vec<f64> = (0..numel(&shape).min(most)).map(element).collect();
                 let shape = if elements.len() < numel(&shape) { vec![elements.len()] } else { shape };
                 Tensor::from_f64(dtype, shape, &elements)
             }
         };
-        let name = || graph.name_of(input.value).to_string();
+        let name = || graph.value_name(input.value).to_string();
         Ok(Arc::new(tensor.ok_or_else(|| InterpError::Extent { value: name(), dims: String::new() })?))
     }
 }
 
-fn ints(dtype: DType, shape: &[usize], end: usize, random: &mut SplitMix) -> Option<Tensor> {
+fn random_ints(dtype: DType, shape: &[usize], end: usize, random: &mut SplitMix) -> Option<Tensor> {
     let elements: Vec<i64> = (0..numel(shape)).map(|_| random.below(end) as i64).collect();
     Tensor::from_i64(dtype, shape, &elements)
 }
 
-fn ascending(drawn: Tensor) -> Option<Tensor> {
+fn sort_ascending(drawn: Tensor) -> Option<Tensor> {
     let mut elements = drawn.to_i64();
     elements.sort_unstable();
     Tensor::from_i64(drawn.dtype(), drawn.shape(), &elements)
 }
 
 /// Whether the value, as it is or cast, says where groups of rows end.
-fn ends_groups(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
+fn value_holds_group_ends(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
     let ends = |v: ValueId, n: NodeId| {
         let node = &graph.nodes[n];
         node.op == Op::GroupedMatMul && node.inputs.get(2) == Some(&v)
     };
-    carried(graph, users, value).into_iter().any(|v| users[v].iter().any(|&n| ends(v, n)))
+    values_sharing_elements(graph, users, value).into_iter().any(|v| users[v].iter().any(|&n| ends(v, n)))
 }
 
 /// One past the largest integer that is in range wherever the value indexes; `None` if it indexes nothing.
 fn index_limit(
     graph: &Graph,
-    bindings: &Bindings,
-    users: &Table<ValueId, Vec<NodeId>>,
+    bindings: &SymbolBindings,
+    users: &EntityMap<ValueId, Vec<NodeId>>,
     value: ValueId,
 ) -> Result<Option<u64>, InterpError> {
     let mut limit: Option<u64> = None;
-    for v in carried(graph, users, value) {
+    for v in values_sharing_elements(graph, users, value) {
         for &n in &users[v] {
             let node = &graph.nodes[n];
             let uses = node.inputs.iter().enumerate().filter(|&(_, &x)| x == v);
             for (operand, _) in uses {
                 let extent = |axis: usize| -> Result<u64, InterpError> {
-                    Ok(extents(graph, bindings, node.inputs[0])?.get(axis).map_or(0, |&d| d as u64))
+                    Ok(concrete_shape(graph, bindings, node.inputs[0])?.get(axis).map_or(0, |&d| d as u64))
                 };
                 let end = match (node.op.operand_use(operand), node.op.group()) {
                     (OperandUse::Index { axis, first }, _) => extent(axis + operand - first)?,
@@ -208,8 +212,12 @@ fn index_limit(
 }
 
 /// The value and all values that hold some of its elements unchanged.
-fn carried(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> Vec<ValueId> {
-    let mut seen = Table::filled(false, graph.values.len());
+fn values_sharing_elements(
+    graph: &Graph,
+    users: &EntityMap<ValueId, Vec<NodeId>>,
+    value: ValueId,
+) -> Vec<ValueId> {
+    let mut seen = EntityMap::filled(false, graph.values.len());
     let mut out = vec![value];
     seen[value] = true;
     let mut next = 0;
@@ -238,8 +246,8 @@ fn carried(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -
 
 /// Whether a collective takes the value as operand, as it is, moved or changed element by element, and nothing selects
 /// elements by it.
-fn is_collective_operand(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
-    let mut seen = Table::filled(false, graph.values.len());
+fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
+    let mut seen = EntityMap::filled(false, graph.values.len());
     let mut reached = vec![value];
     seen[value] = true;
     let mut is_operand = false;
@@ -268,8 +276,8 @@ fn is_collective_operand(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, val
 }
 
 /// Whether a norm or a product multiplies with the value.
-fn multiplies(graph: &Graph, users: &Table<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
-    carried(graph, users, value).into_iter().any(|v| {
+fn is_factor(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
+    values_sharing_elements(graph, users, value).into_iter().any(|v| {
         users[v].iter().any(|&n| {
             let node = &graph.nodes[n];
             match node.op {

@@ -8,20 +8,20 @@
 use crate::tensor::Tensor;
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Spread {
+pub struct NoiseSpread {
     /// The elements in ascending order; `None` for all.
     elements: Option<Vec<usize>>,
-    moves: Vec<Moves>,
+    moves: Vec<ElementSpread>,
 }
 
 /// What runs with noise gave instead of an element.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-struct Moves {
+struct ElementSpread {
     /// For a finite element the largest move to another finite number. For an infinite one the least magnitude that was
     /// finite, for NaN the largest.
-    by: f64,
+    largest_move: f64,
     /// Which of [`POSITIVE`], [`NEGATIVE`], [`NAN`] and [`FINITE`] were seen.
-    seen: u8,
+    classes: u8,
 }
 
 const POSITIVE: u8 = 1;
@@ -30,9 +30,9 @@ const NAN: u8 = 4;
 const FINITE: u8 = 8;
 
 /// Correct results may be this much farther apart than the largest move that was seen.
-pub(super) const BEYOND_SEEN: f64 = 4.0;
+pub(super) const SPREAD_FACTOR: f64 = 4.0;
 
-fn class(x: f64) -> u8 {
+fn classify(x: f64) -> u8 {
     match x {
         x if x.is_nan() => NAN,
         f64::INFINITY => POSITIVE,
@@ -41,16 +41,16 @@ fn class(x: f64) -> u8 {
     }
 }
 
-impl Spread {
-    pub fn none(expected: &Tensor) -> Spread {
-        Spread { elements: None, moves: vec![Moves::default(); expected.numel()] }
+impl NoiseSpread {
+    pub fn without_moves(expected: &Tensor) -> NoiseSpread {
+        NoiseSpread { elements: None, moves: vec![ElementSpread::default(); expected.numel()] }
     }
 
     /// These elements do not move; nothing is known of others.
-    pub fn of_elements(mut elements: Vec<usize>) -> Spread {
+    pub fn for_elements(mut elements: Vec<usize>) -> NoiseSpread {
         elements.sort_unstable();
         elements.dedup();
-        Spread { moves: vec![Moves::default(); elements.len()], elements: Some(elements) }
+        NoiseSpread { moves: vec![ElementSpread::default(); elements.len()], elements: Some(elements) }
     }
 
     /// Takes in one run with noise; whether an element moved farther than before.
@@ -73,7 +73,7 @@ impl Spread {
         (0..self.moves.len()).map(|k| self.elements.as_ref().map_or(k, |elements| elements[k]))
     }
 
-    fn moves(&self, element: usize) -> Option<&Moves> {
+    fn element_spread(&self, element: usize) -> Option<&ElementSpread> {
         let at = match &self.elements {
             Some(elements) => elements.binary_search(&element).ok()?,
             None => element,
@@ -82,61 +82,63 @@ impl Spread {
     }
 
     /// Whether noise explains the element that was found.
-    pub(super) fn covers(&self, element: usize, found: &Tensor, expected: &Tensor) -> bool {
-        let Some(moves) = self.moves(element) else { return false };
+    pub(super) fn explains(&self, element: usize, found: &Tensor, expected: &Tensor) -> bool {
+        let Some(moves) = self.element_spread(element) else { return false };
         if !found.dtype().is_float() {
-            return distance(found, expected, element) <= BEYOND_SEEN * moves.by;
+            return distance(found, expected, element) <= SPREAD_FACTOR * moves.largest_move;
         }
         let (found, expected) = (found.get_f64(element), expected.get_f64(element));
         match (found.is_finite(), expected.is_finite()) {
-            (false, _) => moves.reaches(found),
+            (false, _) => moves.explains_nonfinite(found),
             // Values on the way to an infinity that was seen are possible, too.
             (true, true) => {
                 let beyond = if found > expected { POSITIVE } else { NEGATIVE };
-                (found - expected).abs() <= BEYOND_SEEN * moves.by || moves.seen & beyond != 0
+                (found - expected).abs() <= SPREAD_FACTOR * moves.largest_move || moves.classes & beyond != 0
             }
-            (true, false) if moves.seen & FINITE == 0 => false,
-            (true, false) if expected.is_nan() => found.abs() <= BEYOND_SEEN * moves.by,
-            (true, false) => found.signum() == expected.signum() && found.abs() * BEYOND_SEEN >= moves.by,
+            (true, false) if moves.classes & FINITE == 0 => false,
+            (true, false) if expected.is_nan() => found.abs() <= SPREAD_FACTOR * moves.largest_move,
+            (true, false) => {
+                found.signum() == expected.signum() && found.abs() * SPREAD_FACTOR >= moves.largest_move
+            }
         }
     }
 }
 
-impl Moves {
+impl ElementSpread {
     fn widen(&mut self, expected: &Tensor, noisy: &Tensor, i: usize) {
         if !expected.dtype().is_float() {
-            self.by = self.by.max(distance(noisy, expected, i));
+            self.largest_move = self.largest_move.max(distance(noisy, expected, i));
             return;
         }
         let (x, expected) = (noisy.get_f64(i), expected.get_f64(i));
-        let is_first = self.seen & FINITE == 0;
-        self.seen |= class(x);
+        let is_first = self.classes & FINITE == 0;
+        self.classes |= classify(x);
         if !x.is_finite() {
             return;
         }
-        self.by = match expected {
-            e if e.is_finite() => self.by.max((x - e).abs()),
-            e if e.is_nan() || is_first => self.by.max(x.abs()),
-            _ => self.by.min(x.abs()),
+        self.largest_move = match expected {
+            e if e.is_finite() => self.largest_move.max((x - e).abs()),
+            e if e.is_nan() || is_first => self.largest_move.max(x.abs()),
+            _ => self.largest_move.min(x.abs()),
         };
     }
 
     /// Whether a run with noise gave such a number that is not finite. After a NaN any of them is possible: which of
     /// several terms are infinite depends on roundings.
-    fn reaches(&self, found: f64) -> bool {
-        self.seen & (class(found) | NAN) != 0
+    fn explains_nonfinite(&self, found: f64) -> bool {
+        self.classes & (classify(found) | NAN) != 0
     }
 }
 
 /// The distance of two elements; NaN if exactly one of them is NaN.
 pub(super) fn distance(found: &Tensor, expected: &Tensor, i: usize) -> f64 {
     match found.dtype().is_float() {
-        true => difference(found.get_f64(i), expected.get_f64(i)),
+        true => float_distance(found.get_f64(i), expected.get_f64(i)),
         false => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
     }
 }
 
 /// How far two floats are from each other: 0 if both are NaN or the same infinity, NaN if one of them is NaN.
-fn difference(found: f64, expected: f64) -> f64 {
+fn float_distance(found: f64, expected: f64) -> f64 {
     if found == expected || (found.is_nan() && expected.is_nan()) { 0.0 } else { (found - expected).abs() }
 }

@@ -4,45 +4,45 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::collective::Variant;
+use crate::collective::CollectiveVariant;
 
 /// The forms of [dispatches](crate::dispatch) that a machine runs, each with its limits. Forms that are not named it
 /// does not run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Capabilities {
+pub struct DispatchCapabilities {
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub map: Option<Maps>,
+    pub map: Option<MapLimits>,
     /// Matrix products of bf16 and f16, and what is done element by element with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub product: Option<Products>,
+    pub product: Option<ProductLimits>,
     /// Matrix products of one left operand, and rotary embeddings of what they give.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch: Option<Batches>,
+    pub batch: Option<BatchLimits>,
     /// All-reduces by `ll`, and in two shots of large tensors, with a residual and a norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reduction: Option<Reductions>,
+    pub reduction: Option<ReductionLimits>,
     /// All-gathers by `ll` and `pull` that store their results with the axes in another order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gather: Option<Gathers>,
+    pub gather: Option<GatherLimits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub norm: Option<Norms>,
+    pub norm: Option<NormLimits>,
     /// Reductions of rows, and element-wise nodes over the same rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rows: Option<RowReductions>,
+    pub rows: Option<RowReductionLimits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rotary: Option<Rotaries>,
+    pub rotary: Option<RotaryLimits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scatter: Option<Scatters>,
+    pub scatter: Option<ScatterLimits>,
     /// Collectives of one group by `pull`, `push` or `one_shot`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub collectives: Option<Collectives>,
+    pub collectives: Option<CollectiveLimits>,
 }
 
 /// Limits of dispatches of the form `map`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Maps {
+pub struct MapLimits {
     pub nodes: u32,
 }
 
@@ -51,7 +51,7 @@ pub struct Maps {
 /// multiprocessor has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Products {
+pub struct ProductLimits {
     /// The most products, where columns that are read apart count as products of their own.
     pub products: u32,
     /// The most rows.
@@ -66,23 +66,23 @@ pub struct Products {
     pub few_k: u32,
     /// Where clusters of two blocks split K.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub split_k: Option<SplitK>,
+    pub split_k: Option<SplitKLimits>,
 }
 
 /// Limits of dispatches of the form `batch`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Batches {
+pub struct BatchLimits {
     pub products: u32,
     /// Where rotary embeddings of what they give are part of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rotary: Option<BatchRotaries>,
+    pub rotary: Option<BatchRotaryLimits>,
 }
 
 /// Limits of products of bf16 and f16 that turn what they give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BatchRotaries {
+pub struct BatchRotaryLimits {
     /// The most rows.
     pub rows: u32,
     /// The most columns of a multiprocessor: with more, reading the right matrices takes long beside what is saved.
@@ -92,7 +92,7 @@ pub struct BatchRotaries {
 /// Products by split-K between the two blocks of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SplitK {
+pub struct SplitKLimits {
     /// The fewest rows.
     pub rows: u32,
     /// The most columns of a cluster.
@@ -103,7 +103,7 @@ pub struct SplitK {
 
 /// The extents of products that are done side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extents {
+pub struct ProductShape {
     pub count: u64,
     pub rows: u64,
     pub columns: u64,
@@ -114,7 +114,7 @@ pub struct Extents {
 /// Limits of dispatches of the form `reduction`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reductions {
+pub struct ReductionLimits {
     /// The most bytes of a row that is normalised.
     pub row: u32,
 }
@@ -122,7 +122,7 @@ pub struct Reductions {
 /// Limits of dispatches of the form `gather`, which divide what each rank has into rows and store the rows of all ranks in turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gathers {
+pub struct GatherLimits {
     /// The bytes of a row are a multiple of this.
     pub unit: u32,
 }
@@ -130,7 +130,7 @@ pub struct Gathers {
 /// Limits of dispatches of the form `norm`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Norms {
+pub struct NormLimits {
     /// The most elements of a row.
     pub row: u32,
 }
@@ -138,7 +138,7 @@ pub struct Norms {
 /// Limits of dispatches of the form `rows`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RowReductions {
+pub struct RowReductionLimits {
     pub nodes: u32,
     /// The most elements of a row.
     pub row: u32,
@@ -147,91 +147,93 @@ pub struct RowReductions {
 /// Limits of dispatches of the form `rotary`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rotaries {
+pub struct RotaryLimits {
     pub nodes: u32,
 }
 
 /// Limits of dispatches of the form `scatter`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Scatters {
+pub struct ScatterLimits {
     pub nodes: u32,
 }
 
 /// Limits of dispatches of the form `collectives`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Collectives {
+pub struct CollectiveLimits {
     pub nodes: u32,
 }
 
-impl Collectives {
+impl CollectiveLimits {
     /// The variants by which a machine runs several collectives as one step.
-    pub const VARIANTS: [Variant; 3] = [Variant::Pull, Variant::Push, Variant::OneShot];
+    pub const VARIANTS: [CollectiveVariant; 3] =
+        [CollectiveVariant::Pull, CollectiveVariant::Push, CollectiveVariant::OneShot];
 }
 
 /// A limit that is 0: as it stands in the file.
-fn first_zero(value: &serde_json::Value, at: &str) -> Option<String> {
+fn find_zero_field(value: &serde_json::Value, at: &str) -> Option<String> {
     match value {
         serde_json::Value::Object(fields) => {
-            fields.iter().find_map(|(name, v)| first_zero(v, &format!("{at}.{name}")))
+            fields.iter().find_map(|(name, v)| find_zero_field(v, &format!("{at}.{name}")))
         }
         value => (value.as_u64() == Some(0)).then(|| at.to_string()),
     }
 }
 
-impl Capabilities {
+impl DispatchCapabilities {
     /// The path in a profile of a limit that is 0, if there is one: who has no such kernel leaves it out.
-    pub(super) fn zero(&self) -> Option<String> {
-        first_zero(&serde_json::to_value(self).unwrap_or_default(), "dispatches")
+    pub(super) fn find_zero_limit(&self) -> Option<String> {
+        find_zero_field(&serde_json::to_value(self).unwrap_or_default(), "dispatches")
     }
 
     /// Those of the kernels that this version generates for GPUs.
-    pub const GPU: Capabilities = Capabilities {
-        map: Some(Maps { nodes: 32 }),
-        product: Some(Products {
+    pub const GPU: DispatchCapabilities = DispatchCapabilities {
+        map: Some(MapLimits { nodes: 32 }),
+        product: Some(ProductLimits {
             products: 2,
             rows: 64,
             columns: 112,
             waves: 2,
             few_columns: 24,
             few_k: 2048,
-            split_k: Some(SplitK { rows: 17, columns: 224, k: 128 }),
+            split_k: Some(SplitKLimits { rows: 17, columns: 224, k: 128 }),
         }),
-        batch: Some(Batches { products: 4, rotary: Some(BatchRotaries { rows: 64, columns: 40 }) }),
-        reduction: Some(Reductions { row: 20 << 10 }),
-        gather: Some(Gathers { unit: 16 }),
-        norm: Some(Norms { row: 16 << 10 }),
-        rows: Some(RowReductions { nodes: 48, row: 256 << 10 }),
-        rotary: Some(Rotaries { nodes: 4 }),
-        scatter: Some(Scatters { nodes: 4 }),
-        collectives: Some(Collectives { nodes: 16 }),
+        batch: Some(BatchLimits { products: 4, rotary: Some(BatchRotaryLimits { rows: 64, columns: 40 }) }),
+        reduction: Some(ReductionLimits { row: 20 << 10 }),
+        gather: Some(GatherLimits { unit: 16 }),
+        norm: Some(NormLimits { row: 16 << 10 }),
+        rows: Some(RowReductionLimits { nodes: 48, row: 256 << 10 }),
+        rotary: Some(RotaryLimits { nodes: 4 }),
+        scatter: Some(ScatterLimits { nodes: 4 }),
+        collectives: Some(CollectiveLimits { nodes: 16 }),
     };
 
     /// Whether every node runs by itself.
     pub fn is_none(&self) -> bool {
-        *self == Capabilities::default()
+        *self == DispatchCapabilities::default()
     }
 }
 
-impl Products {
+impl ProductLimits {
     /// Whether products with so many rows, and with any fewer, are one kernel that is no slower than the library, on a machine
     /// of so many multiprocessors.
-    pub fn are_worth(&self, of: &Extents, multiprocessors: u32) -> bool {
+    pub fn is_profitable(&self, of: &ProductShape, multiprocessors: u32) -> bool {
         // Few rows are not done by split-K.
         let few = self.split_k.map_or(of.rows, |p| u64::from(p.rows).saturating_sub(1));
         [of.rows, of.rows.min(few)].into_iter().all(|rows| {
-            let of = Extents { rows, ..*of };
-            self.by_split_k(&of, multiprocessors) || self.by_whole_k(&of, multiprocessors)
+            let of = ProductShape { rows, ..*of };
+            self.is_profitable_with_split_k(&of, multiprocessors)
+                || self.is_profitable_with_full_k(&of, multiprocessors)
         })
     }
 
     /// The most rows with which they are; 0 where they never are. The rows of `of` have no meaning.
-    pub fn most_rows(&self, of: &Extents, multiprocessors: u32) -> u64 {
+    pub fn max_profitable_rows(&self, of: &ProductShape, multiprocessors: u32) -> u64 {
         let (mut low, mut high) = (0, u64::from(self.rows));
         while low < high {
             let rows = low + (high - low).div_ceil(2);
-            if self.are_worth(&Extents { rows, ..*of }, multiprocessors) {
+            if self.is_profitable(&ProductShape { rows, ..*of }, multiprocessors) {
                 low = rows
             } else {
                 high = rows - 1
@@ -242,36 +244,39 @@ impl Products {
 
     /// The same where each multiprocessor has columns with all of K. Where rows are many beside columns, the library is
     /// faster.
-    pub fn by_whole_k(&self, of: &Extents, multiprocessors: u32) -> bool {
+    pub fn is_profitable_with_full_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
         let (waves, columns) = self.waves_and_columns(of, multiprocessors);
         // The library would do one product after another.
         let most_rows = if of.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
-        self.fits(of) && waves <= u64::from(self.waves) && of.rows <= most_rows && self.is_long(columns, of.k)
+        self.fits(of)
+            && waves <= u64::from(self.waves)
+            && of.rows <= most_rows
+            && self.has_enough_columns_for_k(columns, of.k)
     }
 
-    pub fn waves_and_columns(&self, of: &Extents, multiprocessors: u32) -> (u64, u64) {
+    pub fn waves_and_columns(&self, of: &ProductShape, multiprocessors: u32) -> (u64, u64) {
         let (all, multiprocessors) = (of.columns.saturating_mul(of.count), u64::from(multiprocessors.max(1)));
         let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
         (waves, all.div_ceil(multiprocessors * waves).next_multiple_of(8))
     }
 
     /// The same by split-K.
-    pub fn by_split_k(&self, of: &Extents, multiprocessors: u32) -> bool {
+    pub fn is_profitable_with_split_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
         let Some(split_k) = self.split_k.filter(|_| multiprocessors > 1) else { return false };
         let each = of.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
         let columns = each.saturating_mul(of.count);
         let most_rows = if of.count == 1 { columns } else { columns * 5 / 4 };
         let rows = of.rows >= u64::from(split_k.rows) && of.rows <= most_rows;
         let fits = self.fits(of) && rows && of.k >= u64::from(split_k.k);
-        fits && columns <= u64::from(split_k.columns) && self.is_long(columns, of.k)
+        fits && columns <= u64::from(split_k.columns) && self.has_enough_columns_for_k(columns, of.k)
     }
 
-    fn fits(&self, of: &Extents) -> bool {
+    fn fits(&self, of: &ProductShape) -> bool {
         (1..=u64::from(self.products)).contains(&of.count) && of.rows <= u64::from(self.rows)
     }
 
     /// Whether stages of so many columns are worth what each costs beside, for this K.
-    fn is_long(&self, columns: u64, k: u64) -> bool {
+    fn has_enough_columns_for_k(&self, columns: u64, k: u64) -> bool {
         columns >= u64::from(self.few_columns) || k <= u64::from(self.few_k)
     }
 }

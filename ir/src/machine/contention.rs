@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::collective::{CollectiveName, Variant};
+use crate::collective::{CollectiveName, CollectiveVariant};
 
 /// One measurement of a collective beside products that fill the machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
-pub struct Contention {
+#[serde(try_from = "ContentionFields", into = "ContentionFields")]
+pub struct ContentionMeasurement {
     pub collective: CollectiveName,
-    pub variant: Variant,
+    pub variant: CollectiveVariant,
     pub ranks: u32,
     /// The bytes of the collective, as in curves.
     pub bytes: u64,
@@ -19,8 +19,8 @@ pub struct Contention {
     pub rate: f64,
 }
 
-impl Contention {
-    pub(super) fn invalid(&self) -> Option<String> {
+impl ContentionMeasurement {
+    pub(super) fn validation_error(&self) -> Option<String> {
         let part = |name: &str, value: f64, least: f64| {
             let valid = value >= least && value <= 1.0;
             (!valid).then(|| format!("{name}: expected {least} to 1, found {value}"))
@@ -32,7 +32,7 @@ impl Contention {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct ContentionFields {
     collective: String,
     variant: String,
     ranks: u32,
@@ -41,23 +41,23 @@ struct Written {
     rate: f64,
 }
 
-impl From<Contention> for Written {
-    fn from(c: Contention) -> Written {
-        let Contention { collective, variant, ranks, bytes, taken, rate } = c;
+impl From<ContentionMeasurement> for ContentionFields {
+    fn from(c: ContentionMeasurement) -> ContentionFields {
+        let ContentionMeasurement { collective, variant, ranks, bytes, taken, rate } = c;
         let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
-        Written { collective, variant, ranks, bytes, taken, rate }
+        ContentionFields { collective, variant, ranks, bytes, taken, rate }
     }
 }
 
-impl TryFrom<Written> for Contention {
+impl TryFrom<ContentionFields> for ContentionMeasurement {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<Contention, String> {
-        let Written { collective, variant, ranks, bytes, taken, rate } = written;
+    fn try_from(written: ContentionFields) -> Result<ContentionMeasurement, String> {
+        let ContentionFields { collective, variant, ranks, bytes, taken, rate } = written;
         let unknown = |what: &str, name: &str| format!("contention: unknown {what} {name}");
         let collective =
             CollectiveName::from_name(&collective).ok_or_else(|| unknown("collective", &collective))?;
-        let variant = Variant::from_name(&variant).ok_or_else(|| unknown("variant", &variant))?;
-        Ok(Contention { collective, variant, ranks, bytes, taken, rate })
+        let variant = CollectiveVariant::from_name(&variant).ok_or_else(|| unknown("variant", &variant))?;
+        Ok(ContentionMeasurement { collective, variant, ranks, bytes, taken, rate })
     }
 }

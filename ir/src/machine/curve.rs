@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::collective::{CollectiveName, ExitBarrier, Variant};
+use crate::collective::{CollectiveName, CollectiveVariant, ExitBarrier};
 
 /// The time of one way to run one collective by its size, on groups of one number of ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(try_from = "written::Curve", into = "written::Curve")]
-pub struct Curve {
+#[serde(try_from = "written::CurveFields", into = "written::CurveFields")]
+pub struct CollectiveCurve {
     pub collective: CollectiveName,
-    pub variant: Variant,
+    pub variant: CollectiveVariant,
     /// For a variant whose exit barrier can be dropped: whether it was.
     pub exit: Option<ExitBarrier>,
     /// The number of ranks in the group, at least 2.
@@ -32,7 +32,7 @@ pub struct Curve {
 /// The time of a copy within the memory of one rank by its size.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Copying {
+pub struct CopyCurve {
     #[serde(rename = "source")]
     pub provenance: Provenance,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -50,15 +50,15 @@ pub enum Provenance {
     Modelled,
 }
 
-impl Curve {
+impl CollectiveCurve {
     /// What a profile has at most one curve for.
-    pub(super) fn key(&self) -> (CollectiveName, Variant, Option<ExitBarrier>, u32) {
+    pub(super) fn key(&self) -> (CollectiveName, CollectiveVariant, Option<ExitBarrier>, u32) {
         (self.collective, self.variant, self.exit, self.ranks)
     }
 
     /// The time in microseconds for `bytes`, on this curve's number of ranks.
-    pub fn at(&self, bytes: u64) -> f64 {
-        at(&self.points, bytes)
+    pub fn time_at(&self, bytes: u64) -> f64 {
+        interpolate_time(&self.points, bytes)
     }
 
     /// The most blocks of a kernel for `bytes`: those of the last point that is not larger, or of the first.
@@ -68,13 +68,13 @@ impl Curve {
     }
 }
 
-impl fmt::Display for Curve {
+impl fmt::Display for CollectiveCurve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&in_words(self.collective.name(), self.variant.name(), self.exit, self.ranks))
+        f.write_str(&describe_curve(self.collective.name(), self.variant.name(), self.exit, self.ranks))
     }
 }
 
-fn in_words(collective: &str, variant: &str, exit: Option<ExitBarrier>, ranks: u32) -> String {
+fn describe_curve(collective: &str, variant: &str, exit: Option<ExitBarrier>, ranks: u32) -> String {
     let exit = match exit {
         Some(ExitBarrier::Kept) => " with exit barrier",
         Some(ExitBarrier::Dropped) => " without exit barrier",
@@ -86,11 +86,11 @@ fn in_words(collective: &str, variant: &str, exit: Option<ExitBarrier>, ranks: u
 mod written {
     use serde::{Deserialize, Serialize};
 
-    use super::{CollectiveName, ExitBarrier, Provenance, Variant, in_words};
+    use super::{CollectiveName, CollectiveVariant, ExitBarrier, Provenance, describe_curve};
 
     #[derive(Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
-    pub struct Curve {
+    pub struct CurveFields {
         collective: String,
         variant: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,50 +107,70 @@ mod written {
         blocks: Vec<u32>,
     }
 
-    impl From<super::Curve> for Curve {
-        fn from(curve: super::Curve) -> Curve {
-            let super::Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks } =
-                curve;
+    impl From<super::CollectiveCurve> for CurveFields {
+        fn from(curve: super::CollectiveCurve) -> CurveFields {
+            let super::CollectiveCurve {
+                collective,
+                variant,
+                exit,
+                ranks,
+                provenance,
+                note,
+                points,
+                spread,
+                blocks,
+            } = curve;
             let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
-            Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks }
+            CurveFields { collective, variant, exit, ranks, provenance, note, points, spread, blocks }
         }
     }
 
-    impl TryFrom<Curve> for super::Curve {
+    impl TryFrom<CurveFields> for super::CollectiveCurve {
         type Error = String;
 
-        fn try_from(curve: Curve) -> Result<super::Curve, String> {
-            let Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks } = curve;
+        fn try_from(curve: CurveFields) -> Result<super::CollectiveCurve, String> {
+            let CurveFields { collective, variant, exit, ranks, provenance, note, points, spread, blocks } =
+                curve;
             let unknown = |what: &str, expected: String| {
-                let curve = in_words(&collective, &variant, exit, ranks);
+                let curve = describe_curve(&collective, &variant, exit, ranks);
                 format!("curve {curve}: unknown {what}, expected {expected}")
             };
             let names = || CollectiveName::ALL.iter().map(|c| c.name()).collect::<Vec<_>>().join(", ");
             let collective = CollectiveName::from_name(&collective)
                 .ok_or_else(|| unknown("collective", format!("one of {}", names())))?;
-            let variant = Variant::from_name(&variant)
-                .ok_or_else(|| unknown("variant", Variant::expected(&variant)))?;
-            Ok(super::Curve { collective, variant, exit, ranks, provenance, note, points, spread, blocks })
+            let variant = CollectiveVariant::from_name(&variant)
+                .ok_or_else(|| unknown("variant", CollectiveVariant::describe_expected_names(&variant)))?;
+            Ok(super::CollectiveCurve {
+                collective,
+                variant,
+                exit,
+                ranks,
+                provenance,
+                note,
+                points,
+                spread,
+                blocks,
+            })
         }
     }
 }
 
 /// The time at `bytes`: constant up to the first point, linear in the bytes between points and on beyond
 /// the last, where a series that does not rise goes on in proportion.
-pub(super) fn at(points: &[(u64, f64)], bytes: u64) -> f64 {
+pub(super) fn interpolate_time(points: &[(u64, f64)], bytes: u64) -> f64 {
     let above = points.partition_point(|p| p.0 < bytes);
     match (above.checked_sub(1).map(|i| points[i]), points.get(above)) {
         (None, Some(first)) => first.1,
-        (Some(a), Some(b)) => between(a, *b, bytes),
+        (Some(a), Some(b)) => interpolate_segment(a, *b, bytes),
         (Some(last), None) => match points.len().checked_sub(2).map(|i| points[i]) {
-            Some(before) if before.1 < last.1 => between(before, last, bytes),
+            Some(before) if before.1 < last.1 => interpolate_segment(before, last, bytes),
             _ => last.1 * bytes as f64 / last.0 as f64,
         },
         (None, None) => 0.0,
     }
 }
 
-fn between(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
+fn interpolate_segment(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
     if bytes == b.0 {
         return b.1;
     }
@@ -158,7 +178,7 @@ fn between(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
 }
 
 /// The times that a profile may have, in microseconds: sums and products of such times are finite.
-const TIMES: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
+const ALLOWED_TIMES_US: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
 
 /// Checks that there are points, that the bytes ascend from at least 1 and that the times are possible.
 pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
@@ -170,8 +190,8 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
         if bytes <= before {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
-        if !TIMES.contains(&us) {
-            let (least, most) = (TIMES.start(), TIMES.end());
+        if !ALLOWED_TIMES_US.contains(&us) {
+            let (least, most) = (ALLOWED_TIMES_US.start(), ALLOWED_TIMES_US.end());
             return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
         }
     }
@@ -188,13 +208,13 @@ mod tests {
         for (bytes, us) in
             [(1, 5.0), (1000, 5.0), (1500, 5.5), (2000, 6.0), (3000, 8.0), (4000, 10.0), (6000, 14.0)]
         {
-            assert_eq!(at(&points, bytes), us, "{bytes}");
+            assert_eq!(interpolate_time(&points, bytes), us, "{bytes}");
         }
     }
 
     #[test]
     fn blocks_are_those_of_the_point_below() {
-        let mut curve: Curve = serde_json::from_str(
+        let mut curve: CollectiveCurve = serde_json::from_str(
             r#"{"collective": "all_reduce", "variant": "one_shot", "ranks": 2, "source": "measured",
                 "points": [[1000, 5.0], [2000, 6.0]], "blocks": [8, 32]}"#,
         )
@@ -207,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_single_or_falling_last_stretch_goes_on_in_proportion() {
-        assert_eq!(at(&[(1000, 5.0)], 3000), 15.0);
-        assert_eq!(at(&[(1000, 5.0), (2000, 4.0)], 4000), 8.0);
+        assert_eq!(interpolate_time(&[(1000, 5.0)], 3000), 15.0);
+        assert_eq!(interpolate_time(&[(1000, 5.0), (2000, 4.0)], 4000), 8.0);
     }
 }

@@ -1,6 +1,6 @@
 //! Machine profiles: how long each way to run a collective takes on a machine.
 //!
-//! A [`Profile`] is data: a JSON file of [`Curve`]s, one for each collective, variant, fate of the exit
+//! A [`MachineProfile`] is data: a JSON file of [`CollectiveCurve`]s, one for each collective, variant, fate of the exit
 //! barrier and number of ranks. The built-in ones are embedded in the binary; others are read from files.
 //! Unknown versions, fields and names are refused.
 //!
@@ -18,13 +18,13 @@
 //!
 //! # What a collective takes from compute beside it
 //! A machine that tells how many multiprocessors it has shares them: a collective beside compute adds to a run what
-//! of its time nothing hides, and what it takes from the compute meanwhile ([`model::taken`]). So one that leaves
+//! of its time nothing hides, and what it takes from the compute meanwhile ([`model::occupied_compute_share`]). So one that leaves
 //! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
 //! tell, the choice of variants counts nothing as hidden. Timelines of whole runs ([`timeline`]) also slow the collective down
-//! ([`Profile::timed_collectives`]). A profile may state what was measured ([`Contention`]).
+//! ([`MachineProfile::timed_collectives`]). A profile may state what was measured ([`ContentionMeasurement`]).
 //!
 //! # What a collective does along the way
-//! On a machine whose [capabilities](Capabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
+//! On a machine whose [capabilities](DispatchCapabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
 //! tensor, also adds the residual that follows. `ll` saves a kernel, and storing and reading the reduction once; two shots
 //! do the addition while the links are busy. The variant is credited with as much as a copy of the reduction takes.
 //!
@@ -33,30 +33,30 @@
 
 mod backend;
 mod capability;
+mod collectives;
 mod contention;
 mod curve;
 pub mod model;
-mod moved;
-mod rows;
-mod several;
+mod row_kernels;
 mod steps;
 mod throughput;
 pub mod timeline;
+mod traffic;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
-use crate::collective::{CollectiveKind, Variant};
+use crate::collective::{CollectiveKind, CollectiveVariant};
 pub use backend::TargetBackend;
 pub use capability::{
-    Batches, Capabilities, Collectives, Extents, Gathers, Maps, Products, Reductions, Rotaries,
-    RowReductions, SplitK,
+    BatchLimits, CollectiveLimits, DispatchCapabilities, GatherLimits, MapLimits, ProductLimits,
+    ProductShape, ReductionLimits, RotaryLimits, RowReductionLimits, SplitKLimits,
 };
-pub use contention::Contention;
-pub use curve::{Copying, Curve, Provenance};
-pub use moved::{LONG_RUN, Memory, Moved, PARTS_OF_KERNEL};
-pub use throughput::{Operations, ProductRate, Throughput};
+pub use contention::ContentionMeasurement;
+pub use curve::{CollectiveCurve, CopyCurve, Provenance};
+pub use throughput::{OperationCounts, ProductRate, Throughput};
+pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
 /// The version of the format that this crate writes. Earlier ones, which lack fields, are read as well: version 1 has neither
 /// `product_rates` nor `contention`, and versions 1 and 2 have no `backend` ([`TargetBackend`]).
@@ -72,7 +72,7 @@ const BUILTIN: [(&str, &str); 4] = [
 /// How long each way to run a collective takes on a machine, in microseconds (see the [module](self)).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Profile {
+pub struct MachineProfile {
     /// The version of the format: at most [`VERSION`].
     pub version: u32,
     /// The name under which plans record it.
@@ -87,8 +87,8 @@ pub struct Profile {
     pub multiprocessors: Option<u32>,
     /// Which nodes are one kernel there. A profile that was written before there were such tables, with the field
     /// `fuses_residual`, is read with that of the kernels for GPUs.
-    #[serde(default, skip_serializing_if = "Capabilities::is_none")]
-    pub dispatches: Capabilities,
+    #[serde(default, skip_serializing_if = "DispatchCapabilities::is_none")]
+    pub dispatches: DispatchCapabilities,
     /// How fast it computes. Without it, products take as long as copying a byte for each 512 operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throughput: Option<Throughput>,
@@ -98,10 +98,10 @@ pub struct Profile {
     /// What collectives and computation take from each other while both run, at most one for each collective, variant and number
     /// of ranks. What is not measured is modelled ([`model`]).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub contention: Vec<Contention>,
-    pub copy: Copying,
+    pub contention: Vec<ContentionMeasurement>,
+    pub copy: CopyCurve,
     /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
-    pub curves: Vec<Curve>,
+    pub curves: Vec<CollectiveCurve>,
 }
 
 #[derive(Debug, Error)]
@@ -125,14 +125,14 @@ pub enum ProfileError {
     Zero { name: String, field: String },
 }
 
-impl Profile {
-    pub fn builtin(name: &str) -> Option<Profile> {
+impl MachineProfile {
+    pub fn builtin(name: &str) -> Option<MachineProfile> {
         let (_, text) = BUILTIN.iter().find(|(n, _)| *n == name)?;
-        Profile::from_json(text).ok()
+        MachineProfile::from_json(text).ok()
     }
 
     /// The name of the built-in profile that is nearest to a machine of so many GPUs.
-    pub fn nearest(gpus: u32) -> &'static str {
+    pub fn nearest_builtin(gpus: u32) -> &'static str {
         match gpus {
             0..=2 => "h200x2",
             3..=4 => "h200x4",
@@ -146,20 +146,20 @@ impl Profile {
 
     /// Fails if the text is no profile, has another version, or a curve is named twice, names an unknown collective or
     /// variant, or has no, unordered or impossible points.
-    pub fn from_json(text: &str) -> Result<Profile, ProfileError> {
+    pub fn from_json(text: &str) -> Result<MachineProfile, ProfileError> {
         let text = backend::add_backend(text);
-        let profile = serde_json::from_str(&text).or_else(|error| of_older(&text).ok_or(error));
-        let profile: Profile = profile?;
+        let profile = serde_json::from_str(&text).or_else(|error| parse_legacy(&text).ok_or(error));
+        let profile: MachineProfile = profile?;
         if !(1..=VERSION).contains(&profile.version) {
             return Err(ProfileError::Version { name: profile.name, found: profile.version });
         }
         let error =
             |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
         let zero = (profile.multiprocessors == Some(0)).then(|| "multiprocessors".to_string());
-        if let Some(field) = zero.or_else(|| profile.dispatches.zero()) {
+        if let Some(field) = zero.or_else(|| profile.dispatches.find_zero_limit()) {
             return Err(ProfileError::Zero { name: profile.name, field });
         }
-        if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::invalid) {
+        if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
             return Err(ProfileError::Throughput { name: profile.name, field, found });
         }
         if let Some((field, message)) = profile.invalid_measurement() {
@@ -178,15 +178,16 @@ impl Profile {
     fn invalid_measurement(&self) -> Option<(String, String)> {
         for (i, rate) in self.product_rates.iter().enumerate() {
             let after = i.checked_sub(1).map_or(0, |before| self.product_rates[before].rows);
-            if let Some(message) = rate.invalid(after) {
+            if let Some(message) = rate.validation_error(after) {
                 return Some((format!("product_rates[{i}]"), message));
             }
         }
         for (i, of) in self.contention.iter().enumerate() {
-            let same =
-                |c: &&Contention| (c.collective, c.variant, c.ranks) == (of.collective, of.variant, of.ranks);
+            let same = |c: &&ContentionMeasurement| {
+                (c.collective, c.variant, c.ranks) == (of.collective, of.variant, of.ranks)
+            };
             let twice = self.contention[..i].iter().find(same).map(|_| "it is given twice".to_string());
-            if let Some(message) = twice.or_else(|| of.invalid()) {
+            if let Some(message) = twice.or_else(|| of.validation_error()) {
                 return Some((format!("contention[{i}]"), message));
             }
         }
@@ -201,33 +202,46 @@ impl Profile {
     /// profile has no curve for this variant, or one of `ll` for smaller messages only: the landing zones of
     /// larger ones are worth no guess. `exit` is whether a droppable exit barrier is kept; it does
     /// not matter for other variants, and `None` counts as kept. For `bytes` see the [module](self).
-    pub fn estimate(
+    pub fn estimate_collective(
         &self,
         kind: &CollectiveKind,
-        variant: Variant,
+        variant: CollectiveVariant,
         exit: Option<bool>,
         bytes: u64,
         ranks: u32,
     ) -> Option<f64> {
         // Kernels of a GPU reach this many peers, and no more.
-        if self.backend == TargetBackend::Cuda && ranks > model::GPU_CELL && !variant.is_library() {
+        if self.backend == TargetBackend::Cuda && ranks > model::MAX_GPU_CELL_RANKS && !variant.is_library() {
             return None;
         }
-        let curve = self.curve(kind, variant, exit, ranks)?;
+        let curve = self.nearest_curve(kind, variant, exit, ranks)?;
         let known = curve.points.last().is_some_and(|&(most, _)| bytes <= most);
-        (known || variant != Variant::Ll).then(|| model::scaled(curve, bytes, ranks))
+        (known || variant != CollectiveVariant::Ll).then(|| model::scale_to_ranks(curve, bytes, ranks))
     }
 
     /// The part of its time that a collective takes from computation beside it; none on a machine that does not tell how many
     /// multiprocessors it has. What was measured at some bytes holds for others in proportion to [`model::taken`].
-    fn taken(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> Option<f64> {
+    fn occupied_compute_share(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        bytes: u64,
+        ranks: u32,
+    ) -> Option<f64> {
         let multiprocessors = self.multiprocessors?;
         let modelled = |bytes: u64, ranks: u32| {
-            let most = self.blocks(kind, variant, bytes, ranks);
-            model::taken(kind.named(), variant, bytes, ranks, most, multiprocessors)
+            let most = self.max_blocks(kind, variant, bytes, ranks);
+            model::occupied_compute_share(
+                kind.collective_name(),
+                variant,
+                bytes,
+                ranks,
+                most,
+                multiprocessors,
+            )
         };
         let own = modelled(bytes, ranks);
-        Some(match self.contention_of(kind, variant, ranks) {
+        Some(match self.nearest_contention(kind, variant, ranks) {
             Some(measured) => {
                 (measured.taken * own / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
             }
@@ -236,67 +250,80 @@ impl Profile {
     }
 
     /// The rate of a collective beside computation that fills the machine.
-    fn rate_beside(&self, kind: &CollectiveKind, variant: Variant, ranks: u32) -> f64 {
-        self.contention_of(kind, variant, ranks)
-            .map_or_else(|| model::rate_beside(variant), |measured| measured.rate)
+    fn concurrent_rate(&self, kind: &CollectiveKind, variant: CollectiveVariant, ranks: u32) -> f64 {
+        self.nearest_contention(kind, variant, ranks)
+            .map_or_else(|| model::concurrent_rate(variant), |measured| measured.rate)
     }
 
     /// The measurement of the nearest number of ranks.
-    fn contention_of(&self, kind: &CollectiveKind, variant: Variant, ranks: u32) -> Option<&Contention> {
-        let of = self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.named(), variant));
+    fn nearest_contention(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        ranks: u32,
+    ) -> Option<&ContentionMeasurement> {
+        let of =
+            self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.collective_name(), variant));
         of.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
-    /// The curve that [`estimate`](Self::estimate) reads: that of `ranks` ranks or, lacking it, the nearest
+    /// The curve that [`estimate`](Self::estimate_collective) reads: that of `ranks` ranks or, lacking it, the nearest
     /// number (the smaller of two equally near), from which the time is modelled.
-    pub fn curve(
+    pub fn nearest_curve(
         &self,
         kind: &CollectiveKind,
-        variant: Variant,
+        variant: CollectiveVariant,
         exit: Option<bool>,
         ranks: u32,
-    ) -> Option<&Curve> {
+    ) -> Option<&CollectiveCurve> {
         let exit = if exit.unwrap_or(true) { ExitBarrier::Kept } else { ExitBarrier::Dropped };
         self.curves
             .iter()
-            .filter(|c| c.collective == kind.named() && c.variant == variant)
+            .filter(|c| c.collective == kind.collective_name() && c.variant == variant)
             .filter(|c| c.exit.is_none_or(|e| e == exit))
             .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
     /// The most blocks of the kernel that runs a collective on a GPU, if its curve says so; for the rest see
-    /// [`estimate`](Self::estimate).
-    pub fn blocks(&self, kind: &CollectiveKind, variant: Variant, bytes: u64, ranks: u32) -> Option<u32> {
+    /// [`estimate`](Self::estimate_collective).
+    pub fn max_blocks(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        bytes: u64,
+        ranks: u32,
+    ) -> Option<u32> {
         // Whether an exit barrier runs makes no difference to what is between.
         [Some(false), Some(true)]
             .into_iter()
-            .find_map(|exit| self.curve(kind, variant, exit, ranks).and_then(|c| c.blocks_at(bytes)))
+            .find_map(|exit| self.nearest_curve(kind, variant, exit, ranks).and_then(|c| c.blocks_at(bytes)))
     }
 
-    /// The variants that have a curve for collectives of this kind, in order of [`Variant::ALL`].
-    pub fn variants(&self, kind: &CollectiveKind) -> Vec<Variant> {
-        let has =
-            |v: &Variant| self.curve(kind, *v, None, 2).or(self.curve(kind, *v, Some(false), 2)).is_some();
-        Variant::ALL.iter().copied().filter(has).collect()
+    /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
+    pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
+        let has = |v: &CollectiveVariant| {
+            self.nearest_curve(kind, *v, None, 2).or(self.nearest_curve(kind, *v, Some(false), 2)).is_some()
+        };
+        CollectiveVariant::ALL.iter().copied().filter(has).collect()
     }
 
     /// The estimated time in microseconds of copying `bytes` within the memory of one rank; no bytes take
     /// no time.
     pub fn copy_us(&self, bytes: u64) -> f64 {
-        if bytes == 0 { 0.0 } else { curve::at(&self.copy.points, bytes) }
+        if bytes == 0 { 0.0 } else { curve::interpolate_time(&self.copy.points, bytes) }
     }
 }
 
 /// A profile with a field that versions without tables of capabilities wrote.
-fn of_older(text: &str) -> Option<Profile> {
+fn parse_legacy(text: &str) -> Option<MachineProfile> {
     let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
     if fields.remove("fuses_residual")?.as_bool()? {
-        fields.entry("dispatches").or_insert(serde_json::to_value(Capabilities::GPU).ok()?);
+        fields.entry("dispatches").or_insert(serde_json::to_value(DispatchCapabilities::GPU).ok()?);
     }
     serde_json::from_value(fields.into()).ok()
 }
 
-fn check_curve(curve: &Curve) -> Result<(), String> {
+fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
     if curve.ranks < 2 {
         return Err(format!("{} ranks, expected at least 2", curve.ranks));
     }
@@ -318,50 +345,59 @@ fn check_curve(curve: &Curve) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{CollectiveName, Contract, Exit, ReduceOp, Splits};
+    use crate::collective::{
+        AllToAllSplits, CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy,
+    };
 
-    const AR: CollectiveKind = CollectiveKind::AllReduce(ReduceOp::Sum);
+    const AR: CollectiveKind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
 
     #[test]
     fn builtin_profiles_read_and_round_trip() {
-        for name in Profile::builtin_names() {
+        for name in MachineProfile::builtin_names() {
             let text = BUILTIN.iter().find(|b| b.0 == name).unwrap().1;
-            let profile = Profile::from_json(text).unwrap();
+            let profile = MachineProfile::from_json(text).unwrap();
             assert_eq!(profile.name, name);
-            assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+            assert_eq!(MachineProfile::from_json(&profile.to_json()).unwrap(), profile);
         }
-        assert!(Profile::builtin("abacus").is_none());
+        assert!(MachineProfile::builtin("abacus").is_none());
     }
 
     /// Every collective has plain, and every variant with a contract has a curve, with both fates of a
     /// droppable exit; those of GPUs alone on machines with GPUs.
     #[test]
     fn builtin_profiles_are_complete() {
-        for name in Profile::builtin_names() {
-            let profile = Profile::builtin(name).unwrap();
-            for kind in CollectiveKind::samples(4) {
-                if kind == CollectiveKind::AllToAll(Splits::Device) {
+        for name in MachineProfile::builtin_names() {
+            let profile = MachineProfile::builtin(name).unwrap();
+            for kind in CollectiveKind::sample_kinds(4) {
+                if kind == CollectiveKind::AllToAll(AllToAllSplits::Device) {
                     continue;
                 }
-                for &variant in Variant::ALL {
-                    let Some(Contract { exit, .. }) = variant.contract(&kind) else { continue };
-                    let on_gpus =
-                        [Variant::NcclWindow, Variant::CopyEngine, Variant::Copies, Variant::PullCopies];
+                for &variant in CollectiveVariant::ALL {
+                    let Some(Contract { exit_barrier: exit, .. }) = variant.contract(&kind) else { continue };
+                    let on_gpus = [
+                        CollectiveVariant::NcclWindow,
+                        CollectiveVariant::CopyEngine,
+                        CollectiveVariant::Copies,
+                        CollectiveVariant::PullCopies,
+                    ];
                     if name == "host" && on_gpus.contains(&variant) {
-                        assert!(!profile.variants(&kind).contains(&variant), "{name} {variant}");
+                        assert!(!profile.supported_variants(&kind).contains(&variant), "{name} {variant}");
                         continue;
                     }
                     for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
-                        let t = |exit| profile.estimate(&kind, variant, exit, bytes, 4);
+                        let t = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
                         let what = format!("{name} {} {variant} {bytes}", kind.name());
-                        if variant == Variant::Ll && bytes > 1 << 20 {
+                        if variant == CollectiveVariant::Ll && bytes > 1 << 20 {
                             assert_eq!(t(None), None, "{what}");
                             continue;
                         }
                         assert!(t(None).is_some_and(|t| t > 0.0), "{what}");
                         // Beyond the measured sizes two measured slopes may cross.
                         assert!(bytes > 1 << 20 || t(Some(false)) <= t(Some(true)), "{what}");
-                        assert!(exit == Exit::Droppable || t(Some(false)) == t(Some(true)), "{what}");
+                        assert!(
+                            exit == ExitBarrierPolicy::Droppable || t(Some(false)) == t(Some(true)),
+                            "{what}"
+                        );
                     }
                 }
             }
@@ -380,110 +416,112 @@ mod tests {
 
     #[test]
     fn measured_contention_stands_for_the_model() {
-        let of = |taken, rate| Contention {
+        let of = |taken, rate| ContentionMeasurement {
             collective: CollectiveName::AllGather,
-            variant: Variant::Push,
+            variant: CollectiveVariant::Push,
             ranks: 2,
             bytes: 1 << 24,
             taken,
             rate,
         };
-        let plain = Profile::builtin("h200x2").unwrap();
-        let measured = Profile { contention: vec![of(0.25, 0.5)], version: VERSION, ..plain.clone() };
-        let timed = |p: &Profile, bytes| {
-            p.timed_collectives(&[(&CollectiveKind::AllGather, bytes)], Variant::Push, None, 2).unwrap()
+        let plain = MachineProfile::builtin("h200x2").unwrap();
+        let measured = MachineProfile { contention: vec![of(0.25, 0.5)], version: VERSION, ..plain.clone() };
+        let timed = |p: &MachineProfile, bytes| {
+            p.timed_collectives(&[(&CollectiveKind::AllGather, bytes)], CollectiveVariant::Push, None, 2)
+                .unwrap()
         };
         let at = timed(&measured, 1 << 24);
-        assert_eq!((at.taken, at.rate), (timeline::FULL / 4, timeline::FULL / 2));
+        assert_eq!((at.compute_share, at.rate), (timeline::FULL_RATE / 4, timeline::FULL_RATE / 2));
         assert_eq!(at.time, timed(&plain, 1 << 24).time);
         // At other sizes the model scales it, and other variants have the model alone.
-        let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).taken));
-        let expected = 0.25 * f64::from(timeline::FULL) * small / large;
-        assert!((f64::from(timed(&measured, 1 << 13).taken) - expected).abs() <= 2.0);
-        let pull = |p: &Profile| {
-            p.timed_collectives(&[(&CollectiveKind::AllGather, 1 << 24)], Variant::Pull, None, 2)
+        let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).compute_share));
+        let expected = 0.25 * f64::from(timeline::FULL_RATE) * small / large;
+        assert!((f64::from(timed(&measured, 1 << 13).compute_share) - expected).abs() <= 2.0);
+        let pull = |p: &MachineProfile| {
+            p.timed_collectives(&[(&CollectiveKind::AllGather, 1 << 24)], CollectiveVariant::Pull, None, 2)
         };
         assert_eq!(pull(&measured), pull(&plain));
-        assert_eq!(Profile::from_json(&measured.to_json()).unwrap(), measured);
+        assert_eq!(MachineProfile::from_json(&measured.to_json()).unwrap(), measured);
         // Version 1 has none, and is read.
         let mut old = fields(&plain);
         old.insert("version".into(), 1.into());
         old.remove("product_rates");
-        let old = Profile::from_json(&serde_json::to_string(&old).unwrap()).unwrap();
+        let old = MachineProfile::from_json(&serde_json::to_string(&old).unwrap()).unwrap();
         assert!(old.version == 1 && old.contention.is_empty() && old.product_rates.is_empty());
         let rate = ProductRate { rows: 8, matmul_16bit: 1.0, matmul: 1.0 };
         for (bad, part) in [
-            (Profile { contention: vec![of(1.5, 0.5)], ..plain.clone() }, "contention[0]: taken"),
-            (Profile { contention: vec![of(0.5, 0.0)], ..plain.clone() }, "contention[0]: rate"),
+            (MachineProfile { contention: vec![of(1.5, 0.5)], ..plain.clone() }, "contention[0]: taken"),
+            (MachineProfile { contention: vec![of(0.5, 0.0)], ..plain.clone() }, "contention[0]: rate"),
             (
-                Profile { contention: vec![of(0.5, 0.5); 2], ..plain.clone() },
+                MachineProfile { contention: vec![of(0.5, 0.5); 2], ..plain.clone() },
                 "contention[1]: it is given twice",
             ),
-            (Profile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
-            (Profile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 3"),
+            (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
+            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 3"),
         ] {
-            let error = Profile::from_json(&bad.to_json()).unwrap_err().to_string();
+            let error = MachineProfile::from_json(&bad.to_json()).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");
         }
         let unknown = measured.to_json().replace(
             "\"variant\": \"push\",\n      \"ranks\": 2,\n      \"bytes\"",
             "\"variant\": \"shove\",\n      \"ranks\": 2,\n      \"bytes\"",
         );
-        assert!(Profile::from_json(&unknown).unwrap_err().to_string().contains("shove"));
+        assert!(MachineProfile::from_json(&unknown).unwrap_err().to_string().contains("shove"));
     }
 
-    fn fields(profile: &Profile) -> serde_json::Map<String, serde_json::Value> {
+    fn fields(profile: &MachineProfile) -> serde_json::Map<String, serde_json::Value> {
         serde_json::from_str(&profile.to_json()).unwrap()
     }
 
     #[test]
     fn profiles_without_a_backend_are_of_gpus_where_they_tell_multiprocessors() {
         for (name, expected) in [("h200x2", TargetBackend::Cuda), ("host", TargetBackend::Host)] {
-            let known = Profile::builtin(name).unwrap();
+            let known = MachineProfile::builtin(name).unwrap();
             assert_eq!(known.backend, expected);
             let mut old = fields(&known);
             old.remove("backend");
             let text = |old: &serde_json::Map<_, _>| serde_json::to_string_pretty(old).unwrap();
             for version in [1, 2] {
                 old.insert("version".into(), version.into());
-                let read = Profile::from_json(&text(&old)).unwrap();
-                assert_eq!(read, Profile { version, ..known.clone() });
-                assert_eq!(Profile::from_json(&read.to_json()).unwrap(), read);
+                let read = MachineProfile::from_json(&text(&old)).unwrap();
+                assert_eq!(read, MachineProfile { version, ..known.clone() });
+                assert_eq!(MachineProfile::from_json(&read.to_json()).unwrap(), read);
             }
             old.insert("version".into(), VERSION.into());
-            let error = Profile::from_json(&text(&old)).unwrap_err().to_string();
+            let error = MachineProfile::from_json(&text(&old)).unwrap_err().to_string();
             assert!(error.contains("missing field `backend`"), "{error}");
             // Errors in older profiles keep their lines.
             old.insert("version".into(), 2.into());
             let broken = text(&old).replacen("\"curves\"", "\"carves\"", 1);
             let line = broken.lines().position(|line| line.contains("carves")).unwrap() + 1;
-            let error = Profile::from_json(&broken).unwrap_err().to_string();
+            let error = MachineProfile::from_json(&broken).unwrap_err().to_string();
             assert!(error.contains("carves") && error.contains(&format!("line {line} ")), "{error}");
         }
     }
 
     #[test]
     fn the_backend_of_a_profile_is_stated_and_not_guessed() {
-        let profile = Profile { backend: TargetBackend::Host, ..Profile::builtin("h200x2").unwrap() };
+        let profile =
+            MachineProfile { backend: TargetBackend::Host, ..MachineProfile::builtin("h200x2").unwrap() };
         for version in 1..=VERSION {
-            let profile = Profile { version, ..profile.clone() };
-            assert_eq!(Profile::from_json(&profile.to_json()).unwrap(), profile);
+            let profile = MachineProfile { version, ..profile.clone() };
+            assert_eq!(MachineProfile::from_json(&profile.to_json()).unwrap(), profile);
         }
         let unknown = profile.to_json().replacen("\"host\"", "\"abacus\"", 1);
-        let error = Profile::from_json(&unknown).unwrap_err().to_string();
+        let error = MachineProfile::from_json(&unknown).unwrap_err().to_string();
         assert!(error.contains("backend: expected one of host, cuda, found abacus"), "{error}");
     }
 
     #[test]
     fn limits_that_are_0_are_refused_by_name() {
-        let profile = Profile::builtin("h200x2").unwrap();
+        let profile = MachineProfile::builtin("h200x2").unwrap();
         let mut text: serde_json::Value = serde_json::from_str(&profile.to_json()).unwrap();
         let mut paths = vec!["/multiprocessors".to_string()];
         numbers(&text["dispatches"], "/dispatches", &mut paths);
         assert!(paths.len() > 15, "{paths:?}");
         for path in paths {
             let kept = std::mem::replace(text.pointer_mut(&path).unwrap(), 0.into());
-            let found = Profile::from_json(&text.to_string()).unwrap_err().to_string();
+            let found = MachineProfile::from_json(&text.to_string()).unwrap_err().to_string();
             let field = path[1..].replace('/', ".");
             assert_eq!(found, format!("profile h200x2: {field}: expected at least 1, found 0"));
             *text.pointer_mut(&path).unwrap() = kept;
@@ -492,71 +530,76 @@ mod tests {
 
     #[test]
     fn products_are_worth_a_kernel_up_to_a_number_of_rows() {
-        let limits = Capabilities::GPU.product.unwrap();
-        let of = |count, rows, columns, k| capability::Extents { count, rows, columns, k };
+        let limits = DispatchCapabilities::GPU.product.unwrap();
+        let of = |count, rows, columns, k| capability::ProductShape { count, rows, columns, k };
         for (count, columns, k) in
             [(1, 1024, 256), (2, 3584, 8192), (1, 512, 64), (1, 14336, 4096), (2, 64, 1024)]
         {
-            let most = limits.most_rows(&of(count, 0, columns, k), 132);
+            let most = limits.max_profitable_rows(&of(count, 0, columns, k), 132);
             for rows in 1..=80 {
                 assert_eq!(
-                    limits.are_worth(&of(count, rows, columns, k), 132),
+                    limits.is_profitable(&of(count, rows, columns, k), 132),
                     rows <= most,
                     "{count} {columns} {k} {rows}"
                 );
             }
         }
-        assert_eq!(limits.most_rows(&of(1, 0, 1024, 256), 132), 7);
+        assert_eq!(limits.max_profitable_rows(&of(1, 0, 1024, 256), 132), 7);
     }
 
     #[test]
     fn measured_points_are_given_back() {
-        let p = Profile::builtin("h200x4").unwrap();
-        assert_eq!(p.estimate(&AR, Variant::Plain, None, 1 << 20, 4), Some(18.118));
-        assert_eq!(p.estimate(&AR, Variant::OneShot, Some(true), 4096, 4), Some(4.864));
-        assert_eq!(p.estimate(&AR, Variant::OneShot, Some(false), 4096, 4), Some(3.315));
-        assert_eq!(p.estimate(&AR, Variant::Ll, None, 4096, 4), Some(2.531));
-        assert_eq!(p.curve(&AR, Variant::Plain, None, 4).unwrap().provenance, Provenance::Measured);
-        let x8 = Profile::builtin("h200x8").unwrap();
+        let p = MachineProfile::builtin("h200x4").unwrap();
+        assert_eq!(p.estimate_collective(&AR, CollectiveVariant::Plain, None, 1 << 20, 4), Some(18.118));
+        assert_eq!(p.estimate_collective(&AR, CollectiveVariant::OneShot, Some(true), 4096, 4), Some(4.864));
+        assert_eq!(p.estimate_collective(&AR, CollectiveVariant::OneShot, Some(false), 4096, 4), Some(3.315));
+        assert_eq!(p.estimate_collective(&AR, CollectiveVariant::Ll, None, 4096, 4), Some(2.531));
+        assert_eq!(
+            p.nearest_curve(&AR, CollectiveVariant::Plain, None, 4).unwrap().provenance,
+            Provenance::Measured
+        );
+        let x8 = MachineProfile::builtin("h200x8").unwrap();
         assert!(x8.curves.iter().all(|c| c.provenance == Provenance::Modelled));
     }
 
     #[test]
     fn beside_compute_a_slower_collective_may_add_less() {
-        let p = Profile::builtin("h200x2").unwrap();
+        let p = MachineProfile::builtin("h200x2").unwrap();
         let added = |variant, beside_us| {
-            p.added(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()
+            p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()
         };
-        assert!(added(Variant::Copies, 0.0) > added(Variant::Push, 0.0));
-        assert!(added(Variant::Copies, 1000.0) < added(Variant::Push, 1000.0));
+        assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
+        assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
         // What does not hide counts whole.
-        let alone = added(Variant::Copies, 0.0);
-        assert_eq!(added(Variant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
-        let host = Profile::builtin("host").unwrap();
-        let added = |us| host.added(&CollectiveKind::AllGather, Variant::Push, None, 1 << 20, 2, us);
+        let alone = added(CollectiveVariant::Copies, 0.0);
+        assert_eq!(added(CollectiveVariant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
+        let host = MachineProfile::builtin("host").unwrap();
+        let added = |us| {
+            host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
+        };
         assert_eq!(added(1000.0), added(0.0));
     }
 
     #[test]
     fn profiles_from_before_there_were_tables_have_that_of_the_kernels_for_gpus() {
-        let p = Profile::builtin("h200x4").unwrap();
-        assert_eq!(p.dispatches, Capabilities::GPU);
-        let without = Profile { dispatches: Capabilities::default(), ..p.clone() }.to_json();
+        let p = MachineProfile::builtin("h200x4").unwrap();
+        assert_eq!(p.dispatches, DispatchCapabilities::GPU);
+        let without = MachineProfile { dispatches: DispatchCapabilities::default(), ..p.clone() }.to_json();
         let older =
             |fuses| without.replacen("\"copy\"", &format!("\"fuses_residual\": {fuses}, \"copy\""), 1);
-        assert_eq!(Profile::from_json(&older(true)).unwrap(), p);
-        assert!(Profile::from_json(&older(false)).unwrap().dispatches.is_none());
+        assert_eq!(MachineProfile::from_json(&older(true)).unwrap(), p);
+        assert!(MachineProfile::from_json(&older(false)).unwrap().dispatches.is_none());
         let broken = older(true).replacen("\"curves\"", "\"carves\"", 1);
-        assert!(Profile::from_json(&broken).is_err());
+        assert!(MachineProfile::from_json(&broken).is_err());
     }
 
     #[test]
     fn bad_profiles_are_refused_by_name() {
-        let good = Profile::builtin("h200x2").unwrap();
-        let refused = |change: &dyn Fn(&mut Profile), expected: &str| {
+        let good = MachineProfile::builtin("h200x2").unwrap();
+        let refused = |change: &dyn Fn(&mut MachineProfile), expected: &str| {
             let mut p = good.clone();
             change(&mut p);
-            let message = Profile::from_json(&p.to_json()).unwrap_err().to_string();
+            let message = MachineProfile::from_json(&p.to_json()).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         };
         refused(&|p| p.version = 9, "profile h200x2: version 9, expected 1");
@@ -572,7 +615,8 @@ mod tests {
                 "curve all_reduce magic on 2 ranks: unknown variant, expected one of plain, one_shot",
             ),
         ] {
-            let message = Profile::from_json(&good.to_json().replacen(from, to, 1)).unwrap_err().to_string();
+            let message =
+                MachineProfile::from_json(&good.to_json().replacen(from, to, 1)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
         refused(&|p| p.curves[0].ranks = 1, "1 ranks, expected at least 2");
@@ -585,6 +629,6 @@ mod tests {
         refused(&|p| p.copy.points.reverse(), "curve copy: the bytes");
         refused(&|p| p.curves[0].points[0].1 = -1.0, "-1e0 µs at");
         let unknown = good.to_json().replacen("\"about\"", "\"abuot\"", 1);
-        assert!(Profile::from_json(&unknown).unwrap_err().to_string().contains("abuot"));
+        assert!(MachineProfile::from_json(&unknown).unwrap_err().to_string().contains("abuot"));
     }
 }

@@ -6,9 +6,9 @@
 
 use smallvec::SmallVec;
 
-use super::throughput::{Operations, ProductRate};
-use super::timeline::{TimedStep, nanoseconds};
-use super::{Moved, Profile};
+use super::throughput::{OperationCounts, ProductRate};
+use super::timeline::{TimedStep, us_to_ns};
+use super::{MachineProfile, StepTraffic};
 use crate::collective::Collective;
 use crate::graph::{Graph, Node};
 use crate::{Dim, NodeId, Op};
@@ -16,10 +16,10 @@ use crate::{Dim, NodeId, Op};
 /// For profiles that do not state it: operations that take as long as copying a byte.
 const OPERATIONS_PER_BYTE: f64 = 512.0;
 
-impl Profile {
+impl MachineProfile {
     /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
-    pub fn crossing(&self) -> u64 {
-        self.throughput.map_or(0, |t| nanoseconds(t.crossing_us))
+    pub fn lane_crossing_ns(&self) -> u64 {
+        self.throughput.map_or(0, |t| us_to_ns(t.crossing_us))
     }
 
     /// A step of these nodes, which move this together, with its estimated time; `size` is the size of a dim, and `exit` says whether a
@@ -29,17 +29,17 @@ impl Profile {
         &self,
         graph: &Graph,
         nodes: impl Iterator<Item = NodeId>,
-        moved: Moved,
+        moved: StepTraffic,
         exit: Option<bool>,
         size: impl Fn(&Dim) -> u64,
     ) -> TimedStep {
-        let mut operations = Operations::default();
+        let mut operations = OperationCounts::default();
         let (mut rows, mut count): (Option<u64>, usize) = (None, 0);
         let mut collectives: SmallVec<[(&Collective, u64); 1]> = SmallVec::new();
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
-                operations = operations.plus(Operations::of(graph, node, &size));
-                let reduced = reduced_rows(graph, node).map(|numel| size(&numel));
+                operations = operations.plus(OperationCounts::count_node(graph, node, &size));
+                let reduced = last_axis_reduction_rows(graph, node).map(|numel| size(&numel));
                 rows = rows.into_iter().chain(reduced).min();
                 count += 1;
                 continue;
@@ -62,13 +62,15 @@ impl Profile {
         let us = self.compute_us(moved.bytes, operations).max(least);
         // A reduction by itself is done in pieces where rows are few.
         let rows = rows.filter(|_| count > 1);
-        TimedStep::compute(nanoseconds(rows.map_or(us, |rows| us.max(self.rows_us(Some(rows), moved.bytes)))))
+        TimedStep::compute(us_to_ns(
+            rows.map_or(us, |rows| us.max(self.row_kernel_us(Some(rows), moved.bytes))),
+        ))
     }
 
     /// The estimated time in microseconds of a step that reads and writes so many bytes and does these operations.
-    pub fn compute_us(&self, moved: u64, operations: Operations) -> f64 {
+    pub fn compute_us(&self, moved: u64, operations: OperationCounts) -> f64 {
         let moving = self.copy_us(moved / 2);
-        let Operations { matmul_16bit, matmul, attention, attention_block, rows } = operations;
+        let OperationCounts { matmul_16bit, matmul, attention, attention_block, rows } = operations;
         let Some(t) = &self.throughput else {
             let all = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
             return moving.max(self.copy_us((all / OPERATIONS_PER_BYTE) as u64));
@@ -76,8 +78,8 @@ impl Profile {
         // 10¹² operations per second are 10⁶ per microsecond.
         let us = |operations: u64, rate: f64| operations as f64 / (rate * 1e6);
         let rates = &self.product_rates;
-        let narrow = ProductRate::at(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
-        let wide = ProductRate::at(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
+        let narrow = ProductRate::interpolate_rate(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
+        let wide = ProductRate::interpolate_rate(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
         let of_block =
             us(attention_block.saturating_mul(u64::from(self.multiprocessors.unwrap_or(1))), t.attention);
         let attending = us(attention, t.attention).max(of_block);
@@ -86,7 +88,7 @@ impl Profile {
     }
 }
 
-fn reduced_rows(graph: &Graph, node: &Node) -> Option<Dim> {
+fn last_axis_reduction_rows(graph: &Graph, node: &Node) -> Option<Dim> {
     let (Op::Reduce { axes, .. }, &[x], &[result]) = (&node.op, &node.inputs[..], &node.outputs[..]) else {
         return None;
     };
@@ -98,16 +100,16 @@ mod tests {
     use super::*;
     use crate::text;
 
-    fn profile() -> Profile {
-        Profile::builtin("h200x2").expect("a profile")
+    fn profile() -> MachineProfile {
+        MachineProfile::builtin("h200x2").expect("a profile")
     }
 
     /// The operations of the last node of a program at 16 rows.
-    fn operations(body: &str) -> Operations {
+    fn operations(body: &str) -> OperationCounts {
         let text = format!("program \"p\" ranks 2\ngroup @g world\n{body}");
         let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let node = graph.nodes.values().next_back().expect("a node");
-        Operations::of(&graph, node, |d| d.as_const().map_or(16, |c| c as u64))
+        OperationCounts::count_node(&graph, node, |d| d.as_const().map_or(16, |c| c as u64))
     }
 
     #[test]
@@ -118,8 +120,11 @@ mod tests {
             ))
         };
         let count = 2 * 8 * 32 * 4;
-        assert_eq!(product("bf16"), Operations { matmul_16bit: count, rows: 8, ..Operations::default() });
-        assert_eq!(product("f32"), Operations { matmul: count, rows: 8, ..Operations::default() });
+        assert_eq!(
+            product("bf16"),
+            OperationCounts { matmul_16bit: count, rows: 8, ..OperationCounts::default() }
+        );
+        assert_eq!(product("f32"), OperationCounts { matmul: count, rows: 8, ..OperationCounts::default() });
         // Two products of all pairs, of which causal order leaves half; the gradient has five.
         let arguments = "arg %q: bf16[4, 16, 8]\narg %s: f32[4, 16]\n%y: bf16[4, 16, 8]";
         let gradient = operations(&format!(
@@ -129,42 +134,49 @@ mod tests {
         let pairs = 4 * 16 * 16 * (8 + 8) * 2;
         assert_eq!(
             gradient,
-            Operations {
+            OperationCounts {
                 attention: pairs / 2 * 5 / 2,
                 attention_block: 16 * 16 * (8 + 8) * 2 * 5 / 2,
-                ..Operations::default()
+                ..OperationCounts::default()
             }
         );
         let sum = operations("arg %a: f32[8, 32]\n%c: f32[8, 32] = relu %a\nreturn %c\n");
-        assert_eq!(sum, Operations::default());
+        assert_eq!(sum, OperationCounts::default());
     }
 
     #[test]
     fn steps_take_the_longest_of_bytes_operations_and_a_kernel() {
-        let p = Profile { product_rates: Vec::new(), ..profile() };
-        let none = Operations::default();
+        let p = MachineProfile { product_rates: Vec::new(), ..profile() };
+        let none = OperationCounts::default();
         let throughput = p.throughput.expect("stated");
         assert_eq!(p.compute_us(0, none), throughput.kernel_us);
         assert_eq!(p.compute_us(2 << 28, none), p.copy_us(1 << 28));
-        let million = Operations { matmul_16bit: 690_000_000_000, ..none };
+        let million = OperationCounts { matmul_16bit: 690_000_000_000, ..none };
         assert_eq!(p.compute_us(1024, million), 690e9 / (throughput.matmul_16bit * 1e6));
         // Narrow products are faster than wide ones, and a profile without a throughput goes by bytes.
-        let wide = Operations { matmul: 690_000_000_000, ..none };
+        let wide = OperationCounts { matmul: 690_000_000_000, ..none };
         assert!(p.compute_us(1024, wide) > p.compute_us(1024, million));
-        let without = Profile { throughput: None, ..p.clone() };
+        let without = MachineProfile { throughput: None, ..p.clone() };
         assert_eq!(without.compute_us(1024, million), p.copy_us(690_000_000_000 / 512));
     }
 
     #[test]
     fn products_of_few_rows_have_rates_of_their_own() {
         let rate = |rows, rate: f64| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 };
-        let p = Profile { product_rates: vec![rate(1, 4.0), rate(101, 400.0)], ..profile() };
-        let narrow =
-            |rows| p.compute_us(0, Operations { matmul_16bit: 4_000_000_000, rows, ..Operations::default() });
+        let p = MachineProfile { product_rates: vec![rate(1, 4.0), rate(101, 400.0)], ..profile() };
+        let narrow = |rows| {
+            p.compute_us(
+                0,
+                OperationCounts { matmul_16bit: 4_000_000_000, rows, ..OperationCounts::default() },
+            )
+        };
         for (rows, expected) in [(1, 4.0), (26, 103.0), (101, 400.0), (5000, 400.0)] {
             assert!((narrow(rows) - 4e9 / (expected * 1e6)).abs() < 1e-9, "{rows}");
         }
-        let wide = p.compute_us(0, Operations { matmul: 4_000_000_000, rows: 101, ..Operations::default() });
+        let wide = p.compute_us(
+            0,
+            OperationCounts { matmul: 4_000_000_000, rows: 101, ..OperationCounts::default() },
+        );
         assert_eq!(wide, 4.0 * narrow(101));
     }
 
@@ -173,7 +185,7 @@ mod tests {
         for (field, value) in [("attention", "0.0"), ("kernel_us", "-1.0"), ("matmul", "0")] {
             let mut json: serde_json::Value = serde_json::from_str(&profile().to_json()).expect("JSON");
             json["throughput"][field] = serde_json::from_str(value).expect("a number");
-            let error = Profile::from_json(&json.to_string()).expect_err("refused").to_string();
+            let error = MachineProfile::from_json(&json.to_string()).expect_err("refused").to_string();
             assert!(
                 error.contains(&format!("throughput.{field}: expected a positive finite number")),
                 "{error}"

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::attention::Bound;
+use crate::attention::AttentionBound;
 use crate::graph::{Graph, Node};
 use crate::op::OpCost;
 use crate::{Dim, ValueId};
@@ -25,7 +25,7 @@ pub struct Throughput {
 
 impl Throughput {
     /// The first field that is not a positive finite number, with its value.
-    pub(super) fn invalid(&self) -> Option<(&'static str, f64)> {
+    pub(super) fn find_invalid_field(&self) -> Option<(&'static str, f64)> {
         let fields = [
             ("matmul_16bit", self.matmul_16bit),
             ("matmul", self.matmul),
@@ -48,7 +48,7 @@ pub struct ProductRate {
 
 impl ProductRate {
     /// What is wrong with it, where the one before it has so many rows.
-    pub(super) fn invalid(&self, after: u64) -> Option<String> {
+    pub(super) fn validation_error(&self, after: u64) -> Option<String> {
         if self.rows <= after {
             return Some(format!("rows: expected more than {after}, found {}", self.rows));
         }
@@ -59,7 +59,11 @@ impl ProductRate {
 
     /// The rate at so many rows: between two points linear in the rows, as a product of few rows takes as long as reading its
     /// weights; beyond the ends as at the ends. None without points.
-    pub(super) fn at(points: &[ProductRate], rows: u64, rate: impl Fn(&ProductRate) -> f64) -> Option<f64> {
+    pub(super) fn interpolate_rate(
+        points: &[ProductRate],
+        rows: u64,
+        rate: impl Fn(&ProductRate) -> f64,
+    ) -> Option<f64> {
         let above = points.partition_point(|p| p.rows < rows);
         let (before, after) = (above.checked_sub(1).and_then(|b| points.get(b)), points.get(above));
         let (Some(before), Some(after)) = (before, after) else { return before.or(after).map(rate) };
@@ -70,7 +74,7 @@ impl ProductRate {
 
 /// The operations of nodes, by what limits them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Operations {
+pub struct OperationCounts {
     pub matmul_16bit: u64,
     pub matmul: u64,
     pub attention: u64,
@@ -80,11 +84,11 @@ pub struct Operations {
     pub rows: u64,
 }
 
-impl Operations {
+impl OperationCounts {
     /// The operations of a node, by the size of a dim. Of a grouped product: where the groups divide K, each group like the
     /// others. Of attention with a bound that moves with the row: half of all pairs.
-    pub fn of(graph: &Graph, node: &Node, size: impl Fn(&Dim) -> u64) -> Operations {
-        let mut out = Operations::default();
+    pub fn count_node(graph: &Graph, node: &Node, size: impl Fn(&Dim) -> u64) -> OperationCounts {
+        let mut out = OperationCounts::default();
         let elements = |shape: &[Dim]| shape.iter().map(&size).fold(1, u64::saturating_mul);
         let [Some(&first), Some(&result)] = [node.inputs.first(), node.outputs.first()] else { return out };
         let (of, result) = (graph.ty(first), graph.ty(result));
@@ -111,12 +115,12 @@ impl Operations {
                 };
             }
             OpCost::Attention { bounds } => {
-                (out.attention, out.attention_block) = attention(graph, &node.inputs, bounds, &size);
+                (out.attention, out.attention_block) = count_attention(graph, &node.inputs, bounds, &size);
             }
             // The gradient computes weights again and has four products more: two and a half times as many operations.
             OpCost::AttentionGradient { bounds } => {
                 let forward = node.inputs.get(3..).unwrap_or_default();
-                let (all, block) = attention(graph, forward, bounds, &size);
+                let (all, block) = count_attention(graph, forward, bounds, &size);
                 (out.attention, out.attention_block) =
                     (all.saturating_mul(5) / 2, block.saturating_mul(5) / 2);
             }
@@ -125,8 +129,8 @@ impl Operations {
         out
     }
 
-    pub fn plus(self, other: Operations) -> Operations {
-        Operations {
+    pub fn plus(self, other: OperationCounts) -> OperationCounts {
+        OperationCounts {
             matmul_16bit: self.matmul_16bit.saturating_add(other.matmul_16bit),
             matmul: self.matmul.saturating_add(other.matmul),
             attention: self.attention.saturating_add(other.attention),
@@ -137,11 +141,16 @@ impl Operations {
 }
 
 /// The rows of queries that kernels of attention give to one block of threads.
-const ROWS_OF_BLOCK: u64 = 128;
+const ROWS_PER_BLOCK: u64 = 128;
 
 /// The operations of attention: queries by keys, and weights by values. Where a bound moves with the row, rows see half of the keys, but
 /// the last block of rows sees them all; where several do, as in a window, no block sees more than others.
-fn attention(graph: &Graph, inputs: &[ValueId], bounds: &[Bound], size: &impl Fn(&Dim) -> u64) -> (u64, u64) {
+fn count_attention(
+    graph: &Graph,
+    inputs: &[ValueId],
+    bounds: &[AttentionBound],
+    size: &impl Fn(&Dim) -> u64,
+) -> (u64, u64) {
     let [q, k, v, ..] = inputs[..] else { return (0, 0) };
     let [q, k, v] = [q, k, v].map(|x| &graph.ty(x).shape[..]);
     let (Some((width, rows)), Some(value), [.., keys, _]) = (q.split_last(), v.last(), k) else {
@@ -151,7 +160,7 @@ fn attention(graph: &Graph, inputs: &[ValueId], bounds: &[Bound], size: &impl Fn
     let rows = rows.iter().map(size).fold(1, u64::saturating_mul);
     let of_row = size(width).saturating_add(size(value)).saturating_mul(2).saturating_mul(size(keys));
     let all = rows.saturating_mul(of_row);
-    let block = rows_of_head.min(ROWS_OF_BLOCK).saturating_mul(of_row);
+    let block = rows_of_head.min(ROWS_PER_BLOCK).saturating_mul(of_row);
     match bounds.iter().filter(|b| b.row).count() {
         _ if rows_of_head <= 1 => (all, 0),
         0 => (all, block),

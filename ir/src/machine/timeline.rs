@@ -6,17 +6,17 @@
 //! holds. All arithmetic is in integers, so that every rank computes the same times.
 
 /// The unit of rates: full speed.
-pub const FULL: u32 = 1024;
+pub const FULL_RATE: u32 = 1024;
 
 /// The nanoseconds from which on computation counts as one that fills the machine: kernels of several waves of blocks, between
 /// which a kernel that communicates finds no multiprocessor. Shorter ones end before that matters.
-pub const LONG: u64 = 50_000;
+pub const MACHINE_FILLING_NS: u64 = 50_000;
 
 /// The share of the memory bandwidth that communication takes: a third.
-const BANDWIDTH: u32 = FULL / 3;
+const BANDWIDTH_SHARE: u32 = FULL_RATE / 3;
 
 /// Microseconds in nanoseconds, at most a thousand seconds.
-pub fn nanoseconds(us: f64) -> u64 {
+pub fn us_to_ns(us: f64) -> u64 {
     (us * 1000.0).clamp(0.0, 1e12) as u64
 }
 
@@ -26,31 +26,37 @@ pub struct TimedStep {
     pub communicates: bool,
     /// Its time alone, in nanoseconds.
     pub time: u64,
-    /// For a step that computes, whether it occupies all multiprocessors for long ([`LONG`]).
-    pub fills: bool,
-    /// For a step that communicates, the part of [`FULL`] that it takes from computation when it runs at full speed.
-    pub taken: u32,
-    /// For a step that communicates, at which rate of [`FULL`] it runs beside such computation; beside other computation it
+    /// For a step that computes, whether it occupies all multiprocessors for long ([`MACHINE_FILLING_NS`]).
+    pub fills_machine: bool,
+    /// For a step that communicates, the part of [`FULL_RATE`] that it takes from computation when it runs at full speed.
+    pub compute_share: u32,
+    /// For a step that communicates, at which rate of [`FULL_RATE`] it runs beside such computation; beside other computation it
     /// runs at full speed.
     pub rate: u32,
 }
 
 impl TimedStep {
     pub fn compute(time: u64) -> TimedStep {
-        TimedStep { communicates: false, time, fills: time >= LONG, taken: 0, rate: FULL }
+        TimedStep {
+            communicates: false,
+            time,
+            fills_machine: time >= MACHINE_FILLING_NS,
+            compute_share: 0,
+            rate: FULL_RATE,
+        }
     }
 }
 
 impl TimedStep {
     /// The rates of this computation and of a collective while both run. A collective takes of computation that fills the
     /// machine in proportion to its own rate, and of other computation a share of the memory bandwidth alone.
-    fn rates_with(&self, collective: &TimedStep) -> [u32; 2] {
-        let taken = collective.taken.min(FULL);
-        if !self.fills {
-            return [FULL - taken.min(BANDWIDTH), FULL];
+    fn concurrent_rates(&self, collective: &TimedStep) -> [u32; 2] {
+        let taken = collective.compute_share.min(FULL_RATE);
+        if !self.fills_machine {
+            return [FULL_RATE - taken.min(BANDWIDTH_SHARE), FULL_RATE];
         }
-        let rate = collective.rate.clamp(1, FULL);
-        [FULL - (u64::from(taken) * u64::from(rate) / u64::from(FULL)) as u32, rate]
+        let rate = collective.rate.clamp(1, FULL_RATE);
+        [FULL_RATE - (u64::from(taken) * u64::from(rate) / u64::from(FULL_RATE)) as u32, rate]
     }
 }
 
@@ -70,18 +76,18 @@ pub struct Timeline {
 /// The timeline of these steps. `waits(i, f)` calls `f` with each step that step `i` waits for; all of them are before it in
 /// the list. A step starts `crossing` nanoseconds after the end of a step of the other lane that it waits for, at the earliest,
 /// unless the one of both that communicates starts while nothing computes.
-pub fn simulate(
+pub fn simulate_timeline(
     steps: &[TimedStep],
     crossing: u64,
     waits: impl Fn(usize, &mut dyn FnMut(usize)),
 ) -> Timeline {
-    let lane = |communicates: bool| Lane {
+    let lane = |communicates: bool| LaneState {
         steps: (0..steps.len()).filter(|&i| steps[i].communicates == communicates).collect(),
         next: 0,
         running: None,
         awaited: None,
     };
-    let mut simulation = Simulation {
+    let mut simulation = TimelineSimulation {
         timed: steps,
         crossing,
         lanes: [lane(false), lane(true)],
@@ -98,7 +104,7 @@ pub fn simulate(
     simulation.out
 }
 
-struct Lane {
+struct LaneState {
     steps: Vec<usize>,
     /// How many of them have started.
     next: usize,
@@ -109,17 +115,17 @@ struct Lane {
     awaited: Option<usize>,
 }
 
-struct Simulation<'a> {
+struct TimelineSimulation<'a> {
     timed: &'a [TimedStep],
     crossing: u64,
-    lanes: [Lane; 2],
+    lanes: [LaneState; 2],
     ended: Vec<bool>,
     /// The steps that communicate while nothing computes: they run in line with the computation, as on one lane.
     inline: Vec<bool>,
     out: Timeline,
 }
 
-impl Simulation<'_> {
+impl TimelineSimulation<'_> {
     /// Starts the next step of a lane that is idle, if all that it waits for has ended.
     fn start_next(&mut self, l: usize, waits: &impl Fn(usize, &mut dyn FnMut(usize))) {
         let (now, computes) = (self.out.total, self.lanes[0].running.is_some());
@@ -160,12 +166,12 @@ impl Simulation<'_> {
         }
         let rates = match (self.lanes[0].running, self.lanes[1].running) {
             (None, None) => return false,
-            (Some((s, _)), Some((c, _))) => self.timed[s].rates_with(&self.timed[c]),
-            _ => [FULL; 2],
+            (Some((s, _)), Some((c, _))) => self.timed[s].concurrent_rates(&self.timed[c]),
+            _ => [FULL_RATE; 2],
         };
-        let needed = |lane: &Lane, rate: u32| {
+        let needed = |lane: &LaneState, rate: u32| {
             let (_, left) = lane.running?;
-            let scaled = u128::from(left) * u128::from(FULL);
+            let scaled = u128::from(left) * u128::from(FULL_RATE);
             (rate > 0 || left == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
         };
         let passed = self.lanes.iter().zip(rates).filter_map(|(lane, rate)| needed(lane, rate)).min();
@@ -175,7 +181,7 @@ impl Simulation<'_> {
         self.out.total = now.saturating_add(passed);
         for (l, (lane, rate)) in self.lanes.iter_mut().zip(rates).enumerate() {
             let Some((step, left)) = lane.running else { continue };
-            let done = (u128::from(passed) * u128::from(rate) / u128::from(FULL)) as u64;
+            let done = (u128::from(passed) * u128::from(rate) / u128::from(FULL_RATE)) as u64;
             let over = needed(lane, rate).is_some_and(|n| n <= passed);
             if l == 0 {
                 computed = done.min(left);
@@ -198,24 +204,24 @@ mod tests {
     use super::*;
 
     fn communicate(time: u64, taken: u32, rate: u32) -> TimedStep {
-        TimedStep { communicates: true, taken, rate, ..TimedStep::compute(time) }
+        TimedStep { communicates: true, compute_share: taken, rate, ..TimedStep::compute(time) }
     }
 
     fn filling(time: u64) -> TimedStep {
-        TimedStep { fills: true, ..TimedStep::compute(time) }
+        TimedStep { fills_machine: true, ..TimedStep::compute(time) }
     }
 
     fn of(steps: &[(TimedStep, &[usize])]) -> Timeline {
         let timed: Vec<TimedStep> = steps.iter().map(|s| s.0).collect();
-        simulate(&timed, 0, |i, f| steps[i].1.iter().for_each(|&w| f(w)))
+        simulate_timeline(&timed, 0, |i, f| steps[i].1.iter().for_each(|&w| f(w)))
     }
 
     #[test]
     fn lanes_run_side_by_side_and_wait_for_each_other() {
         let t = of(&[
             (TimedStep::compute(100), &[]),
-            (communicate(40, 0, FULL), &[]),
-            (communicate(80, 0, FULL), &[0]),
+            (communicate(40, 0, FULL_RATE), &[]),
+            (communicate(80, 0, FULL_RATE), &[0]),
             (TimedStep::compute(50), &[2]),
         ]);
         assert_eq!(t.spans, [(0, 100), (0, 40), (100, 180), (180, 230)]);
@@ -225,20 +231,20 @@ mod tests {
     #[test]
     fn a_collective_slows_computation_and_is_slowed() {
         // At half speed each: the collective would take all; when it has ended the computation goes on at full speed.
-        let t = of(&[(filling(100), &[]), (communicate(20, FULL, FULL / 2), &[])]);
+        let t = of(&[(filling(100), &[]), (communicate(20, FULL_RATE, FULL_RATE / 2), &[])]);
         assert_eq!(t.spans, [(0, 120), (0, 40)]);
         assert_eq!((t.exposed[1], t.total), (20, 120));
         // It leaves nothing: the computation starts over at its end.
-        let t = of(&[(filling(100), &[]), (communicate(20, FULL, FULL), &[])]);
+        let t = of(&[(filling(100), &[]), (communicate(20, FULL_RATE, FULL_RATE), &[])]);
         assert_eq!((t.spans[0].1, t.exposed[1]), (120, 20));
         // Kernels that do not fill the machine share memory bandwidth alone.
-        let t = of(&[(TimedStep::compute(300), &[]), (communicate(90, FULL, FULL / 4), &[])]);
+        let t = of(&[(TimedStep::compute(300), &[]), (communicate(90, FULL_RATE, FULL_RATE / 4), &[])]);
         assert_eq!((t.spans[1].1, t.total), (90, 330));
     }
 
     #[test]
     fn what_runs_after_all_computation_is_exposed() {
-        let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, 0, FULL), &[])]);
+        let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, 0, FULL_RATE), &[])]);
         assert_eq!((t.exposed[1], t.total), (20, 30));
         assert_eq!(of(&[]).total, 0);
     }
@@ -246,7 +252,7 @@ mod tests {
     #[test]
     fn steps_without_time_end_at_once() {
         let t = of(&[
-            (communicate(0, 0, FULL), &[]),
+            (communicate(0, 0, FULL_RATE), &[]),
             (TimedStep::compute(0), &[0]),
             (TimedStep::compute(7), &[1]),
         ]);
@@ -257,20 +263,24 @@ mod tests {
     fn crossing_between_lanes_takes_time_where_both_run() {
         let steps = [
             TimedStep::compute(100),
-            communicate(40, 0, FULL),
+            communicate(40, 0, FULL_RATE),
             TimedStep::compute(100),
             TimedStep::compute(50),
-            communicate(10, 0, FULL),
+            communicate(10, 0, FULL_RATE),
         ];
         // The first collective runs beside step 2, the second one behind all computation.
         let waits: [&[usize]; 5] = [&[], &[0], &[], &[1], &[3]];
-        let t = simulate(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
+        let t = simulate_timeline(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
         assert_eq!(t.spans, [(0, 100), (105, 145), (100, 200), (200, 250), (250, 260)]);
         // A step that waits for a collective that ran beside others starts later by the crossing.
         let waits: [&[usize]; 4] = [&[], &[], &[1], &[]];
-        let steps =
-            [TimedStep::compute(10), communicate(40, 0, FULL), TimedStep::compute(50), TimedStep::compute(1)];
-        let t = simulate(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
+        let steps = [
+            TimedStep::compute(10),
+            communicate(40, 0, FULL_RATE),
+            TimedStep::compute(50),
+            TimedStep::compute(1),
+        ];
+        let t = simulate_timeline(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
         assert_eq!((t.spans[2].0, t.exposed[1], t.total), (45, 35, 96));
     }
 
@@ -280,7 +290,7 @@ mod tests {
         for n in [1000, 100_000] {
             // Collectives, of which the last computation waits for half.
             let steps: Vec<TimedStep> = (0..n)
-                .map(|i| if i % 2 == 0 { communicate(5, 0, FULL) } else { TimedStep::compute(7) })
+                .map(|i| if i % 2 == 0 { communicate(5, 0, FULL_RATE) } else { TimedStep::compute(7) })
                 .collect();
             let looked = std::cell::Cell::new(0usize);
             let waits = |i: usize, f: &mut dyn FnMut(usize)| {
@@ -294,7 +304,7 @@ mod tests {
                     _ => {}
                 }
             };
-            assert!(simulate(&steps, 3, waits).total > 0);
+            assert!(simulate_timeline(&steps, 3, waits).total > 0);
             assert!(looked.get() <= 4 * (n + n / 2), "{n}: {}", looked.get());
         }
     }
@@ -313,10 +323,14 @@ mod tests {
                     true => {
                         communicate(rng.below(500) as u64, rng.below(1025) as u32, 1 + rng.below(1024) as u32)
                     }
-                    false => TimedStep { fills: rng.one_in(2), ..TimedStep::compute(rng.below(500) as u64) },
+                    false => TimedStep {
+                        fills_machine: rng.one_in(2),
+                        ..TimedStep::compute(rng.below(500) as u64)
+                    },
                 })
                 .collect();
-            let t = simulate(&steps, rng.pick(&[0, 7, 100]), |i, f| waits[i].iter().for_each(|&w| f(w)));
+            let t =
+                simulate_timeline(&steps, rng.pick(&[0, 7, 100]), |i, f| waits[i].iter().for_each(|&w| f(w)));
             let compute: u64 = steps.iter().filter(|s| !s.communicates).map(|s| s.time).sum();
             let exposed: u64 = t.exposed.iter().sum();
             // Rates are rounded at each of the ends.
@@ -339,7 +353,7 @@ mod tests {
                     ..TimedStep::compute(rng.below(50) as u64)
                 })
                 .collect();
-            let t = simulate(&steps, 0, |i, f| waits[i].iter().for_each(|&w| f(w)));
+            let t = simulate_timeline(&steps, 0, |i, f| waits[i].iter().for_each(|&w| f(w)));
             let mut ends = vec![0u64; n];
             let mut free = [0u64; 2];
             for i in 0..n {

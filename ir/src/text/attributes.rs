@@ -2,20 +2,20 @@
 
 use std::iter;
 
-use super::cursor::{Cursor, Read};
-use super::error::{Failure, quote};
+use super::cursor::{ParseResult, TokenCursor};
+use super::error::{ParseFailure, quote};
 use super::lexer::Token;
-use super::writer::Writer;
-use crate::attention::{self, Bound, Side};
-use crate::collective::{ReduceOp, Splits, Variant};
+use super::writer::TextWriter;
+use crate::attention::{self, AttentionBound, BoundSide};
+use crate::collective::{AllToAllSplits, CollectiveReduceOp, CollectiveVariant};
 use crate::dim::Dim;
-use crate::op::{Op, Reduction};
-use crate::types::{Float, Scalar};
+use crate::op::{Op, ReductionKind};
+use crate::types::{FloatAttribute, Scalar};
 
 /// What an attribute can be. Writing it and reading that gives the same.
-pub(super) trait Attribute: Sized {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self>;
-    fn write(&self, out: &mut Writer<'_>);
+pub(super) trait TextAttribute: Sized {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self>;
+    fn write(&self, out: &mut TextWriter<'_>);
     fn dims(&self) -> impl Iterator<Item = &Dim> {
         iter::empty()
     }
@@ -26,45 +26,45 @@ pub(super) trait Attribute: Sized {
 
 macro_rules! displayed {
     ($($type:ty: $read:expr;)*) => {$(
-        impl Attribute for $type {
-            fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
+        impl TextAttribute for $type {
+            fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
                 $read(cursor)
             }
-            fn write(&self, out: &mut Writer<'_>) {
-                out.show(self);
+            fn write(&self, out: &mut TextWriter<'_>) {
+                out.push_display(self);
             }
         }
     )*};
 }
 
 displayed! {
-    bool: Cursor::boolean;
-    usize: Cursor::natural;
-    u32: Cursor::natural;
-    i64: Cursor::integer;
-    Float: Cursor::float;
-    Scalar: |c: &mut Cursor<'_>| c.scalar().map(|s| s.0);
-    Reduction: |c: &mut Cursor<'_>| c.choice(Reduction::from_name, Reduction::ALL);
-    ReduceOp: |c: &mut Cursor<'_>| c.choice(ReduceOp::from_name, ReduceOp::ALL);
-    Splits: |c: &mut Cursor<'_>| c.choice(Splits::from_name, Splits::ALL);
-    Variant: variant;
+    bool: TokenCursor::boolean;
+    usize: TokenCursor::natural;
+    u32: TokenCursor::natural;
+    i64: TokenCursor::integer;
+    FloatAttribute: TokenCursor::float;
+    Scalar: |c: &mut TokenCursor<'_>| c.scalar().map(|s| s.0);
+    ReductionKind: |c: &mut TokenCursor<'_>| c.choice(ReductionKind::from_name, ReductionKind::ALL);
+    CollectiveReduceOp: |c: &mut TokenCursor<'_>| c.choice(CollectiveReduceOp::from_name, CollectiveReduceOp::ALL);
+    AllToAllSplits: |c: &mut TokenCursor<'_>| c.choice(AllToAllSplits::from_name, AllToAllSplits::ALL);
+    CollectiveVariant: parse_variant;
 }
 
-fn variant(cursor: &mut Cursor<'_>) -> Read<Variant> {
+fn parse_variant(cursor: &mut TokenCursor<'_>) -> ParseResult<CollectiveVariant> {
     match cursor.token {
-        Token::Ident(name) if Variant::renamed(name).is_some() => {
-            Err(cursor.unexpected(&Variant::expected(name)))
+        Token::Ident(name) if CollectiveVariant::from_legacy_name(name).is_some() => {
+            Err(cursor.unexpected(&CollectiveVariant::describe_expected_names(name)))
         }
-        _ => cursor.choice(Variant::from_name, Variant::ALL),
+        _ => cursor.choice(CollectiveVariant::from_name, CollectiveVariant::ALL),
     }
 }
 
-impl Attribute for Dim {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
+impl TextAttribute for Dim {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         cursor.dim()
     }
-    fn write(&self, out: &mut Writer<'_>) {
-        out.dim(self);
+    fn write(&self, out: &mut TextWriter<'_>) {
+        out.push_dim(self);
     }
     fn dims(&self) -> impl Iterator<Item = &Dim> {
         iter::once(self)
@@ -74,21 +74,21 @@ impl Attribute for Dim {
     }
 }
 
-impl Attribute for String {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
+impl TextAttribute for String {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         cursor.string("a string").map(|s| s.into_owned())
     }
-    fn write(&self, out: &mut Writer<'_>) {
-        out.string(self);
+    fn write(&self, out: &mut TextWriter<'_>) {
+        out.push_string(self);
     }
 }
 
-impl<T: Attribute> Attribute for Vec<T> {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
+impl<T: TextAttribute> TextAttribute for Vec<T> {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         cursor.list(T::read)
     }
-    fn write(&self, out: &mut Writer<'_>) {
-        out.list(self, |out, item| item.write(out));
+    fn write(&self, out: &mut TextWriter<'_>) {
+        out.push_list(self, |out, item| item.write(out));
     }
     fn dims(&self) -> impl Iterator<Item = &Dim> {
         self.iter().flat_map(T::dims)
@@ -99,37 +99,39 @@ impl<T: Attribute> Attribute for Vec<T> {
 }
 
 /// How a scatter combines.
-impl Attribute for Option<Reduction> {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
+impl TextAttribute for Option<ReductionKind> {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         match cursor.token {
-            Token::Ident("none") => cursor.take().map(|_| None),
-            Token::Ident(name) if Reduction::from_name(name).is_some() => Reduction::read(cursor).map(Some),
+            Token::Ident("none") => cursor.advance().map(|_| None),
+            Token::Ident(name) if ReductionKind::from_name(name).is_some() => {
+                ReductionKind::read(cursor).map(Some)
+            }
             _ => Err(cursor.unexpected("`none` or a reduction")),
         }
     }
-    fn write(&self, out: &mut Writer<'_>) {
-        out.put(self.map_or("none", Reduction::name));
+    fn write(&self, out: &mut TextWriter<'_>) {
+        out.push_str(self.map_or("none", ReductionKind::name));
     }
 }
 
 /// A pair of ranks, `from->to`.
-impl Attribute for (u32, u32) {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
+impl TextAttribute for (u32, u32) {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         let from = cursor.natural()?;
         cursor.expect("->")?;
         Ok((from, cursor.natural()?))
     }
-    fn write(&self, out: &mut Writer<'_>) {
-        out.show(format_args!("{}->{}", self.0, self.1));
+    fn write(&self, out: &mut TextWriter<'_>) {
+        out.push_display(format_args!("{}->{}", self.0, self.1));
     }
 }
 
 /// A side, perhaps `chunk n of`, and the position `row + operand + (dim)`, of which the first two may be missing.
-impl Attribute for Bound {
-    fn read(cursor: &mut Cursor<'_>) -> Read<Self> {
-        let side = cursor.choice(Side::from_name, Side::ALL)?;
-        let chunk = if cursor.eat_word("chunk")? { Some(chunk(cursor)?) } else { None };
-        let mut moves = |word| -> Read<bool> {
+impl TextAttribute for AttentionBound {
+    fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
+        let side = cursor.choice(BoundSide::from_name, BoundSide::ALL)?;
+        let chunk = if cursor.eat_word("chunk")? { Some(parse_chunk(cursor)?) } else { None };
+        let mut moves = |word| -> ParseResult<bool> {
             let found = cursor.eat_word(word)?;
             if found {
                 cursor.expect("+")?;
@@ -140,22 +142,22 @@ impl Attribute for Bound {
         cursor.expect("(")?;
         let add = cursor.dim()?;
         cursor.expect(")")?;
-        Ok(Bound { side, row, add, chunk, operand })
+        Ok(AttentionBound { side, row, add, chunk, operand })
     }
 
-    fn write(&self, out: &mut Writer<'_>) {
-        out.put(self.side.name());
+    fn write(&self, out: &mut TextWriter<'_>) {
+        out.push_str(self.side.name());
         if let Some(chunk) = self.chunk {
-            out.show(format_args!(" chunk {chunk} of"));
+            out.push_display(format_args!(" chunk {chunk} of"));
         }
         for (moves, word) in [(self.row, " row +"), (self.operand, " operand +")] {
             if moves {
-                out.put(word);
+                out.push_str(word);
             }
         }
-        out.put(" (");
-        out.dim(&self.add);
-        out.put(")");
+        out.push_str(" (");
+        out.push_dim(&self.add);
+        out.push_str(")");
     }
 
     fn dims(&self) -> impl Iterator<Item = &Dim> {
@@ -167,83 +169,83 @@ impl Attribute for Bound {
     }
 }
 
-fn chunk(cursor: &mut Cursor<'_>) -> Read<u64> {
+fn parse_chunk(cursor: &mut TokenCursor<'_>) -> ParseResult<u64> {
     let at = cursor.at;
     let size = cursor.integer()?;
     let Some(size) = u64::try_from(size).ok().filter(|n| *n > 0) else {
-        return Err(Failure::new(at, format!("expected a positive number of positions, found {size}")));
+        return Err(ParseFailure::new(at, format!("expected a positive number of positions, found {size}")));
     };
     cursor.expect_word("of")?;
     Ok(size)
 }
 
-pub(super) struct Attributes<'c, 'a> {
+pub(super) struct AttributeReader<'c, 'a> {
     pub op: &'c str,
-    pub cursor: &'c mut Cursor<'a>,
+    pub cursor: &'c mut TokenCursor<'a>,
 }
 
-impl Attributes<'_, '_> {
+impl AttributeReader<'_, '_> {
     /// `key=`.
-    pub fn key(&mut self, key: &str) -> Read<()> {
+    pub fn expect_key(&mut self, key: &str) -> ParseResult<()> {
         if !self.cursor.eat_word(key)? {
             return Err(self.cursor.unexpected(&format!("the attribute `{key}=` of {}", quote(self.op))));
         }
         self.cursor.expect("=")
     }
 
-    pub fn read<T: Attribute>(&mut self, key: &str) -> Read<T> {
-        self.key(key)?;
+    pub fn read<T: TextAttribute>(&mut self, key: &str) -> ParseResult<T> {
+        self.expect_key(key)?;
         T::read(self.cursor)
     }
 
-    pub fn optional<T: Attribute>(&mut self, key: &str) -> Read<Option<T>> {
+    pub fn read_optional<T: TextAttribute>(&mut self, key: &str) -> ParseResult<Option<T>> {
         if self.cursor.token == Token::Ident(key) { self.read(key).map(Some) } else { Ok(None) }
     }
 
     /// Attention, whose bounds have a short form, and whose cap, sink, log-sum-exp and permutation may be missing.
-    pub fn attention(&mut self) -> Read<Op> {
-        let bounds = self.bounds()?;
+    pub fn read_attention(&mut self) -> ParseResult<Op> {
+        let bounds = self.read_bounds()?;
         let scale = self.read("scale")?;
-        let cap = self.optional("cap")?;
-        let sink = self.optional("sink")?.unwrap_or(false);
-        let log_sum_exp = self.optional("log_sum_exp")?.unwrap_or(false);
-        self.permuted(Op::Attention { scale, cap, bounds, sink, log_sum_exp })
+        let cap = self.read_optional("cap")?;
+        let sink = self.read_optional("sink")?.unwrap_or(false);
+        let log_sum_exp = self.read_optional("log_sum_exp")?.unwrap_or(false);
+        self.read_permutation(Op::Attention { scale, cap, bounds, sink, log_sum_exp })
     }
 
     /// The gradient of attention, whose bounds have a short form, and whose permutation may be missing.
-    pub fn attention_gradient(&mut self) -> Read<Op> {
-        let bounds = self.bounds()?;
+    pub fn read_attention_gradient(&mut self) -> ParseResult<Op> {
+        let bounds = self.read_bounds()?;
         let scale = self.read("scale")?;
-        self.permuted(Op::AttentionGradient { scale, bounds })
+        self.read_permutation(Op::AttentionGradient { scale, bounds })
     }
 
-    fn bounds(&mut self) -> Read<Vec<Bound>> {
-        Ok(match self.optional("bounds")? {
+    fn read_bounds(&mut self) -> ParseResult<Vec<AttentionBound>> {
+        Ok(match self.read_optional("bounds")? {
             Some(bounds) => bounds,
-            None => attention::causal_if(self.read("causal")?),
+            None => attention::causal_bounds_if(self.read("causal")?),
         })
     }
 
     /// The op, or the op with its results permuted if a permutation follows.
-    fn permuted(&mut self, op: Op) -> Read<Op> {
-        Ok(match self.optional("perm")? {
+    fn read_permutation(&mut self, op: Op) -> ParseResult<Op> {
+        Ok(match self.read_optional("perm")? {
             Some(perm) => Op::Permuted { op: Box::new(op), perm },
             None => op,
         })
     }
 }
 
-impl Writer<'_> {
+impl TextWriter<'_> {
     /// ` key=value`.
-    pub fn attribute(&mut self, key: &str, value: &impl Attribute) {
-        self.put(" ");
-        self.put(key);
-        self.put("=");
+    pub fn attribute(&mut self, key: &str, value: &impl TextAttribute) {
+        self.push_str(" ");
+        self.push_str(key);
+        self.push_str("=");
         value.write(self);
     }
 
     /// The bounds of attention, in their short form where that says it.
-    pub fn bounds(&mut self, bounds: &Vec<Bound>) {
+    pub fn bounds(&mut self, bounds: &Vec<AttentionBound>) {
         match bounds.is_empty() || attention::is_causal(bounds) {
             true => self.attribute("causal", &!bounds.is_empty()),
             false => self.attribute("bounds", bounds),

@@ -7,16 +7,16 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
-use super::error::{Failure, quote};
+use super::error::{ParseFailure, quote};
 use super::lexer::{Lexer, Token};
 use crate::dim::{Dim, MAX_ATOMS, MAX_DEPTH, MAX_TERMS};
 use crate::symbol::SymbolId;
-use crate::types::{Float, Scalar};
+use crate::types::{FloatAttribute, Scalar};
 
-pub(super) type Read<T> = Result<T, Failure>;
+pub(super) type ParseResult<T> = Result<T, ParseFailure>;
 
 /// A position between two tokens, with the symbols that dims may name.
-pub(super) struct Cursor<'a> {
+pub(super) struct TokenCursor<'a> {
     lexer: Lexer<'a>,
     pub token: Token<'a>,
     /// Where it starts.
@@ -24,21 +24,21 @@ pub(super) struct Cursor<'a> {
     pub symbols: HashMap<Cow<'a, str>, SymbolId>,
 }
 
-impl<'a> Cursor<'a> {
-    pub fn new(text: &'a str) -> Read<Self> {
+impl<'a> TokenCursor<'a> {
+    pub fn new(text: &'a str) -> ParseResult<Self> {
         let mut lexer = Lexer::new(text);
         let (token, at) = lexer.next()?;
-        Ok(Cursor { lexer, token, at, symbols: HashMap::new() })
+        Ok(TokenCursor { lexer, token, at, symbols: HashMap::new() })
     }
 
-    pub fn take(&mut self) -> Read<Token<'a>> {
+    pub fn advance(&mut self) -> ParseResult<Token<'a>> {
         let (token, at) = self.lexer.next()?;
         self.at = at;
         Ok(std::mem::replace(&mut self.token, token))
     }
 
-    pub fn unexpected(&self, expected: &str) -> Failure {
-        Failure::new(self.at, format!("expected {expected}, found {}", self.token.describe()))
+    pub fn unexpected(&self, expected: &str) -> ParseFailure {
+        ParseFailure::new(self.at, format!("expected {expected}, found {}", self.token.describe()))
     }
 
     pub fn is_mark(&self, mark: &str) -> bool {
@@ -50,51 +50,51 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes the mark if it is next.
-    pub fn eat(&mut self, mark: &str) -> Read<bool> {
+    pub fn eat(&mut self, mark: &str) -> ParseResult<bool> {
         let found = self.is_mark(mark);
         if found {
-            self.take()?;
+            self.advance()?;
         }
         Ok(found)
     }
 
-    pub fn expect(&mut self, mark: &str) -> Read<()> {
+    pub fn expect(&mut self, mark: &str) -> ParseResult<()> {
         if self.eat(mark)? { Ok(()) } else { Err(self.unexpected(&format!("`{mark}`"))) }
     }
 
-    pub fn eat_word(&mut self, word: &str) -> Read<bool> {
+    pub fn eat_word(&mut self, word: &str) -> ParseResult<bool> {
         let found = self.token == Token::Ident(word);
         if found {
-            self.take()?;
+            self.advance()?;
         }
         Ok(found)
     }
 
-    pub fn expect_word(&mut self, word: &str) -> Read<()> {
+    pub fn expect_word(&mut self, word: &str) -> ParseResult<()> {
         if self.eat_word(word)? { Ok(()) } else { Err(self.unexpected(&format!("`{word}`"))) }
     }
 
-    pub fn end_line(&mut self) -> Read<()> {
+    pub fn end_line(&mut self) -> ParseResult<()> {
         match self.token {
-            Token::Newline => self.take().map(drop),
+            Token::Newline => self.advance().map(drop),
             Token::End => Ok(()),
             _ => Err(self.unexpected("the end of the line")),
         }
     }
 
     /// A word; `what` names it in the error.
-    pub fn word(&mut self, what: &str) -> Read<&'a str> {
+    pub fn word(&mut self, what: &str) -> ParseResult<&'a str> {
         match self.token {
-            Token::Ident(word) => self.take().map(|_| word),
+            Token::Ident(word) => self.advance().map(|_| word),
             _ => Err(self.unexpected(what)),
         }
     }
 
-    pub fn string(&mut self, what: &str) -> Read<Cow<'a, str>> {
+    pub fn string(&mut self, what: &str) -> ParseResult<Cow<'a, str>> {
         match &mut self.token {
             Token::String(s) => {
                 let s = std::mem::take(s);
-                self.take()?;
+                self.advance()?;
                 Ok(s)
             }
             _ => Err(self.unexpected(what)),
@@ -102,24 +102,24 @@ impl<'a> Cursor<'a> {
     }
 
     /// `%name`, with its place.
-    pub fn value_name(&mut self) -> Read<(Cow<'a, str>, usize)> {
+    pub fn value_name(&mut self) -> ParseResult<(Cow<'a, str>, usize)> {
         let at = self.at;
         match &mut self.token {
             Token::Value(s) => {
                 let s = std::mem::take(s);
-                self.take()?;
+                self.advance()?;
                 Ok((s, at))
             }
             _ => Err(self.unexpected("a value (`%name`)")),
         }
     }
 
-    pub fn group_name(&mut self) -> Read<(Cow<'a, str>, usize)> {
+    pub fn group_name(&mut self) -> ParseResult<(Cow<'a, str>, usize)> {
         let at = self.at;
         match &mut self.token {
             Token::Group(s) => {
                 let s = std::mem::take(s);
-                self.take()?;
+                self.advance()?;
                 Ok((s, at))
             }
             _ => Err(self.unexpected("a group (`@name`)")),
@@ -127,35 +127,37 @@ impl<'a> Cursor<'a> {
     }
 
     /// An integer with an optional `-`.
-    pub fn integer(&mut self) -> Read<i64> {
+    pub fn integer(&mut self) -> ParseResult<i64> {
         let at = self.at;
         let negative = self.eat("-")?;
         self.digits(negative, at)
     }
 
-    fn digits(&mut self, negative: bool, at: usize) -> Read<i64> {
+    fn digits(&mut self, negative: bool, at: usize) -> ParseResult<i64> {
         let Token::Integer(digits) = self.token else { return Err(self.unexpected("an integer")) };
-        self.take()?;
+        self.advance()?;
         if let Ok(magnitude) = digits.parse::<i64>() {
             return Ok(if negative { -magnitude } else { magnitude });
         }
         let magnitude: i128 = digits.parse().unwrap_or(i128::MAX);
         i64::try_from(if negative { -magnitude } else { magnitude })
-            .map_err(|_| Failure::new(at, format!("the integer {} does not fit 64 bits", quote(digits))))
+            .map_err(|_| ParseFailure::new(at, format!("the integer {} does not fit 64 bits", quote(digits))))
     }
 
     /// An integer from 0 to 2^32 - 1 that is a position, a count or a rank.
-    pub fn natural<T: TryFrom<u32>>(&mut self) -> Read<T> {
+    pub fn natural<T: TryFrom<u32>>(&mut self) -> ParseResult<T> {
         let at = self.at;
         let found = self.integer()?;
         let fits = u32::try_from(found).ok().and_then(|n| T::try_from(n).ok());
-        fits.ok_or_else(|| Failure::new(at, format!("expected an integer from 0 to 2^32 - 1, found {found}")))
+        fits.ok_or_else(|| {
+            ParseFailure::new(at, format!("expected an integer from 0 to 2^32 - 1, found {found}"))
+        })
     }
 
-    pub fn boolean(&mut self) -> Read<bool> {
+    pub fn boolean(&mut self) -> ParseResult<bool> {
         match self.token {
-            Token::Ident("true") => self.take().map(|_| true),
-            Token::Ident("false") => self.take().map(|_| false),
+            Token::Ident("true") => self.advance().map(|_| true),
+            Token::Ident("false") => self.advance().map(|_| false),
             _ => Err(self.unexpected("`true` or `false`")),
         }
     }
@@ -165,13 +167,13 @@ impl<'a> Cursor<'a> {
         &mut self,
         from_name: impl FnOnce(&str) -> Option<T>,
         all: &[T],
-    ) -> Read<T> {
+    ) -> ParseResult<T> {
         let found = match self.token {
             Token::Ident(name) => from_name(name),
             _ => None,
         };
         match (found, all) {
-            (Some(found), _) => self.take().map(|_| found),
+            (Some(found), _) => self.advance().map(|_| found),
             (None, [one, other]) => Err(self.unexpected(&format!("`{one}` or `{other}`"))),
             (None, all) => {
                 let names: Vec<String> = all.iter().map(T::to_string).collect();
@@ -181,10 +183,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// A float, or an integer in its place.
-    pub fn float(&mut self) -> Read<Float> {
+    pub fn float(&mut self) -> ParseResult<FloatAttribute> {
         self.scalar().and_then(|s| match s {
-            (Scalar::Bool(_), at) => Err(Failure::new(at, "expected a float, found a bool")),
-            (number, _) => Ok(Float(number.as_f64())),
+            (Scalar::Bool(_), at) => Err(ParseFailure::new(at, "expected a float, found a bool")),
+            (number, _) => Ok(FloatAttribute(number.as_f64())),
         })
     }
 
@@ -195,15 +197,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub fn scalar(&mut self) -> Read<(Scalar, usize)> {
+    pub fn scalar(&mut self) -> ParseResult<(Scalar, usize)> {
         let at = self.at;
         let negative = self.eat("-")?;
-        let signed = |x: f64| Scalar::Float(Float(if negative { -x } else { x }));
+        let signed = |x: f64| Scalar::Float(FloatAttribute(if negative { -x } else { x }));
         let scalar = match self.token {
             Token::Integer(_) => return Ok((Scalar::Int(self.digits(negative, at)?), at)),
             Token::Float(text) => match text.parse::<f64>() {
                 Ok(x) if x.is_finite() => signed(x),
-                _ => return Err(Failure::new(at, format!("the float {} is too large", quote(text)))),
+                _ => return Err(ParseFailure::new(at, format!("the float {} is too large", quote(text)))),
             },
             Token::Ident("inf") => signed(f64::INFINITY),
             Token::Ident("nan") => signed(f64::NAN),
@@ -211,12 +213,12 @@ impl<'a> Cursor<'a> {
             Token::Ident("false") if !negative => Scalar::Bool(false),
             _ => return Err(self.unexpected("a scalar")),
         };
-        self.take()?;
+        self.advance()?;
         Ok((scalar, at))
     }
 
     /// `[item, …]`, with no comma behind the last item.
-    pub fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+    pub fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> ParseResult<T>) -> ParseResult<Vec<T>> {
         self.expect("[")?;
         let mut out = Vec::new();
         if self.eat("]")? {
@@ -234,79 +236,83 @@ impl<'a> Cursor<'a> {
     }
 
     /// A dim: a sum of products.
-    pub fn dim(&mut self) -> Read<Dim> {
-        self.sum(0)
+    pub fn dim(&mut self) -> ParseResult<Dim> {
+        self.parse_sum(0)
     }
 
-    fn sum(&mut self, depth: usize) -> Read<Dim> {
+    fn parse_sum(&mut self, depth: usize) -> ParseResult<Dim> {
         let start = self.at;
         if depth > MAX_DEPTH {
-            return Err(Failure::new(start, format!("a dim nests deeper than {MAX_DEPTH}")));
+            return Err(ParseFailure::new(start, format!("a dim nests deeper than {MAX_DEPTH}")));
         }
         let negative = self.eat("-")?;
-        let mut sum = self.product(negative, depth)?;
+        let mut sum = self.parse_product(negative, depth)?;
         loop {
             let negative = match self.token {
                 Token::Mark("+") => false,
                 Token::Mark("-") => true,
                 _ => return Ok(sum),
             };
-            self.take()?;
-            sum = sum + self.product(negative, depth)?;
-            if sum.atoms() > MAX_ATOMS {
-                return Err(too_large(start));
+            self.advance()?;
+            sum = sum + self.parse_product(negative, depth)?;
+            if sum.atom_count() > MAX_ATOMS {
+                return Err(too_large_error(start));
             }
         }
     }
 
-    fn product(&mut self, negative: bool, depth: usize) -> Read<Dim> {
+    fn parse_product(&mut self, negative: bool, depth: usize) -> ParseResult<Dim> {
         let at = self.at;
         // The sign belongs to a leading integer, so that the smallest integer can be read.
         let mut product = match self.token {
             Token::Integer(_) => Dim::from(self.digits(negative, at)?),
-            _ if negative => self.factor(depth)? * Dim::from(-1),
-            _ => self.factor(depth)?,
+            _ if negative => self.parse_factor(depth)? * Dim::from(-1),
+            _ => self.parse_factor(depth)?,
         };
         while self.eat("*")? {
-            let factor = self.factor(depth)?;
-            let terms = (product.terms(), factor.terms());
-            let atoms = terms.0 * factor.atoms() + terms.1 * product.atoms();
+            let factor = self.parse_factor(depth)?;
+            let terms = (product.term_count(), factor.term_count());
+            let atoms = terms.0 * factor.atom_count() + terms.1 * product.atom_count();
             if atoms > MAX_ATOMS || terms.0 * terms.1 > MAX_TERMS {
-                return Err(too_large(at));
+                return Err(too_large_error(at));
             }
             product = product * factor;
         }
         Ok(product)
     }
 
-    fn factor(&mut self, depth: usize) -> Read<Dim> {
+    fn parse_factor(&mut self, depth: usize) -> ParseResult<Dim> {
         let at = self.at;
         match self.token {
             Token::Integer(_) => self.digits(false, at).map(Dim::from),
             Token::Mark("(") => {
-                self.take()?;
-                let dim = self.sum(depth + 1)?;
+                self.advance()?;
+                let dim = self.parse_sum(depth + 1)?;
                 self.expect(")")?;
                 Ok(dim)
             }
             Token::Ident(name) => {
-                self.take()?;
-                if self.is_mark("(") { self.function(name, at, depth) } else { self.symbol(name, at) }
+                self.advance()?;
+                if self.is_mark("(") {
+                    self.parse_function(name, at, depth)
+                } else {
+                    self.resolve_symbol(name, at)
+                }
             }
             Token::String(_) => {
                 let name = self.string("a symbol")?;
-                self.symbol(&name, at)
+                self.resolve_symbol(&name, at)
             }
             _ => Err(self.unexpected("a dim")),
         }
     }
 
-    fn symbol(&mut self, name: &str, at: usize) -> Read<Dim> {
+    fn resolve_symbol(&mut self, name: &str, at: usize) -> ParseResult<Dim> {
         let known = self.symbols.get(name).map(|&s| Dim::from(s));
-        known.ok_or_else(|| Failure::new(at, format!("no symbol has the name {}", quote(name))))
+        known.ok_or_else(|| ParseFailure::new(at, format!("no symbol has the name {}", quote(name))))
     }
 
-    fn function(&mut self, name: &str, at: usize, depth: usize) -> Read<Dim> {
+    fn parse_function(&mut self, name: &str, at: usize, depth: usize) -> ParseResult<Dim> {
         let apply = match name {
             "div" => Dim::floor_div,
             "mod" => Dim::modulo,
@@ -314,21 +320,21 @@ impl<'a> Cursor<'a> {
             "min" => Dim::min_with,
             _ => {
                 let message = format!("a dim has the functions div, mod, max and min, found {}", quote(name));
-                return Err(Failure::new(at, message));
+                return Err(ParseFailure::new(at, message));
             }
         };
         self.expect("(")?;
-        let a = self.sum(depth + 1)?;
+        let a = self.parse_sum(depth + 1)?;
         self.expect(",")?;
-        let b = self.sum(depth + 1)?;
+        let b = self.parse_sum(depth + 1)?;
         self.expect(")")?;
-        if a.atoms() + b.atoms() >= MAX_ATOMS {
-            return Err(too_large(at));
+        if a.atom_count() + b.atom_count() >= MAX_ATOMS {
+            return Err(too_large_error(at));
         }
         Ok(apply(&a, &b))
     }
 }
 
-fn too_large(at: usize) -> Failure {
-    Failure::new(at, format!("the dim has more than {MAX_ATOMS} factors"))
+fn too_large_error(at: usize) -> ParseFailure {
+    ParseFailure::new(at, format!("the dim has more than {MAX_ATOMS} factors"))
 }

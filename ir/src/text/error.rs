@@ -38,15 +38,15 @@ impl fmt::Display for ParseError {
 }
 
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct ParseFailure {
     /// The byte in the text.
     pub at: usize,
     pub message: String,
 }
 
-impl Failure {
+impl ParseFailure {
     pub fn new(at: usize, message: impl Into<String>) -> Self {
-        Failure { at, message: message.into() }
+        ParseFailure { at, message: message.into() }
     }
 
     pub fn locate(self, text: &str) -> ParseError {
@@ -59,13 +59,13 @@ impl Failure {
         let line = text[..start].bytes().filter(|&c| c == b'\n').count() + 1;
         let before = text[start..at].chars().count();
         let whole = text[start..end].trim_end_matches('\r');
-        let (text, caret) = clip(whole, before);
+        let (text, caret) = clip_line(whole, before);
         ParseError { line, column: before + 1, message: self.message, text, caret }
     }
 }
 
 /// The part of a line around a character, and the number of characters before it in that part.
-fn clip(line: &str, caret: usize) -> (String, usize) {
+fn clip_line(line: &str, caret: usize) -> (String, usize) {
     let skip = if caret <= CLIP * 2 / 3 { 0 } else { caret - CLIP / 2 };
     let mut rest = line.chars().skip(skip);
     let mut out = String::new();

@@ -8,10 +8,10 @@
 
 use smallvec::SmallVec;
 
-use super::attributes::{Attribute, Attributes};
-use super::cursor::Read;
+use super::attributes::{AttributeReader, TextAttribute};
+use super::cursor::ParseResult;
 use super::table::{counts, ops};
-use super::writer::Writer;
+use super::writer::TextWriter;
 use crate::attention;
 use crate::collective::CollectiveKind;
 use crate::dim::Dim;
@@ -29,7 +29,7 @@ pub struct OpForm {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Section {
+pub struct OpSection {
     pub title: &'static str,
     /// What holds for all of them.
     pub about: &'static str,

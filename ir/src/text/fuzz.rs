@@ -25,7 +25,7 @@ pub fn check(data: &[u8]) {
             assert_eq!(graph, again, "the printed text reads as another graph");
             assert_eq!(printed, print(&again));
             if verify(&graph).is_ok() {
-                layout::layouts(&graph);
+                layout::compute_layouts(&graph);
             }
         }
         Err(error) => {

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::error::{Failure, quote};
+use super::error::{ParseFailure, quote};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token<'a> {
@@ -42,7 +42,7 @@ impl Token<'_> {
 }
 
 /// The punctuation that this text starts with.
-fn mark(text: &[u8]) -> Option<&'static str> {
+fn match_punctuation(text: &[u8]) -> Option<&'static str> {
     Some(match text {
         [b'[', ..] => "[",
         [b']', ..] => "]",
@@ -79,11 +79,11 @@ impl<'a> Lexer<'a> {
     }
 
     /// The next token and the byte where it starts.
-    pub fn next(&mut self) -> Result<(Token<'a>, usize), Failure> {
+    pub fn next(&mut self) -> Result<(Token<'a>, usize), ParseFailure> {
         loop {
-            self.blank();
+            self.skip_blank();
             let at = self.at;
-            let token = self.token()?;
+            let token = self.read_token()?;
             match token {
                 Token::Newline if self.depth > 0 || self.goes_on => continue,
                 Token::Mark("[" | "(") => self.depth += 1,
@@ -96,7 +96,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// Skips spaces and a comment.
-    fn blank(&mut self) {
+    fn skip_blank(&mut self) {
         let rest = &self.text.as_bytes()[self.at..];
         let mut n = rest.iter().take_while(|c| matches!(c, b' ' | b'\t' | b'\r')).count();
         if rest[n..].starts_with(b"//") {
@@ -105,7 +105,7 @@ impl<'a> Lexer<'a> {
         self.at += n;
     }
 
-    fn token(&mut self) -> Result<Token<'a>, Failure> {
+    fn read_token(&mut self) -> Result<Token<'a>, ParseFailure> {
         let start = self.at;
         let Some(&first) = self.text.as_bytes().get(start) else { return Ok(Token::End) };
         match first {
@@ -113,26 +113,26 @@ impl<'a> Lexer<'a> {
                 self.at += 1;
                 Ok(Token::Newline)
             }
-            b'%' => self.sigiled("%").map(Token::Value),
-            b'@' => self.sigiled("@").map(Token::Group),
-            b'"' => self.string().map(Token::String),
-            b'0'..=b'9' => Ok(self.number()),
-            c if c.is_ascii_alphabetic() || c == b'_' => Ok(Token::Ident(self.word())),
-            _ => match mark(&self.text.as_bytes()[start..]) {
+            b'%' => self.read_sigiled("%").map(Token::Value),
+            b'@' => self.read_sigiled("@").map(Token::Group),
+            b'"' => self.read_string().map(Token::String),
+            b'0'..=b'9' => Ok(self.read_number()),
+            c if c.is_ascii_alphabetic() || c == b'_' => Ok(Token::Ident(self.read_word())),
+            _ => match match_punctuation(&self.text.as_bytes()[start..]) {
                 Some(mark) => {
                     self.at += mark.len();
                     Ok(Token::Mark(mark))
                 }
                 None => {
                     let found = self.text[start..].chars().next().unwrap_or_default();
-                    Err(Failure::new(start, format!("no statement has the character {found:?} here")))
+                    Err(ParseFailure::new(start, format!("no statement has the character {found:?} here")))
                 }
             },
         }
     }
 
     /// Letters, digits, `_` and `.`.
-    fn word(&mut self) -> &'a str {
+    fn read_word(&mut self) -> &'a str {
         let rest = &self.text[self.at..];
         let is_part = |c: &u8| c.is_ascii_alphanumeric() || *c == b'_' || *c == b'.';
         let n = rest.as_bytes().iter().take_while(|c| is_part(c)).count();
@@ -140,19 +140,19 @@ impl<'a> Lexer<'a> {
         &rest[..n]
     }
 
-    fn sigiled(&mut self, sigil: &str) -> Result<Cow<'a, str>, Failure> {
+    fn read_sigiled(&mut self, sigil: &str) -> Result<Cow<'a, str>, ParseFailure> {
         let start = self.at;
         self.at += 1;
         if self.text.as_bytes().get(self.at) == Some(&b'"') {
-            return self.string();
+            return self.read_string();
         }
-        match self.word() {
-            "" => Err(Failure::new(start, format!("expected a name behind `{sigil}`"))),
+        match self.read_word() {
+            "" => Err(ParseFailure::new(start, format!("expected a name behind `{sigil}`"))),
             name => Ok(Cow::Borrowed(name)),
         }
     }
 
-    fn number(&mut self) -> Token<'a> {
+    fn read_number(&mut self) -> Token<'a> {
         let start = self.at;
         let bytes = self.text.as_bytes();
         let digits = |from: usize| bytes[from..].iter().take_while(|c| c.is_ascii_digit()).count();
@@ -174,7 +174,7 @@ impl<'a> Lexer<'a> {
         if is_float { Token::Float(text) } else { Token::Integer(text) }
     }
 
-    fn string(&mut self) -> Result<Cow<'a, str>, Failure> {
+    fn read_string(&mut self) -> Result<Cow<'a, str>, ParseFailure> {
         let start = self.at;
         let rest = &self.text[start + 1..];
         let plain = rest.bytes().take_while(|c| !matches!(c, b'"' | b'\\' | b'\n')).count();
@@ -193,19 +193,19 @@ impl<'a> Lexer<'a> {
                 '\n' => break,
                 '\\' => {
                     let at = start + 1 + plain + i;
-                    out.push(escape(&mut chars).ok_or_else(|| {
-                        Failure::new(at, r#"expected one of the escapes \", \\, \n, \r, \t and \u{hex}"#)
+                    out.push(decode_escape(&mut chars).ok_or_else(|| {
+                        ParseFailure::new(at, r#"expected one of the escapes \", \\, \n, \r, \t and \u{hex}"#)
                     })?);
                 }
                 c => out.push(c),
             }
         }
-        Err(Failure::new(start, "the string does not end on its line"))
+        Err(ParseFailure::new(start, "the string does not end on its line"))
     }
 }
 
 /// The character of an escape whose backslash is read.
-fn escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
+fn decode_escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
     Some(match chars.next()?.1 {
         '"' => '"',
         '\\' => '\\',

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::entity::Entity;
-use crate::symbol::{SymbolId, Symbols};
+use crate::symbol::{SymbolId, SymbolTable};
 
 /// A message of [`crate::infer`] with the names of symbols (`tokens`) in the place of their ids (`sym0`).
-pub fn with_symbol_names(message: &str, symbols: &Symbols) -> String {
+pub fn with_symbol_names(message: &str, symbols: &SymbolTable) -> String {
     let mut out = String::with_capacity(message.len());
     let mut rest = message;
     while let Some(at) = rest.find("sym") {

@@ -4,18 +4,18 @@
 
 use std::borrow::Cow;
 
-use super::attributes::Attributes;
-use super::cursor::Read;
-use super::error::{Failure, quote};
+use super::attributes::AttributeReader;
+use super::cursor::ParseResult;
+use super::error::{ParseFailure, quote};
 use super::forms::{op_names, read_kind, read_op};
-use super::parse::Parser;
+use super::parse::ProgramParser;
 use crate::collective::Collective;
 use crate::ids::ValueId;
 use crate::op::{BinaryOp, Op, UnaryOp};
 use crate::types::Scalar;
 
 /// What stands between the name of an op and its attributes.
-struct Head<'a> {
+struct OpHead<'a> {
     name: &'a str,
     at: usize,
     callee: Option<(Cow<'a, str>, usize)>,
@@ -24,31 +24,31 @@ struct Head<'a> {
     scalar: Option<(Scalar, usize)>,
 }
 
-impl<'a> Parser<'a> {
-    pub(super) fn op(&mut self) -> Read<(Op, Vec<ValueId>)> {
-        let head = self.head()?;
+impl<'a> ProgramParser<'a> {
+    pub(super) fn parse_op(&mut self) -> ParseResult<(Op, Vec<ValueId>)> {
+        let head = self.parse_op_head()?;
         let op = match head.scalar {
-            Some((scalar, before)) => binary_scalar(&head, scalar, before)?,
-            None => self.op_of(&head)?,
+            Some((scalar, before)) => build_binary_scalar(&head, scalar, before)?,
+            None => self.build_op(&head)?,
         };
         Ok((op, head.values))
     }
 
-    fn head(&mut self) -> Read<Head<'a>> {
+    fn parse_op_head(&mut self) -> ParseResult<OpHead<'a>> {
         let at = self.cursor.at;
         let name = self.cursor.word("an op")?;
-        let mut head = Head { name, at, callee: None, values: Vec::new(), scalar: None };
+        let mut head = OpHead { name, at, callee: None, values: Vec::new(), scalar: None };
         if matches!(name, "opaque" | "custom") {
             let at = self.cursor.at;
             head.callee = Some((self.cursor.string("the name of the op as a string")?, at));
         }
         while self.cursor.is_value() || self.cursor.is_scalar() {
             if self.cursor.is_value() {
-                head.values.push(self.value()?);
+                head.values.push(self.parse_value_ref()?);
             } else {
                 let (scalar, at) = self.cursor.scalar()?;
                 if head.scalar.replace((scalar, head.values.len())).is_some() {
-                    return Err(Failure::new(at, "a node takes one scalar operand at most"));
+                    return Err(ParseFailure::new(at, "a node takes one scalar operand at most"));
                 }
             }
             if !self.cursor.eat(",")? {
@@ -61,7 +61,7 @@ impl<'a> Parser<'a> {
         Ok(head)
     }
 
-    fn op_of(&mut self, head: &Head<'a>) -> Read<Op> {
+    fn build_op(&mut self, head: &OpHead<'a>) -> ParseResult<Op> {
         let name = head.name;
         if let Some(op) = UnaryOp::from_name(name) {
             return Ok(Op::Unary(op));
@@ -69,23 +69,23 @@ impl<'a> Parser<'a> {
         if let Some(op) = BinaryOp::from_name(name) {
             return Ok(Op::Binary(op));
         }
-        let mut a = Attributes { op: name, cursor: &mut self.cursor };
+        let mut a = AttributeReader { op: name, cursor: &mut self.cursor };
         if let Some(op) = read_op(name, &mut a)? {
             return Ok(op);
         }
         if let Some(kind) = read_kind(name, &mut a)? {
-            a.key("group")?;
-            let group = self.group()?;
-            let variant = Attributes { op: name, cursor: &mut self.cursor }.optional("via")?;
+            a.expect_key("group")?;
+            let group = self.parse_group_ref()?;
+            let variant = AttributeReader { op: name, cursor: &mut self.cursor }.read_optional("via")?;
             return Ok(Op::Collective(Collective { kind, group, variant }));
         }
         match (name, &head.callee) {
-            ("attention", _) => a.attention(),
-            ("attention_gradient", _) => a.attention_gradient(),
+            ("attention", _) => a.read_attention(),
+            ("attention_gradient", _) => a.read_attention_gradient(),
             ("shard", _) => {
                 let axis = a.read("axis")?;
-                a.key("group")?;
-                Ok(Op::Shard { axis, group: self.group()? })
+                a.expect_key("group")?;
+                Ok(Op::Shard { axis, group: self.parse_group_ref()? })
             }
             ("opaque", Some((callee, _))) => {
                 Ok(Op::Opaque { name: callee.to_string(), attributes: a.read("attributes")? })
@@ -93,33 +93,33 @@ impl<'a> Parser<'a> {
             ("custom", Some((callee, at))) => {
                 let known = self.customs.get(callee).map(|&id| Op::Custom(id));
                 let message = || format!("no custom op has the name {}", quote(callee));
-                known.ok_or_else(|| Failure::new(*at, message()))
+                known.ok_or_else(|| ParseFailure::new(*at, message()))
             }
-            _ => Err(unknown(name, head.at)),
+            _ => Err(unknown_op_error(name, head.at)),
         }
     }
 }
 
-fn binary_scalar(head: &Head<'_>, scalar: Scalar, before: usize) -> Read<Op> {
+fn build_binary_scalar(head: &OpHead<'_>, scalar: Scalar, before: usize) -> ParseResult<Op> {
     let Some(op) = BinaryOp::from_name(head.name) else {
         return Err(match op_names().any(|n| n == head.name) {
-            true => Failure::new(head.at, format!("{} takes no scalar operand", quote(head.name))),
-            false => unknown(head.name, head.at),
+            true => ParseFailure::new(head.at, format!("{} takes no scalar operand", quote(head.name))),
+            false => unknown_op_error(head.name, head.at),
         });
     };
     if head.values.len() != 1 {
         let found = head.values.len();
         let message = format!("{} takes one value beside a scalar, found {found}", quote(head.name));
-        return Err(Failure::new(head.at, message));
+        return Err(ParseFailure::new(head.at, message));
     }
     Ok(Op::BinaryScalar { op, scalar, scalar_left: before == 0 })
 }
 
 /// The failure of a name that no op has, with the names that are close to it.
-fn unknown(name: &str, at: usize) -> Failure {
+fn unknown_op_error(name: &str, at: usize) -> ParseFailure {
     let mut close: Vec<(usize, &str)> = op_names()
         .filter(|_| name.len() <= 32)
-        .map(|known| (distance(name, known), known))
+        .map(|known| (edit_distance(name, known), known))
         .filter(|(d, known)| *d <= 1 + known.len() / 4)
         .collect();
     close.sort_unstable();
@@ -128,11 +128,11 @@ fn unknown(name: &str, at: usize) -> Failure {
         names if names.is_empty() => String::new(),
         names => format!("; close names are {}", names.join(", ")),
     };
-    Failure::new(at, format!("no op has the name {}{hint}", quote(name)))
+    ParseFailure::new(at, format!("no op has the name {}{hint}", quote(name)))
 }
 
 /// The number of single-character edits between two words (Levenshtein's distance).
-fn distance(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {

@@ -4,31 +4,31 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::cursor::{Cursor, Read};
-use super::error::{Failure, ParseError, quote};
+use super::cursor::{ParseResult, TokenCursor};
+use super::error::{ParseError, ParseFailure, quote};
 use super::forms::op_name;
 use super::lexer::Token;
 use super::names::with_symbol_names;
 use crate::dim::{self, Dim};
-use crate::dispatch::{Dispatch, Form};
+use crate::dispatch::{Dispatch, DispatchForm};
 use crate::entity::Entity;
-use crate::graph::{CustomOp, Def, Graph, Group, InputKind, Members, Output, OutputKind};
+use crate::graph::{CustomOp, Graph, GraphOutput, GroupDef, GroupMembers, InputKind, OutputKind, ValueDef};
 use crate::ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 use crate::infer;
-use crate::symbol::{Symbol, Symbols};
+use crate::symbol::{Symbol, SymbolTable};
 use crate::tensor::Tensor;
-use crate::types::{DType, Type};
+use crate::types::{DType, TensorType};
 
 /// The graph of this text. Fails at the first place where the text breaks the form of the [module](super), names what
 /// is not defined or defines a name twice, or where a node breaks the typing rule of its op.
 pub fn parse(text: &str) -> Result<Graph, ParseError> {
-    Parser::new(text).and_then(Parser::program).map_err(|failure| failure.locate(text))
+    ProgramParser::new(text).and_then(ProgramParser::parse_program).map_err(|failure| failure.locate(text))
 }
 
 /// Fails if the text is no dim, or names a symbol that the table does not have.
-pub fn parse_dim(text: &str, symbols: &Symbols) -> Result<Dim, ParseError> {
+pub fn parse_dim(text: &str, symbols: &SymbolTable) -> Result<Dim, ParseError> {
     let read = || {
-        let mut cursor = Cursor::new(text)?;
+        let mut cursor = TokenCursor::new(text)?;
         cursor.symbols = symbols.iter().map(|(id, s)| (Cow::Borrowed(s.name.as_str()), id)).collect();
         let dim = cursor.dim()?;
         match cursor.token {
@@ -36,24 +36,24 @@ pub fn parse_dim(text: &str, symbols: &Symbols) -> Result<Dim, ParseError> {
             _ => Err(cursor.unexpected("the end of the dim")),
         }
     };
-    read().map_err(|failure: Failure| failure.locate(text))
+    read().map_err(|failure: ParseFailure| failure.locate(text))
 }
 
 /// More than the bytes of a line as a rule.
 const BYTES_OF_LINE: usize = 128;
 
-pub(super) struct Parser<'a> {
-    pub cursor: Cursor<'a>,
+pub(super) struct ProgramParser<'a> {
+    pub cursor: TokenCursor<'a>,
     graph: Graph,
     values: HashMap<Cow<'a, str>, ValueId>,
     groups: HashMap<Cow<'a, str>, GroupId>,
     pub customs: HashMap<Cow<'a, str>, CustomId>,
 }
 
-impl<'a> Parser<'a> {
-    fn new(text: &'a str) -> Read<Self> {
-        Ok(Parser {
-            cursor: Cursor::new(text)?,
+impl<'a> ProgramParser<'a> {
+    fn new(text: &'a str) -> ParseResult<Self> {
+        Ok(ProgramParser {
+            cursor: TokenCursor::new(text)?,
             graph: Graph::default(),
             values: HashMap::with_capacity(text.len() / BYTES_OF_LINE),
             groups: HashMap::new(),
@@ -61,16 +61,16 @@ impl<'a> Parser<'a> {
         })
     }
 
-    fn program(mut self) -> Read<Graph> {
-        self.header()?;
+    fn parse_program(mut self) -> ParseResult<Graph> {
+        self.parse_header()?;
         while self.cursor.token != Token::End {
-            self.statement()?;
+            self.parse_statement()?;
             self.cursor.end_line()?;
         }
         Ok(self.graph)
     }
 
-    fn header(&mut self) -> Read<()> {
+    fn parse_header(&mut self) -> ParseResult<()> {
         self.cursor.expect_word("program")?;
         self.graph.name = self.cursor.string("the name of the program as a string")?.into_owned();
         self.cursor.expect_word("ranks")?;
@@ -80,31 +80,31 @@ impl<'a> Parser<'a> {
         self.cursor.end_line()
     }
 
-    fn statement(&mut self) -> Read<()> {
+    fn parse_statement(&mut self) -> ParseResult<()> {
         if self.cursor.is_value() {
-            return self.node();
+            return self.parse_node();
         }
         let Token::Ident(word) = self.cursor.token else { return Err(self.cursor.unexpected("a statement")) };
         let read = match word {
-            "symbol" => Self::symbol,
-            "group" => Self::group_members,
-            "custom" => Self::custom,
-            "arg" => |p: &mut Self| p.input(InputKind::Argument),
-            "param" => |p: &mut Self| p.input(InputKind::Parameter),
-            "const" => |p: &mut Self| p.input(InputKind::Constant),
-            "return" => Self::returned,
-            "mutate" => Self::mutation,
-            "dispatch" => Self::dispatch,
+            "symbol" => Self::parse_symbol,
+            "group" => Self::parse_group,
+            "custom" => Self::parse_custom_op,
+            "arg" => |p: &mut Self| p.parse_input(InputKind::Argument),
+            "param" => |p: &mut Self| p.parse_input(InputKind::Parameter),
+            "const" => |p: &mut Self| p.parse_input(InputKind::Constant),
+            "return" => Self::parse_return,
+            "mutate" => Self::parse_mutation,
+            "dispatch" => Self::parse_dispatch,
             _ => {
                 let known = "symbol, group, custom, arg, param, const, return, mutate, dispatch or a node (`%name: …`)";
                 return Err(self.cursor.unexpected(&format!("one of the statements {known}")));
             }
         };
-        self.cursor.take()?;
+        self.cursor.advance()?;
         read(self)
     }
 
-    fn symbol(&mut self) -> Read<()> {
+    fn parse_symbol(&mut self) -> ParseResult<()> {
         let at = self.cursor.at;
         let name = match self.cursor.token {
             Token::String(_) => self.cursor.string("a name")?,
@@ -120,80 +120,81 @@ impl<'a> Parser<'a> {
         }
         let id = self.graph.symbols.push(Symbol { name: name.to_string(), min, max, alias });
         match self.cursor.symbols.insert(name, id) {
-            Some(_) => Err(duplicate("symbol", &self.graph.symbols[id].name, at)),
+            Some(_) => Err(duplicate_error("symbol", &self.graph.symbols[id].name, at)),
             None => Ok(()),
         }
     }
 
-    fn group_members(&mut self) -> Read<()> {
+    fn parse_group(&mut self) -> ParseResult<()> {
         let (name, at) = self.cursor.group_name()?;
         let members = if self.cursor.eat_word("world")? {
-            Members::World
+            GroupMembers::World
         } else if self.cursor.is_mark("[") {
-            Members::Cells(self.cursor.list(|c| c.list(Cursor::natural))?)
+            GroupMembers::Cells(self.cursor.list(|c| c.list(TokenCursor::natural))?)
         } else {
             return Err(self.cursor.unexpected("`world` or the lists of ranks"));
         };
-        let id = self.graph.groups.push(Group { name: name.to_string(), members });
+        let id = self.graph.groups.push(GroupDef { name: name.to_string(), members });
         match self.groups.insert(name, id) {
-            Some(_) => Err(duplicate("group", &format!("@{}", self.graph.groups[id].name), at)),
+            Some(_) => Err(duplicate_error("group", &format!("@{}", self.graph.groups[id].name), at)),
             None => Ok(()),
         }
     }
 
-    fn custom(&mut self) -> Read<()> {
+    fn parse_custom_op(&mut self) -> ParseResult<()> {
         let at = self.cursor.at;
         let name = self.cursor.string("the name of the op as a string")?;
         self.cursor.expect_word("symmetric")?;
         self.cursor.expect_word("operands")?;
-        let symmetric_operands = self.cursor.list(Cursor::natural)?;
+        let symmetric_operands = self.cursor.list(TokenCursor::natural)?;
         self.cursor.expect_word("results")?;
-        let symmetric_results = self.cursor.list(Cursor::natural)?;
-        let group = if self.cursor.eat_word("group")? { Some(self.group()?) } else { None };
+        let symmetric_results = self.cursor.list(TokenCursor::natural)?;
+        let group = if self.cursor.eat_word("group")? { Some(self.parse_group_ref()?) } else { None };
         let custom = CustomOp { name: name.to_string(), symmetric_operands, symmetric_results, group };
         let id = self.graph.customs.push(custom);
         match self.customs.insert(name, id) {
-            Some(_) => Err(duplicate("custom op", &self.graph.customs[id].name, at)),
+            Some(_) => Err(duplicate_error("custom op", &self.graph.customs[id].name, at)),
             None => Ok(()),
         }
     }
 
-    fn input(&mut self, kind: InputKind) -> Read<()> {
+    fn parse_input(&mut self, kind: InputKind) -> ParseResult<()> {
         let (name, at) = self.cursor.value_name()?;
         self.cursor.expect(":")?;
-        let ty = self.ty()?;
+        let ty = self.parse_type()?;
         let mut source = String::new();
         if self.cursor.eat_word("source")? {
             source = self.cursor.string("the name in the weights as a string")?.into_owned();
         }
         let data = match kind {
-            InputKind::Constant => Some(Arc::new(self.data(&ty)?)),
+            InputKind::Constant => Some(Arc::new(self.parse_data(&ty)?)),
             _ => None,
         };
         let id = self.graph.add_input(kind, name.as_ref(), source, ty, data);
-        self.define(name, at, id)
+        self.define_value(name, at, id)
     }
 
     /// `= hex"…"` of the bytes of this type.
-    fn data(&mut self, ty: &Type) -> Read<Tensor> {
+    fn parse_data(&mut self, ty: &TensorType) -> ParseResult<Tensor> {
         let at = self.cursor.at;
         self.cursor.expect("=")?;
         self.cursor.expect_word("hex")?;
         let digits_at = self.cursor.at;
         let digits = self.cursor.string("the bytes as a string")?;
-        let data = unhex(&digits)
-            .ok_or_else(|| Failure::new(digits_at, "expected two hexadecimal digits for each byte"))?;
+        let data = decode_hex(&digits)
+            .ok_or_else(|| ParseFailure::new(digits_at, "expected two hexadecimal digits for each byte"))?;
         let shape: Option<Vec<usize>> =
             ty.shape.iter().map(|d| d.as_const().and_then(|n| usize::try_from(n).ok())).collect();
-        let shape = shape.ok_or_else(|| Failure::new(at, "a constant needs extents that are numbers"))?;
+        let shape =
+            shape.ok_or_else(|| ParseFailure::new(at, "a constant needs extents that are numbers"))?;
         let found = data.len();
         Tensor::new(ty.dtype, shape, data).ok_or_else(|| {
             let expected = ty.bytes();
-            Failure::new(digits_at, format!("expected {expected:?} bytes of data, found {found}"))
+            ParseFailure::new(digits_at, format!("expected {expected:?} bytes of data, found {found}"))
         })
     }
 
-    fn ty(&mut self) -> Read<Type> {
+    fn parse_type(&mut self) -> ParseResult<TensorType> {
         let at = self.cursor.at;
         let known = match self.cursor.token {
             Token::Ident(name) => DType::from_name(name),
@@ -202,44 +203,44 @@ impl<'a> Parser<'a> {
         let Some(dtype) = known else {
             return Err(self.cursor.unexpected(&format!("a dtype ({})", DType::names())));
         };
-        self.cursor.take()?;
-        let shape = self.cursor.list(Cursor::dim)?;
-        dim::check_size(&shape).map_err(|message| Failure::new(at, message))?;
-        Ok(Type { dtype, shape })
+        self.cursor.advance()?;
+        let shape = self.cursor.list(TokenCursor::dim)?;
+        dim::check_shape_complexity(&shape).map_err(|message| ParseFailure::new(at, message))?;
+        Ok(TensorType { dtype, shape })
     }
 
     /// A value that is defined.
-    pub(super) fn value(&mut self) -> Read<ValueId> {
+    pub(super) fn parse_value_ref(&mut self) -> ParseResult<ValueId> {
         let (name, at) = self.cursor.value_name()?;
         let known = self.values.get(&name).copied();
         known.ok_or_else(|| {
-            Failure::new(at, format!("no earlier line defines {}", quote(&format!("%{name}"))))
+            ParseFailure::new(at, format!("no earlier line defines {}", quote(&format!("%{name}"))))
         })
     }
 
     /// A group that is defined.
-    pub(super) fn group(&mut self) -> Read<GroupId> {
+    pub(super) fn parse_group_ref(&mut self) -> ParseResult<GroupId> {
         let (name, at) = self.cursor.group_name()?;
         let known = self.groups.get(&name).copied();
         known.ok_or_else(|| {
-            Failure::new(at, format!("no earlier line defines {}", quote(&format!("@{name}"))))
+            ParseFailure::new(at, format!("no earlier line defines {}", quote(&format!("@{name}"))))
         })
     }
 
-    fn define(&mut self, name: Cow<'a, str>, at: usize, id: ValueId) -> Read<()> {
+    fn define_value(&mut self, name: Cow<'a, str>, at: usize, id: ValueId) -> ParseResult<()> {
         match self.values.insert(name, id) {
-            Some(_) => Err(duplicate("value", &format!("%{}", self.graph.name_of(id)), at)),
+            Some(_) => Err(duplicate_error("value", &format!("%{}", self.graph.value_name(id)), at)),
             None => Ok(()),
         }
     }
 
-    fn node(&mut self) -> Read<()> {
+    fn parse_node(&mut self) -> ParseResult<()> {
         let mut names = Vec::with_capacity(1);
         let mut results = Vec::with_capacity(1);
         loop {
             let (name, at) = self.cursor.value_name()?;
             self.cursor.expect(":")?;
-            results.push((name.to_string(), self.ty()?));
+            results.push((name.to_string(), self.parse_type()?));
             names.push((name, at));
             if !self.cursor.eat(",")? {
                 break;
@@ -247,35 +248,38 @@ impl<'a> Parser<'a> {
         }
         self.cursor.expect("=")?;
         let at = self.cursor.at;
-        let (op, operands) = self.op()?;
-        let types: Vec<&Type> = operands.iter().map(|&v| self.graph.ty(v)).collect();
-        let declared: Vec<&Type> = results.iter().map(|(_, ty)| ty).collect();
+        let (op, operands) = self.parse_op()?;
+        let types: Vec<&TensorType> = operands.iter().map(|&v| self.graph.ty(v)).collect();
+        let declared: Vec<&TensorType> = results.iter().map(|(_, ty)| ty).collect();
         let n = op.group().and_then(|group| self.graph.group_size(group));
-        infer::check(&op, &types, &declared, n).map_err(|message| {
+        infer::check_types(&op, &types, &declared, n).map_err(|message| {
             let message = with_symbol_names(&message, &self.graph.symbols);
-            Failure::new(at, format!("%{}: {}: {message}", results[0].0, op_name(&op)))
+            ParseFailure::new(at, format!("%{}: {}: {message}", results[0].0, op_name(&op)))
         })?;
         let node = self.graph.add_node(op, operands, results);
         for (i, (name, at)) in names.into_iter().enumerate() {
             let id = self.graph.nodes[node].outputs[i];
-            self.define(name, at, id)?;
+            self.define_value(name, at, id)?;
         }
         Ok(())
     }
 
     /// Nodes between braces.
-    fn dispatch(&mut self) -> Read<()> {
+    fn parse_dispatch(&mut self) -> ParseResult<()> {
         let at = self.cursor.at;
         let word = self.cursor.word("the form of the dispatch")?;
-        let Some(form) = Form::from_name(word) else {
-            let expected = Form::names();
-            return Err(Failure::new(at, format!("expected a form ({expected}), found {}", quote(word))));
+        let Some(form) = DispatchForm::from_name(word) else {
+            let expected = DispatchForm::names();
+            return Err(ParseFailure::new(
+                at,
+                format!("expected a form ({expected}), found {}", quote(word)),
+            ));
         };
         self.cursor.expect("{")?;
         self.cursor.end_line()?;
         let first = self.graph.nodes.len();
         while self.cursor.is_value() {
-            self.node()?;
+            self.parse_node()?;
             self.cursor.end_line()?;
         }
         let end = self.graph.nodes.len();
@@ -287,42 +291,45 @@ impl<'a> Parser<'a> {
         self.cursor.expect("}")
     }
 
-    fn returned(&mut self) -> Read<()> {
+    fn parse_return(&mut self) -> ParseResult<()> {
         loop {
-            let value = self.value()?;
-            self.graph.outputs.push(Output { value, kind: OutputKind::Returned });
+            let value = self.parse_value_ref()?;
+            self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
             if !self.cursor.eat(",")? {
                 return Ok(());
             }
         }
     }
 
-    fn mutation(&mut self) -> Read<()> {
+    fn parse_mutation(&mut self) -> ParseResult<()> {
         let at = self.cursor.at;
-        let target = self.value()?;
-        let input = self.input_of(target).ok_or_else(|| {
-            let name = self.graph.name_of(target);
-            Failure::new(at, format!("only an input can be mutated, {} is none", quote(&format!("%{name}"))))
+        let target = self.parse_value_ref()?;
+        let input = self.input_of_value(target).ok_or_else(|| {
+            let name = self.graph.value_name(target);
+            ParseFailure::new(
+                at,
+                format!("only an input can be mutated, {} is none", quote(&format!("%{name}"))),
+            )
         })?;
         self.cursor.expect("=")?;
-        let value = self.value()?;
-        self.graph.outputs.push(Output { value, kind: OutputKind::Mutates(input) });
+        let value = self.parse_value_ref()?;
+        self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Mutates(input) });
         Ok(())
     }
 
-    fn input_of(&self, value: ValueId) -> Option<InputId> {
+    fn input_of_value(&self, value: ValueId) -> Option<InputId> {
         match self.graph.values[value].def {
-            Def::Input(input) => Some(input),
-            Def::Node(..) => None,
+            ValueDef::Input(input) => Some(input),
+            ValueDef::Node(..) => None,
         }
     }
 }
 
-fn duplicate(what: &str, name: &str, at: usize) -> Failure {
-    Failure::new(at, format!("the {what} {} is already defined", quote(name)))
+fn duplicate_error(what: &str, name: &str, at: usize) -> ParseFailure {
+    ParseFailure::new(at, format!("the {what} {} is already defined", quote(name)))
 }
 
-fn unhex(digits: &str) -> Option<Vec<u8>> {
+fn decode_hex(digits: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| char::from(c).to_digit(16);
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
     if !rest.is_empty() {

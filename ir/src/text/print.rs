@@ -5,213 +5,216 @@
 
 use super::forms::{op_name, write_attributes, write_kind};
 use super::quote::is_identifier;
-use super::writer::Writer;
+use super::writer::TextWriter;
 use crate::collective::CollectiveKind;
-use crate::graph::{CustomOp, Def, Graph, Group, Input, InputKind, Members, Node, OutputKind};
+use crate::graph::{
+    CustomOp, Graph, GraphInput, GroupDef, GroupMembers, InputKind, Node, OutputKind, ValueDef,
+};
 use crate::ids::ValueId;
 use crate::op::Op;
 
 pub fn print(graph: &Graph) -> String {
-    let mut p = Writer { graph, out: String::with_capacity(128 * (graph.nodes.len() + graph.inputs.len())) };
-    p.header();
-    p.body();
-    p.outputs();
+    let mut p =
+        TextWriter { graph, out: String::with_capacity(128 * (graph.nodes.len() + graph.inputs.len())) };
+    p.write_header();
+    p.write_body();
+    p.write_outputs();
     p.out
 }
 
 /// The attributes of a collective as they follow its operands, each after a space, except its group and variant.
 pub fn collective_attributes(kind: &CollectiveKind) -> String {
     let graph = Graph::new("");
-    let mut p = Writer { graph: &graph, out: String::new() };
+    let mut p = TextWriter { graph: &graph, out: String::new() };
     write_kind(kind, &mut p);
     p.out
 }
 
-impl Writer<'_> {
-    fn header(&mut self) {
+impl TextWriter<'_> {
+    fn write_header(&mut self) {
         let graph = self.graph;
-        self.put("program ");
-        self.string(&graph.name);
+        self.push_str("program ");
+        self.push_string(&graph.name);
         match graph.ranks {
-            Some(n) => self.show(format_args!(" ranks {n}\n")),
-            None => self.put(" ranks ?\n"),
+            Some(n) => self.push_display(format_args!(" ranks {n}\n")),
+            None => self.push_str(" ranks ?\n"),
         }
         for symbol in graph.symbols.values() {
-            self.put("symbol ");
+            self.push_str("symbol ");
             if is_identifier(&symbol.name) {
-                self.put(&symbol.name)
+                self.push_str(&symbol.name)
             } else {
-                self.string(&symbol.name)
+                self.push_string(&symbol.name)
             }
-            self.show(format_args!(" in {}..={}", symbol.min, symbol.max));
+            self.push_display(format_args!(" in {}..={}", symbol.min, symbol.max));
             if let Some(alias) = &symbol.alias {
-                self.put(" alias ");
-                self.string(alias);
+                self.push_str(" alias ");
+                self.push_string(alias);
             }
-            self.put("\n");
+            self.push_str("\n");
         }
         for group in graph.groups.values() {
-            self.group_line(group);
+            self.write_group(group);
         }
         for custom in graph.customs.values() {
-            self.custom_line(custom);
+            self.write_custom_op(custom);
         }
-        self.put("\n");
+        self.push_str("\n");
     }
 
-    fn group_line(&mut self, group: &Group) {
-        self.put("group ");
-        self.name("@", &group.name);
-        self.put(" ");
+    fn write_group(&mut self, group: &GroupDef) {
+        self.push_str("group ");
+        self.push_name("@", &group.name);
+        self.push_str(" ");
         match &group.members {
-            Members::World => self.put("world"),
-            Members::Cells(cells) => {
-                self.list(cells, |p, cell| p.list(cell, |p, rank| p.show(rank)));
+            GroupMembers::World => self.push_str("world"),
+            GroupMembers::Cells(cells) => {
+                self.push_list(cells, |p, cell| p.push_list(cell, |p, rank| p.push_display(rank)));
             }
         }
-        self.put("\n");
+        self.push_str("\n");
     }
 
-    fn custom_line(&mut self, custom: &CustomOp) {
-        self.put("custom ");
-        self.string(&custom.name);
-        self.put(" symmetric operands ");
-        self.list(&custom.symmetric_operands, |p, i| p.show(i));
-        self.put(" results ");
-        self.list(&custom.symmetric_results, |p, i| p.show(i));
+    fn write_custom_op(&mut self, custom: &CustomOp) {
+        self.push_str("custom ");
+        self.push_string(&custom.name);
+        self.push_str(" symmetric operands ");
+        self.push_list(&custom.symmetric_operands, |p, i| p.push_display(i));
+        self.push_str(" results ");
+        self.push_list(&custom.symmetric_results, |p, i| p.push_display(i));
         if let Some(group) = custom.group {
-            self.put(" group ");
-            self.group(group);
+            self.push_str(" group ");
+            self.push_group(group);
         }
-        self.put("\n");
+        self.push_str("\n");
     }
 
-    fn body(&mut self) {
+    fn write_body(&mut self) {
         let graph = self.graph;
         let mut dispatches = graph.dispatches.iter().peekable();
         for (id, value) in graph.values.iter() {
             match value.def {
-                Def::Input(input) => {
+                ValueDef::Input(input) => {
                     if let Some(input) = graph.inputs.get(input) {
-                        self.input(id, input);
+                        self.write_input(id, input);
                     }
                 }
-                Def::Node(id, 0) => {
+                ValueDef::Node(id, 0) => {
                     if let Some(dispatch) = dispatches.peek().filter(|d| d.first == id) {
-                        self.show(format_args!("dispatch {} {{\n", dispatch.form));
+                        self.push_display(format_args!("dispatch {} {{\n", dispatch.form));
                     }
                     if let Some(node) = graph.nodes.get(id) {
-                        self.node(node);
+                        self.write_node(node);
                     }
                     if dispatches.next_if(|d| d.last == id).is_some() {
-                        self.put("}\n");
+                        self.push_str("}\n");
                     }
                 }
-                Def::Node(..) => {}
+                ValueDef::Node(..) => {}
             }
         }
     }
 
-    fn input(&mut self, id: ValueId, input: &Input) {
-        self.put(match input.kind {
+    fn write_input(&mut self, id: ValueId, input: &GraphInput) {
+        self.push_str(match input.kind {
             InputKind::Argument => "arg ",
             InputKind::Parameter => "param ",
             InputKind::Constant => "const ",
         });
-        self.value(id);
-        self.put(": ");
-        self.ty(&self.graph.values[id].ty);
+        self.push_value(id);
+        self.push_str(": ");
+        self.push_type(&self.graph.values[id].ty);
         if !input.source.is_empty() {
-            self.put(" source ");
-            self.string(&input.source);
+            self.push_str(" source ");
+            self.push_string(&input.source);
         }
         if let Some(data) = &input.data {
-            self.put(" = hex\"");
+            self.push_str(" = hex\"");
             self.out.reserve(2 * data.data().len() + 2);
             for &byte in data.data() {
                 const DIGITS: &[u8; 16] = b"0123456789abcdef";
                 self.out.push(char::from(DIGITS[usize::from(byte >> 4)]));
                 self.out.push(char::from(DIGITS[usize::from(byte & 15)]));
             }
-            self.put("\"");
+            self.push_str("\"");
         }
-        self.put("\n");
+        self.push_str("\n");
     }
 
-    fn node(&mut self, node: &Node) {
+    fn write_node(&mut self, node: &Node) {
         for (i, &result) in node.outputs.iter().enumerate() {
             if i > 0 {
-                self.put(", ");
+                self.push_str(", ");
             }
-            self.value(result);
-            self.put(": ");
+            self.push_value(result);
+            self.push_str(": ");
             match self.graph.values.get(result) {
-                Some(value) => self.ty(&value.ty),
-                None => self.put("?"),
+                Some(value) => self.push_type(&value.ty),
+                None => self.push_str("?"),
             }
         }
-        self.put(" = ");
-        self.put(op_name(&node.op));
-        self.callee(&node.op);
-        self.operands(node);
+        self.push_str(" = ");
+        self.push_str(op_name(&node.op));
+        self.write_callee(&node.op);
+        self.write_operands(node);
         write_attributes(&node.op, self);
-        self.put("\n");
+        self.push_str("\n");
     }
 
-    fn callee(&mut self, op: &Op) {
+    fn write_callee(&mut self, op: &Op) {
         match op {
             Op::Opaque { name, .. } => {
-                self.put(" ");
-                self.string(name);
+                self.push_str(" ");
+                self.push_string(name);
             }
             Op::Custom(id) => {
-                self.put(" ");
+                self.push_str(" ");
                 match self.graph.customs.get(*id) {
-                    Some(custom) => self.string(&custom.name),
-                    None => self.put("?"),
+                    Some(custom) => self.push_string(&custom.name),
+                    None => self.push_str("?"),
                 }
             }
             _ => {}
         }
     }
 
-    fn operands(&mut self, node: &Node) {
+    fn write_operands(&mut self, node: &Node) {
         let scalar = match &node.op {
             Op::BinaryScalar { scalar, scalar_left, .. } => Some((*scalar, *scalar_left)),
             _ => None,
         };
         let mut between = " ";
         if let Some((scalar, true)) = scalar {
-            self.show(format_args!(" {scalar}"));
+            self.push_display(format_args!(" {scalar}"));
             between = ", ";
         }
         for &operand in &node.inputs {
-            self.put(between);
-            self.value(operand);
+            self.push_str(between);
+            self.push_value(operand);
             between = ", ";
         }
         if let Some((scalar, false)) = scalar {
-            self.show(format_args!("{between}{scalar}"));
+            self.push_display(format_args!("{between}{scalar}"));
         }
     }
 
-    fn outputs(&mut self) {
+    fn write_outputs(&mut self) {
         let graph = self.graph;
-        self.put("\n");
+        self.push_str("\n");
         for output in &graph.outputs {
             match output.kind {
-                OutputKind::Returned => self.put("return "),
+                OutputKind::Returned => self.push_str("return "),
                 OutputKind::Mutates(input) => {
-                    self.put("mutate ");
+                    self.push_str("mutate ");
                     match graph.inputs.get(input) {
-                        Some(input) => self.value(input.value),
-                        None => self.put("%?"),
+                        Some(input) => self.push_value(input.value),
+                        None => self.push_str("%?"),
                     }
-                    self.put(" = ");
+                    self.push_str(" = ");
                 }
             }
-            self.value(output.value);
-            self.put("\n");
+            self.push_value(output.value);
+            self.push_str("\n");
         }
     }
 }

@@ -35,7 +35,7 @@ macro_rules! ops {
             $(kind $kind:ident { $($(@ $kind_at:tt)? $kind_key:ident),* })?
             : $meaning:literal => $example:literal;)*
     })*) => {
-        pub const SECTIONS: &[Section] = &[$(Section {
+        pub const SECTIONS: &[OpSection] = &[$(OpSection {
             title: $title,
             about: $about,
             forms: &[$(OpForm { name: $name, operands: $operands, meaning: $meaning, example: $example }),*],
@@ -49,16 +49,16 @@ macro_rules! ops {
                 Op::Binary(op) => (op.name(), (2, 2)),
                 Op::BinaryScalar { op, .. } => (op.name(), (1, 1)),
                 Op::Attention { bounds, sink, .. } => {
-                    let more = attention::positions(bounds) + usize::from(*sink);
+                    let more = attention::position_operand_count(bounds) + usize::from(*sink);
                     ("attention", (3 + more, 4 + more))
                 }
                 Op::AttentionGradient { bounds, .. } => {
-                    let more = attention::positions(bounds);
+                    let more = attention::position_operand_count(bounds);
                     ("attention_gradient", (6 + more, 7 + more))
                 }
                 Op::Permuted { op, .. } => head(op),
                 Op::Collective(c) => {
-                    let operands = if c.kind.has_sizes() { 2 } else { 1 };
+                    let operands = if c.kind.has_device_splits() { 2 } else { 1 };
                     (c.kind.name(), (operands, operands))
                 }
                 Op::Shard { .. } => ("shard", (1, 1)),
@@ -68,7 +68,7 @@ macro_rules! ops {
         }
 
         /// The op of this name with its attributes, if it has a row with a variant of [`Op`].
-        pub(super) fn read_op(name: &str, a: &mut Attributes<'_, '_>) -> Read<Option<Op>> {
+        pub(super) fn read_op(name: &str, a: &mut AttributeReader<'_, '_>) -> ParseResult<Option<Op>> {
             Ok(Some(match name {
                 $($($($name => {
                     $(let $key = a.read(stringify!($key))?;)*
@@ -79,7 +79,7 @@ macro_rules! ops {
         }
 
         /// What the collective of this name communicates, if there is one.
-        pub(super) fn read_kind(name: &str, a: &mut Attributes<'_, '_>) -> Read<Option<CollectiveKind>> {
+        pub(super) fn read_kind(name: &str, a: &mut AttributeReader<'_, '_>) -> ParseResult<Option<CollectiveKind>> {
             Ok(Some(match name {
                 $($($($name => {
                     $(let $kind_key = a.read(stringify!($kind_key))?;)*
@@ -90,7 +90,7 @@ macro_rules! ops {
         }
 
         /// Writes the attributes of a collective, but for its group and variant.
-        pub(super) fn write_kind(kind: &CollectiveKind, out: &mut Writer<'_>) {
+        pub(super) fn write_kind(kind: &CollectiveKind, out: &mut TextWriter<'_>) {
             match kind {
                 $($($(CollectiveKind::$kind { $($($kind_at:)? $kind_key,)* } => {
                     $(out.attribute(stringify!($kind_key), $kind_key);)*
@@ -98,7 +98,7 @@ macro_rules! ops {
             }
         }
 
-        pub(super) fn write_attributes(op: &Op, out: &mut Writer<'_>) {
+        pub(super) fn write_attributes(op: &Op, out: &mut TextWriter<'_>) {
             match op {
                 $($($(Op::$op { $($($at:)? $key,)* $($which: $value)? } => {
                     $(out.attribute(stringify!($key), $key);)*
@@ -127,16 +127,16 @@ macro_rules! ops {
                 }
                 Op::Collective(c) => {
                     write_kind(&c.kind, out);
-                    out.put(" group=");
-                    out.group(c.group);
+                    out.push_str(" group=");
+                    out.push_group(c.group);
                     if let Some(variant) = &c.variant {
                         out.attribute("via", variant);
                     }
                 }
                 Op::Shard { axis, group } => {
                     out.attribute("axis", axis);
-                    out.put(" group=");
-                    out.group(*group);
+                    out.push_str(" group=");
+                    out.push_group(*group);
                 }
                 Op::Opaque { attributes, .. } => out.attribute("attributes", attributes),
             }

@@ -6,63 +6,63 @@ use super::quote::{is_bare, write_string};
 use crate::dim::Dim;
 use crate::graph::Graph;
 use crate::ids::{GroupId, ValueId};
-use crate::types::Type;
+use crate::types::TensorType;
 
-pub(super) struct Writer<'a> {
+pub(super) struct TextWriter<'a> {
     pub graph: &'a Graph,
     pub out: String,
 }
 
-impl Writer<'_> {
-    pub fn put(&mut self, text: &str) {
+impl TextWriter<'_> {
+    pub fn push_str(&mut self, text: &str) {
         self.out.push_str(text);
     }
 
     /// Writing to a string does not fail.
-    pub fn show(&mut self, what: impl std::fmt::Display) {
+    pub fn push_display(&mut self, what: impl std::fmt::Display) {
         let _ = write!(self.out, "{what}");
     }
 
-    pub fn string(&mut self, text: &str) {
+    pub fn push_string(&mut self, text: &str) {
         let _ = write_string(&mut self.out, text);
     }
 
-    pub fn name(&mut self, sigil: &str, name: &str) {
-        self.put(sigil);
-        if is_bare(name) { self.put(name) } else { self.string(name) }
+    pub fn push_name(&mut self, sigil: &str, name: &str) {
+        self.push_str(sigil);
+        if is_bare(name) { self.push_str(name) } else { self.push_string(name) }
     }
 
-    pub fn value(&mut self, id: ValueId) {
+    pub fn push_value(&mut self, id: ValueId) {
         match self.graph.values.get(id) {
-            Some(value) => self.name("%", &value.name),
-            None => self.put("%?"),
+            Some(value) => self.push_name("%", &value.name),
+            None => self.push_str("%?"),
         }
     }
 
-    pub fn group(&mut self, id: GroupId) {
+    pub fn push_group(&mut self, id: GroupId) {
         match self.graph.groups.get(id) {
-            Some(group) => self.name("@", &group.name),
-            None => self.put("@?"),
+            Some(group) => self.push_name("@", &group.name),
+            None => self.push_str("@?"),
         }
     }
 
-    pub fn list<T>(&mut self, items: &[T], mut one: impl FnMut(&mut Self, &T)) {
-        self.put("[");
+    pub fn push_list<T>(&mut self, items: &[T], mut one: impl FnMut(&mut Self, &T)) {
+        self.push_str("[");
         for (i, item) in items.iter().enumerate() {
             if i > 0 {
-                self.put(", ");
+                self.push_str(", ");
             }
             one(self, item);
         }
-        self.put("]");
+        self.push_str("]");
     }
 
-    pub fn dim(&mut self, dim: &Dim) {
-        self.show(dim.display(&self.graph.symbols));
+    pub fn push_dim(&mut self, dim: &Dim) {
+        self.push_display(dim.display(&self.graph.symbols));
     }
 
-    pub fn ty(&mut self, ty: &Type) {
-        self.put(ty.dtype.name());
-        self.list(&ty.shape, Self::dim);
+    pub fn push_type(&mut self, ty: &TensorType) {
+        self.push_str(ty.dtype.name());
+        self.push_list(&ty.shape, Self::push_dim);
     }
 }

@@ -48,16 +48,16 @@ pub trait Backing: Send + Sync {
 }
 
 #[derive(Clone)]
-pub struct Part {
+pub struct BackingSlice {
     backing: Arc<dyn Backing>,
     range: Range<usize>,
 }
 
-impl Part {
+impl BackingSlice {
     /// These bytes of a backing; `None` if it has not as many.
-    pub fn new(backing: Arc<dyn Backing>, range: Range<usize>) -> Option<Part> {
+    pub fn new(backing: Arc<dyn Backing>, range: Range<usize>) -> Option<BackingSlice> {
         let within = range.start <= range.end && range.end <= backing.size();
-        within.then_some(Part { backing, range })
+        within.then_some(BackingSlice { backing, range })
     }
 
     pub fn backing(&self) -> &Arc<dyn Backing> {
@@ -90,45 +90,45 @@ impl Part {
     }
 }
 
-impl fmt::Debug for Part {
+impl fmt::Debug for BackingSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Part({:?})", self.range)
     }
 }
 
 #[derive(Debug)]
-pub struct Mapped {
+pub struct MappedFile {
     path: PathBuf,
     file: File,
     map: Mmap,
-    stamp: Stamp,
+    stamp: FileIdentity,
 }
 
 /// A file's place, size and age.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stamp {
+struct FileIdentity {
     device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
 }
 
-impl Stamp {
-    fn of(file: &File) -> io::Result<Stamp> {
+impl FileIdentity {
+    fn from_file(file: &File) -> io::Result<FileIdentity> {
         let data = file.metadata()?;
         let modified = (data.mtime(), data.mtime_nsec());
-        Ok(Stamp { device: data.dev(), inode: data.ino(), bytes: data.len(), modified })
+        Ok(FileIdentity { device: data.dev(), inode: data.ino(), bytes: data.len(), modified })
     }
 }
 
-impl Mapped {
-    pub fn open(path: &Path) -> std::io::Result<Mapped> {
+impl MappedFile {
+    pub fn open(path: &Path) -> std::io::Result<MappedFile> {
         let file = File::open(path)?;
-        let stamp = Stamp::of(&file)?;
+        let stamp = FileIdentity::from_file(&file)?;
         // SAFETY: the map is only read. A file that another process shortens while it is mapped raises SIGBUS where
         // the lost pages are touched: who computes with the bytes reads them from the file first.
         let map = unsafe { Mmap::map(&file) }?;
-        Ok(Mapped { path: path.to_path_buf(), file, map, stamp })
+        Ok(MappedFile { path: path.to_path_buf(), file, map, stamp })
     }
 
     pub fn path(&self) -> &Path {
@@ -136,8 +136,8 @@ impl Mapped {
     }
 
     /// Whether the file is what it was when it was opened.
-    pub fn unchanged(&self) -> io::Result<()> {
-        let (now, then) = (Stamp::of(&self.file)?, self.stamp);
+    pub fn check_unchanged(&self) -> io::Result<()> {
+        let (now, then) = (FileIdentity::from_file(&self.file)?, self.stamp);
         if now == then {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl Mapped {
     }
 }
 
-impl Backing for Mapped {
+impl Backing for MappedFile {
     fn bytes(&self) -> &[u8] {
         &self.map
     }
@@ -159,11 +159,11 @@ impl Backing for Mapped {
     }
     fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let read = self.file.read_exact_at(into, at as u64);
-        self.unchanged()?;
+        self.check_unchanged()?;
         read.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", self.path.display())))
     }
     fn identity(&self) -> Option<String> {
-        let Stamp { device, inode, bytes, modified: (seconds, nanos) } = self.stamp;
+        let FileIdentity { device, inode, bytes, modified: (seconds, nanos) } = self.stamp;
         Some(format!("{bytes} bytes at {device}:{inode}, written {seconds}.{nanos:09}"))
     }
     fn modified(&self) -> Option<(i64, i64)> {

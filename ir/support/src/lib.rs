@@ -5,4 +5,4 @@ mod backing;
 pub mod parallel;
 pub mod random;
 
-pub use backing::{Backing, Mapped, Part};
+pub use backing::{Backing, BackingSlice, MappedFile};

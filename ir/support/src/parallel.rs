@@ -2,7 +2,7 @@
 //!
 //! What is computed does not depend on the number of threads: where the system gives fewer than there are cores, or
 //! none, the others do the work. Its threads live no longer than a call, so that a process has one thread again when it
-//! forks; threads that others start here ([`start`], [`spawn`]) live as long as those want.
+//! forks; threads that others start here ([`spawn_scoped`], [`spawn_detached`]) live as long as those want.
 
 use std::io::Result;
 use std::panic::resume_unwind;
@@ -12,31 +12,32 @@ use std::thread::{self, Builder, JoinHandle, Scope, ScopedJoinHandle};
 use memmap2::MmapOptions;
 
 /// What a thread takes at first: its stack, as the standard library makes it, and what it allocates when it starts.
-const THREAD: usize = 4 << 20;
+const THREAD_START_BYTES: usize = 4 << 20;
 
 /// Starts a thread, if the system gives one. Fails if it does not, or there is no memory for it. A thread that finds
 /// none while it starts would end the process, so memory is mapped on trial before.
-pub fn start<'scope, T: Send + 'scope>(
+pub fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
-    MmapOptions::new().len(THREAD).map_anon().map(drop)?;
+    MmapOptions::new().len(THREAD_START_BYTES).map_anon().map(drop)?;
     Builder::new().spawn_scoped(scope, work)
 }
 
-/// Starts a thread that lives on by itself, as [`start`].
-pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    MmapOptions::new().len(THREAD).map_anon().map(drop)?;
+/// Starts a thread that lives on by itself, as [`spawn_scoped`].
+pub fn spawn_detached<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    MmapOptions::new().len(THREAD_START_BYTES).map_anon().map(drop)?;
     Builder::new().spawn(work)
 }
 
 /// Nodes of graphs, below which starting threads costs more than it saves.
-const ENOUGH: usize = 1000;
+const MIN_PARALLEL_NODES: usize = 1000;
 
 /// The results of `work` for each item. `nodes` says how large the items are together, in nodes of graphs:
 /// little work stays on this thread.
 pub fn map<T: Send, R: Send>(items: Vec<T>, nodes: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let cores = if nodes < ENOUGH { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
+    let cores =
+        if nodes < MIN_PARALLEL_NODES { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
     let helpers = cores.min(items.len()).saturating_sub(1);
     if helpers == 0 {
         return items.into_iter().map(work).collect();
@@ -51,7 +52,7 @@ pub fn map<T: Send, R: Send>(items: Vec<T>, nodes: usize, work: impl Fn(T) -> R 
         done
     };
     let mut done = thread::scope(|scope| {
-        let helpers: Vec<_> = (0..helpers).map_while(|_| start(scope, run).ok()).collect();
+        let helpers: Vec<_> = (0..helpers).map_while(|_| spawn_scoped(scope, run).ok()).collect();
         let mut done = run();
         for helper in helpers {
             done.extend(helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
@@ -70,7 +71,7 @@ mod tests {
 
     #[test]
     fn results_stand_in_the_order_of_the_items() {
-        for nodes in [0, ENOUGH] {
+        for nodes in [0, MIN_PARALLEL_NODES] {
             let slow_first = |i: u64| {
                 thread::sleep(Duration::from_micros(500 - 10 * i));
                 i * i
@@ -78,12 +79,12 @@ mod tests {
             let expected: Vec<u64> = (0..50).map(|i| i * i).collect();
             assert_eq!(map((0..50).collect(), nodes, slow_first), expected);
         }
-        assert!(map(Vec::<u8>::new(), ENOUGH, |x| x).is_empty());
+        assert!(map(Vec::<u8>::new(), MIN_PARALLEL_NODES, |x| x).is_empty());
     }
 
     #[test]
     fn a_panic_of_an_item_is_that_of_the_call() {
-        let call = || map(vec![1, 2, 3, 4], ENOUGH, |x| assert!(x < 3, "item {x}"));
+        let call = || map(vec![1, 2, 3, 4], MIN_PARALLEL_NODES, |x| assert!(x < 3, "item {x}"));
         let panic = std::panic::catch_unwind(call).expect_err("an item panics");
         assert!(panic.downcast_ref::<String>().is_some_and(|m| m.starts_with("item ")));
     }

@@ -27,7 +27,7 @@ impl SplitMix {
     }
 
     /// Uniform in [-1, 1).
-    pub fn symmetric(&mut self) -> f64 {
+    pub fn symmetric_unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 

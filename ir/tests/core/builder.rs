@@ -2,48 +2,48 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    Builder, CollectiveKind, CustomId, DType, Dim, GroupId, InputKind, Members, Op, SymbolId, Type, UnaryOp,
-    ValueId, verify,
+    CollectiveKind, CustomId, DType, Dim, GraphBuilder, GroupId, GroupMembers, InputKind, Op, SymbolId,
+    TensorType, UnaryOp, ValueId, verify,
 };
 
-fn f32s(n: i64) -> Type {
-    Type::new(DType::F32, vec![Dim::from(n)])
+fn f32s(n: i64) -> TensorType {
+    TensorType::new(DType::F32, vec![Dim::from(n)])
 }
 
 #[test]
 fn names_are_identifiers_and_unique() {
-    let mut b = Builder::new("p", Some(1));
+    let mut b = GraphBuilder::new("p", Some(1));
     let wanted = ["x", "x", "x.2", "x", "", "0", ".a", "a-b", "größe", "x"];
     let mut found = Vec::new();
     for name in wanted {
         let id = b.input(InputKind::Argument, name, "", f32s(2), None);
-        found.push(b.graph().name_of(id).to_string());
+        found.push(b.graph().value_name(id).to_string());
     }
     assert_eq!(found, ["x", "x.2", "x.2.2", "x.3", "_", "_0", "_.a", "a_b", "gr__e", "x.4"]);
 }
 
 #[test]
 fn results_beyond_the_first_carry_their_number() {
-    let mut b = Builder::new("p", Some(1));
+    let mut b = GraphBuilder::new("p", Some(1));
     let x = b.input(InputKind::Argument, "x", "", f32s(4), None);
     for expected in [["s", "s.1"], ["s.2", "s.1.2"]] {
         let results = b.node("s", Op::Sort { axis: 0, descending: true }, &[x]).unwrap();
-        assert_eq!(results.iter().map(|&v| b.graph().name_of(v)).collect::<Vec<_>>(), expected);
+        assert_eq!(results.iter().map(|&v| b.graph().value_name(v)).collect::<Vec<_>>(), expected);
     }
 }
 
 #[test]
 fn a_continued_graph_keeps_its_names() {
-    let mut b = Builder::new("p", Some(1));
+    let mut b = GraphBuilder::new("p", Some(1));
     let x = b.input(InputKind::Argument, "x", "", f32s(4), None);
-    let mut b = Builder::from_graph(b.finish());
+    let mut b = GraphBuilder::from_graph(b.finish());
     let y = b.op("x", Op::Unary(UnaryOp::Relu), &[x]).unwrap();
-    assert_eq!(b.graph().name_of(y), "x.2");
+    assert_eq!(b.graph().value_name(y), "x.2");
 }
 
 #[test]
 fn errors_name_the_node() {
-    let mut b = Builder::new("p", Some(1));
+    let mut b = GraphBuilder::new("p", Some(1));
     let x = b.input(InputKind::Argument, "x", "", f32s(4), None);
     let wrong = b.reshape("r", x, vec![Dim::from(5)]).unwrap_err();
     assert_eq!(wrong.to_string(), "%r: 4 elements do not fit [5]");
@@ -55,8 +55,8 @@ fn errors_name_the_node() {
 
 #[test]
 fn what_is_of_another_graph_is_an_error() {
-    let mut b = Builder::new("p", Some(2));
-    b.group("all", Members::World);
+    let mut b = GraphBuilder::new("p", Some(2));
+    b.group("all", GroupMembers::World);
     let x = b.input(InputKind::Argument, "x", "", f32s(4), None);
     let (value, group) = (ValueId::new(7), GroupId::new(1));
     let gather = b.collective("g", CollectiveKind::AllGather, group, &[x]).unwrap_err();
@@ -74,11 +74,17 @@ fn what_is_of_another_graph_is_an_error() {
     // Without an error of the builder's the verifier finds it.
     let symbol = Dim::from(SymbolId::new(3));
     for wrong in 0..3 {
-        let mut b = Builder::from_graph(b.graph().clone());
+        let mut b = GraphBuilder::from_graph(b.graph().clone());
         match wrong {
             0 => b.output(value),
             1 => {
-                b.input(InputKind::Argument, "y", "", Type::new(DType::F32, vec![symbol.clone()]), None);
+                b.input(
+                    InputKind::Argument,
+                    "y",
+                    "",
+                    TensorType::new(DType::F32, vec![symbol.clone()]),
+                    None,
+                );
             }
             _ => {
                 let start = Op::Slice { axis: 0, start: symbol.clone(), step: 1 };

@@ -2,17 +2,19 @@
 
 use proptest::prelude::*;
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::{Layout, layouts};
-use symmc_ir::{Bindings, Builder, DType, Dim, Graph, InputKind, Op, SymbolId, Type, ValueId};
+use symmc_ir::layout::{Layout, compute_layouts};
+use symmc_ir::{
+    DType, Dim, Graph, GraphBuilder, InputKind, Op, SymbolBindings, SymbolId, TensorType, ValueId,
+};
 
 /// The position in its base of each element of a value, in row-major order, by definition of the views.
-fn positions(graph: &Graph, value: ValueId, bindings: &Bindings) -> Option<Vec<usize>> {
-    let shape = graph.ty(value).concrete(bindings)?;
+fn positions(graph: &Graph, value: ValueId, bindings: &SymbolBindings) -> Option<Vec<usize>> {
+    let shape = graph.ty(value).concrete_shape(bindings)?;
     let count: usize = shape.iter().product();
-    let Some(node) = graph.def_node(value) else { return Some((0..count).collect()) };
+    let Some(node) = graph.defining_node(value) else { return Some((0..count).collect()) };
     let node = &graph.nodes[node];
     let from = positions(graph, node.inputs[0], bindings)?;
-    let from_shape = graph.ty(node.inputs[0]).concrete(bindings)?;
+    let from_shape = graph.ty(node.inputs[0]).concrete_shape(bindings)?;
     let at = |index: &[usize]| from[index.iter().zip(&from_shape).fold(0, |n, (i, d)| n * d + i)];
     let each =
         |map: &dyn Fn(&[usize]) -> Vec<usize>| Some(indices(&shape).iter().map(|i| at(&map(i))).collect());
@@ -47,7 +49,7 @@ fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
     out
 }
 
-fn reads(layout: &Layout, shape: &[usize], bindings: &Bindings) -> Option<Vec<usize>> {
+fn reads(layout: &Layout, shape: &[usize], bindings: &SymbolBindings) -> Option<Vec<usize>> {
     let offset = layout.offset.eval(bindings)?;
     let strides: Option<Vec<i64>> = layout.strides.iter().map(|s| s.eval(bindings)).collect();
     let strides = strides?;
@@ -78,13 +80,13 @@ impl Choices {
 
 /// A chain of views over an input, as far as the choices reach.
 fn chain(choices: &mut Choices, with_symbols: bool) -> Graph {
-    let mut b = Builder::new("views", Some(1));
+    let mut b = GraphBuilder::new("views", Some(1));
     let n = Dim::from(b.symbol("n", 1, 4));
     let m = Dim::from(b.symbol("m", 2, 3));
     let extents = [Dim::from(1), Dim::from(2), Dim::from(3), Dim::from(4), n.clone(), m.clone(), n * m];
     let kinds = if with_symbols { extents.len() } else { 4 };
     let shape: Vec<Dim> = (0..1 + choices.below(4)).map(|_| extents[choices.below(kinds)].clone()).collect();
-    let mut x = b.input(InputKind::Argument, "x", "", Type::new(DType::F32, shape), None);
+    let mut x = b.input(InputKind::Argument, "x", "", TensorType::new(DType::F32, shape), None);
     for _ in 0..1 + choices.below(5) {
         let shape = b.graph().ty(x).shape.clone();
         let axis = choices.below(shape.len());
@@ -101,7 +103,7 @@ fn chain(choices: &mut Choices, with_symbols: bool) -> Graph {
                 to[axis] = shape[axis].floor_div(&Dim::from(step));
                 let start = shape[axis].modulo(&Dim::from(step));
                 let op = Op::Slice { axis, start, step };
-                b.op_as("slice", op, &[x], Type::new(DType::F32, to)).unwrap()
+                b.op_as("slice", op, &[x], TensorType::new(DType::F32, to)).unwrap()
             }
             2 => {
                 let mut to: Vec<Dim> = shape;
@@ -109,7 +111,7 @@ fn chain(choices: &mut Choices, with_symbols: bool) -> Graph {
                     .filter(|d| d.as_const() == Some(1))
                     .for_each(|d| *d = extents[choices.below(kinds)].clone());
                 to.insert(0, extents[choices.below(3)].clone());
-                b.op_as("expand", Op::Expand, &[x], Type::new(DType::F32, to)).unwrap()
+                b.op_as("expand", Op::Expand, &[x], TensorType::new(DType::F32, to)).unwrap()
             }
             3 if shape.len() >= 2 => {
                 let mut to = shape;
@@ -139,15 +141,15 @@ proptest! {
     #[test]
     fn views_read_what_they_mean(choices in prop::collection::vec(any::<u32>(), 40), symbolic in any::<bool>()) {
         let graph = chain(&mut Choices(choices), symbolic);
-        let layouts = layouts(&graph);
+        let layouts = compute_layouts(&graph);
         for n in 1..=4 {
             for m in 2..=3 {
-                let mut bindings = Bindings::new();
+                let mut bindings = SymbolBindings::new();
                 bindings.set(SymbolId::new(0), n);
                 bindings.set(SymbolId::new(1), m);
                 // Values behind a copying reshape have a base of their own; the check ends there.
                 for (id, value) in graph.values.iter().take_while(|(id, _)| layouts[*id].base.index() == 0) {
-                    let shape = value.ty.concrete(&bindings).unwrap();
+                    let shape = value.ty.concrete_shape(&bindings).unwrap();
                     let expected = positions(&graph, id, &bindings).unwrap();
                     prop_assert_eq!(reads(&layouts[id], &shape, &bindings), Some(expected.clone()), "{:?}", graph);
                     let is_run = expected.windows(2).all(|w| w[1] == w[0] + 1);
@@ -160,11 +162,11 @@ proptest! {
     #[test]
     fn a_reshape_of_numbers_copies_only_where_it_must(choices in prop::collection::vec(any::<u32>(), 40)) {
         let graph = chain(&mut Choices(choices), false);
-        let layouts = layouts(&graph);
-        let bindings = Bindings::new();
+        let layouts = compute_layouts(&graph);
+        let bindings = SymbolBindings::new();
         let copy = graph.values.iter().find(|(id, _)| layouts[*id].base.index() != 0);
         if let Some((id, value)) = copy {
-            let shape = value.ty.concrete(&bindings).unwrap();
+            let shape = value.ty.concrete_shape(&bindings).unwrap();
             let positions = positions(&graph, id, &bindings).unwrap();
             prop_assert!(positions.is_empty() || !is_strided(&positions, &shape), "{:?}", graph);
         }
@@ -176,13 +178,13 @@ fn layout_of(body: &str) -> String {
     let header = "program \"l\" ranks 1\nsymbol n in 1..=8\nsymbol m in 1..=8\n";
     let graph = symmc_ir::text::parse(&format!("{header}{body}\n")).unwrap();
     let (id, _) = graph.values.iter().next_back().unwrap();
-    let layout = &layouts(&graph)[id];
+    let layout = &compute_layouts(&graph)[id];
     if layout.base == id {
         return "base".into();
     }
     let show = |d: &Dim| d.display(&graph.symbols).to_string();
     let strides: Vec<String> = layout.strides.iter().map(show).collect();
-    format!("%{} + {} [{}]", graph.name_of(layout.base), show(&layout.offset), strides.join(", "))
+    format!("%{} + {} [{}]", graph.value_name(layout.base), show(&layout.offset), strides.join(", "))
 }
 
 #[test]

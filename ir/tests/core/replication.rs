@@ -56,7 +56,11 @@ fn ops_leave_these_ranks_with_the_same_bits() {
         let replication = &Replication::of_graph(&graph)[graph.outputs[0].value];
         let part_of = |rank: u32| parts.iter().position(|part| part.contains(&rank));
         for (a, b) in (0..4).flat_map(|a| (0..4).map(move |b| (a, b))) {
-            assert_eq!(replication.are_equal(a, b), part_of(a) == part_of(b), "{nodes}: ranks {a} and {b}");
+            assert_eq!(
+                replication.are_replicas(a, b),
+                part_of(a) == part_of(b),
+                "{nodes}: ranks {a} and {b}"
+            );
         }
     }
 }
@@ -65,5 +69,5 @@ fn ops_leave_these_ranks_with_the_same_bits() {
 fn nothing_is_known_while_the_number_of_ranks_is_open() {
     let graph = text::parse("program \"t\" ranks ?\n%y: f32[8] = full value=1.0\nreturn %y\n").unwrap();
     let replication = &Replication::of_graph(&graph)[graph.outputs[0].value];
-    assert!(!replication.are_equal(0, 1) && !replication.holds_within(&[vec![0, 1]]));
+    assert!(!replication.are_replicas(0, 1) && !replication.is_uniform_within_cells(&[vec![0, 1]]));
 }

@@ -6,8 +6,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::text::parse;
 use symmc_ir::verify::{Invariant, verify};
 use symmc_ir::{
-    CustomId, DType, Def, Dim, Graph, GroupId, InputId, Members, NodeId, Op, OutputKind, SymbolId, Tensor,
-    Type, ValueId, Variant,
+    CollectiveVariant, CustomId, DType, Dim, Graph, GroupId, GroupMembers, InputId, NodeId, Op, OutputKind,
+    SymbolId, Tensor, TensorType, ValueDef, ValueId,
 };
 
 const BASE: &str = r#"program "base" ranks 4
@@ -43,7 +43,7 @@ fn value(graph: &Graph, name: &str) -> ValueId {
 }
 
 fn node(graph: &Graph, name: &str) -> NodeId {
-    graph.def_node(value(graph, name)).unwrap()
+    graph.defining_node(value(graph, name)).unwrap()
 }
 
 /// Applies a mutation and expects one violation that displays like this behind the number of its invariant.
@@ -72,7 +72,7 @@ fn ids() {
     });
     one("I1 %relu: expected a definition in the graph, found result 1 of n0", |g| {
         let v = value(g, "relu");
-        g.values[v].def = Def::Node(NodeId::new(0), 1);
+        g.values[v].def = ValueDef::Node(NodeId::new(0), 1);
     });
     one("I1 %x: expected one of 1 symbols, found symbol sym7", |g| {
         let v = value(g, "x");
@@ -112,7 +112,7 @@ fn definitions() {
     });
     one("I2 %sort (sort): expected %positions to be its result 1, found result 0 of n1", |g| {
         let v = value(g, "positions");
-        g.values[v].def = Def::Node(NodeId::new(1), 0);
+        g.values[v].def = ValueDef::Node(NodeId::new(1), 0);
     });
     one("I2 %w: expected the next definition in order, found in1", |g| {
         let (x, w) = (value(g, "x"), value(g, "w"));
@@ -167,7 +167,7 @@ fn names() {
 
 #[test]
 fn program() {
-    let world = |g: &mut Graph| g.groups[GroupId::new(0)].members = Members::World;
+    let world = |g: &mut Graph| g.groups[GroupId::new(0)].members = GroupMembers::World;
     one("I5 ranks: expected 1 to 1024, found 0", |g| {
         world(g);
         g.ranks = Some(0);
@@ -178,7 +178,7 @@ fn program() {
     });
     let cells = |cells: &[&[u32]]| {
         let cells: Vec<Vec<u32>> = cells.iter().map(|c| c.to_vec()).collect();
-        move |g: &mut Graph| g.groups[GroupId::new(0)].members = Members::Cells(cells)
+        move |g: &mut Graph| g.groups[GroupId::new(0)].members = GroupMembers::Cells(cells)
     };
     one("I6 @pairs: expected cells of 1 ranks, found [1, 2, 3]", cells(&[&[0], &[1, 2, 3]]));
     one("I6 @pairs: expected cells of all 4 ranks, found 2 ranks", cells(&[&[0, 1]]));
@@ -210,7 +210,7 @@ fn symbols_within_limits() {
 fn dims_and_sizes() {
     let add = |ty: &'static str| {
         move |g: &mut Graph| {
-            g.add_input(symmc_ir::InputKind::Argument, "new", "", Type::new(DType::F32, vec![]), None);
+            g.add_input(symmc_ir::InputKind::Argument, "new", "", TensorType::new(DType::F32, vec![]), None);
             set_type(g, "new", ty);
         }
     };
@@ -229,17 +229,23 @@ fn dims_and_sizes() {
             symmc_ir::InputKind::Argument,
             "new",
             "",
-            Type::new(DType::F32, vec![Dim::from(1); 65]),
+            TensorType::new(DType::F32, vec![Dim::from(1); 65]),
             None,
         );
     });
     one("I8 %new: expected a number of elements of at most 1024 terms, found up to 2048", |g| {
         let dim = Dim::from(SymbolId::new(0)) + Dim::from(1);
-        g.add_input(symmc_ir::InputKind::Argument, "new", "", Type::new(DType::F32, vec![dim; 11]), None);
+        g.add_input(
+            symmc_ir::InputKind::Argument,
+            "new",
+            "",
+            TensorType::new(DType::F32, vec![dim; 11]),
+            None,
+        );
     });
     let deep = (0..33).fold(Dim::from(SymbolId::new(0)), |d, _| (d + Dim::from(1)).modulo(&Dim::from(64)));
     one("I8 %new: expected an extent of at most 32 nested functions, found 33", |g| {
-        g.add_input(symmc_ir::InputKind::Argument, "new", "", Type::new(DType::F32, vec![deep]), None);
+        g.add_input(symmc_ir::InputKind::Argument, "new", "", TensorType::new(DType::F32, vec![deep]), None);
     });
     let large = (0..257).fold(Dim::from(1), |d, _| d * Dim::from(SymbolId::new(0)));
     one("I8 %slice (slice): expected an extent of at most 256 factors, found 257", |g| {
@@ -302,12 +308,12 @@ fn variants_and_custom_ops() {
     one("I13 %reduce (all_reduce): expected a variant that can run it, found push", |g| {
         let n = node(g, "reduce");
         let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
-        c.variant = Some(Variant::Push);
+        c.variant = Some(CollectiveVariant::Push);
     });
     one("I13 %reduce (all_reduce): expected a variant that can run it, found put", |g| {
         let n = node(g, "reduce");
         let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
-        c.variant = Some(Variant::Put);
+        c.variant = Some(CollectiveVariant::Put);
     });
     one("I14 %custom (custom): expected the symmetric operand 2 of \"c\", found none", |g| {
         g.customs[CustomId::new(0)].symmetric_operands = vec![0, 2];

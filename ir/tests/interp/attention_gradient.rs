@@ -1,24 +1,24 @@
 //! The log-sum-exp of attention, and its gradients against differences of its results.
 
 use crate::common::*;
-use symmc_ir::attention::{Bound, Side, causal_if};
-use symmc_ir::infer::infer;
-use symmc_ir::types::Float;
-use symmc_ir::{DType, Op, Tensor, Type};
+use symmc_ir::attention::{AttentionBound, BoundSide, causal_bounds_if};
+use symmc_ir::infer::infer_types;
+use symmc_ir::types::FloatAttribute;
+use symmc_ir::{DType, Op, Tensor, TensorType};
 use symmc_support::random::SplitMix;
 
-const SCALE: Float = Float(0.7);
+const SCALE: FloatAttribute = FloatAttribute(0.7);
 
-fn attention(bounds: &[Bound]) -> Op {
+fn attention(bounds: &[AttentionBound]) -> Op {
     Op::Attention { scale: SCALE, cap: None, bounds: bounds.to_vec(), sink: false, log_sum_exp: true }
 }
 
 #[test]
 fn the_log_sum_exp_is_that_of_what_a_row_sees() {
     let op = |sink| Op::Attention {
-        scale: Float(2.0),
+        scale: FloatAttribute(2.0),
         cap: None,
-        bounds: causal_if(true),
+        bounds: causal_bounds_if(true),
         sink,
         log_sum_exp: true,
     };
@@ -45,13 +45,13 @@ fn the_log_sum_exp_is_that_of_what_a_row_sees() {
 }
 
 /// The sum of the products of the results of an attention with these numbers.
-fn loss(bounds: &[Bound], operands: &[Tensor], weights: &[f64]) -> f64 {
+fn loss(bounds: &[AttentionBound], operands: &[Tensor], weights: &[f64]) -> f64 {
     let out = run_one(attention(bounds), operands);
     out[0].to_f64().iter().zip(weights).map(|(y, w)| y * w).sum()
 }
 
 /// The derivatives of the loss by the elements of an operand.
-fn derivatives(bounds: &[Bound], operands: &[Tensor], which: usize, weights: &[f64]) -> Vec<f64> {
+fn derivatives(bounds: &[AttentionBound], operands: &[Tensor], which: usize, weights: &[f64]) -> Vec<f64> {
     let step = 1e-5;
     let elements = operands[which].to_f64();
     let moved = |i: usize, by: f64| {
@@ -68,7 +68,7 @@ fn derivatives(bounds: &[Bound], operands: &[Tensor], which: usize, weights: &[f
 fn gradients_are_derivatives() {
     let r = &mut SplitMix(3);
     let mut numbers = |shape: &[usize]| {
-        let elements: Vec<f64> = (0..shape.iter().product()).map(|_| r.symmetric()).collect();
+        let elements: Vec<f64> = (0..shape.iter().product()).map(|_| r.symmetric_unit()).collect();
         t(DType::F64, shape, &elements)
     };
     // Two sequences; four heads of queries on two of keys; three queries on five keys, of three elements with values of two.
@@ -78,13 +78,20 @@ fn gradients_are_derivatives() {
     let mask = t(DType::Bool, &[3, 5], &seen);
     let blind = t(DType::Bool, &[3, 1], &[1.0, 0.0, 1.0]);
     let lengths = t(DType::I64, &[2, 1, 1, 1], &[2.0, 4.0]);
-    let window = vec![Bound::of_row(Side::Below, 3), Bound::of_row(Side::From, 1)];
-    let length = vec![Bound { row: false, operand: true, ..Bound::of_row(Side::Below, 1) }];
+    let window = vec![
+        AttentionBound::relative_to_row(BoundSide::Below, 3),
+        AttentionBound::relative_to_row(BoundSide::From, 1),
+    ];
+    let length = vec![AttentionBound {
+        row: false,
+        operand: true,
+        ..AttentionBound::relative_to_row(BoundSide::Below, 1)
+    }];
     let kinds = [
         (vec![], vec![]),
-        (causal_if(true), vec![]),
+        (causal_bounds_if(true), vec![]),
         (window, vec![bias]),
-        (causal_if(true), vec![mask]),
+        (causal_bounds_if(true), vec![mask]),
         (vec![], vec![blind]),
         (length, vec![lengths]),
     ];
@@ -112,7 +119,7 @@ fn gradients_are_derivatives() {
 fn permuted_gradients_are_the_same_elsewhere() {
     let r = &mut SplitMix(4);
     let mut numbers = |shape: &[usize]| {
-        let elements: Vec<f64> = (0..shape.iter().product()).map(|_| r.symmetric()).collect();
+        let elements: Vec<f64> = (0..shape.iter().product()).map(|_| r.symmetric_unit()).collect();
         t(DType::F64, shape, &elements)
     };
     let operands = [numbers(&[2, 3, 1]), numbers(&[1, 3, 1]), numbers(&[1, 3, 1])];
@@ -132,7 +139,7 @@ fn permuted_gradients_are_the_same_elsewhere() {
 
 /// The results of an op that fixes their types.
 fn run_one(op: Op, operands: &[Tensor]) -> Vec<Tensor> {
-    let types: Vec<Type> = operands.iter().map(type_of).collect();
-    let results = infer(&op, &types.iter().collect::<Vec<_>>(), None).expect("operands that fit");
+    let types: Vec<TensorType> = operands.iter().map(type_of).collect();
+    let results = infer_types(&op, &types.iter().collect::<Vec<_>>(), None).expect("operands that fit");
     apply(op, operands, results.expect("types of results")).unwrap_or_else(|e| panic!("{e}"))
 }

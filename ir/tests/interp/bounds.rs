@@ -3,7 +3,7 @@
 use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::text::parse;
 use symmc_ir::verify::verify;
-use symmc_ir::{Bindings, BoundsChecks};
+use symmc_ir::{BoundsChecks, SymbolBindings};
 
 const HEADER: &str = r#"program "bounds" ranks 1
 symbol t in 1..=7
@@ -62,10 +62,10 @@ fn checks_hold_exactly_where_the_interpreter_runs() {
         let program = format!("{HEADER}{nodes}\nreturn %r\n");
         let graph = parse(&program).unwrap_or_else(|e| panic!("{program}{e}"));
         verify(&graph).unwrap_or_else(|e| panic!("{program}{}", e[0]));
-        let checks = BoundsChecks::of(&graph);
+        let checks = BoundsChecks::derive(&graph);
         let mut held = [false; 2];
         for (t, k) in (1..=7).flat_map(|t| (0..=5).map(move |k| (t, k))) {
-            let mut bindings = Bindings::new();
+            let mut bindings = SymbolBindings::new();
             for (id, symbol) in graph.symbols.iter() {
                 bindings.set(id, if symbol.name == "t" { t } else { k });
             }
@@ -92,9 +92,9 @@ fn checks_hold_exactly_where_the_interpreter_runs() {
 fn the_error_names_node_index_axis_and_extent() {
     let message = |nodes: &str, t: i64| {
         let graph = parse(&format!("{HEADER}{nodes}\nreturn %r\n")).unwrap();
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         graph.symbols.keys().for_each(|id| bindings.set(id, t));
-        BoundsChecks::of(&graph).evaluate(&graph, &bindings).unwrap_err().to_string()
+        BoundsChecks::derive(&graph).evaluate(&graph, &bindings).unwrap_err().to_string()
     };
     assert_eq!(message(PROGRAMS[0], 3), "%r (take): index 5 is outside axis 1 of %x, whose extent is t = 3");
     assert_eq!(

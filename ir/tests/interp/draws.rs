@@ -1,7 +1,7 @@
 //! Which drawn inputs differ by rank.
 
-use symmc_ir::Bindings;
-use symmc_ir::interp::{Draw, SeedConfig, Seeds};
+use symmc_ir::SymbolBindings;
+use symmc_ir::interp::{SeedConfig, SeedScope, SeededInputs};
 use symmc_ir::text;
 
 /// Arguments whose names say what is expected: `own` differs by rank, `alike` does not.
@@ -45,18 +45,19 @@ return %a, %f, %g, %j, %k, %m, %n, %o, %p, %s
 #[test]
 fn operands_of_collectives_differ_by_rank_and_what_selects_elements_does_not() {
     let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
-    let bindings = Bindings::new();
-    for draw in [Draw::CollectiveOperands, Draw::Shared, Draw::PerRank] {
-        let seeds = Seeds::new(&graph, &bindings, SeedConfig { arguments: draw, ..SeedConfig::new(1) });
+    let bindings = SymbolBindings::new();
+    for draw in [SeedScope::CollectiveOperands, SeedScope::Shared, SeedScope::PerRank] {
+        let seeds =
+            SeededInputs::new(&graph, &bindings, SeedConfig { arguments: draw, ..SeedConfig::new(1) });
         for (id, input) in graph.inputs.iter() {
-            let name = graph.name_of(input.value);
+            let name = graph.value_name(input.value);
             let expected = match draw {
-                Draw::Shared => false,
-                Draw::PerRank => true,
+                SeedScope::Shared => false,
+                SeedScope::PerRank => true,
                 _ => name.starts_with("own"),
             };
             assert_eq!(seeds.differs_by_rank(id), expected, "{draw:?} %{name}");
-            let drawn = [0, 1].map(|rank| seeds.input(id, rank).unwrap());
+            let drawn = [0, 1].map(|rank| seeds.generate_input(id, rank).unwrap());
             // A few integers or bools may be drawn alike twice.
             if !expected || graph.ty(input.value).dtype.is_float() {
                 assert_eq!(drawn[0] != drawn[1], expected, "{draw:?} %{name}");

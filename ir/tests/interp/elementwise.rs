@@ -5,8 +5,8 @@
 use std::f64::consts::PI;
 
 use crate::common::*;
-use symmc_ir::types::Float;
-use symmc_ir::{ArgOp, BinaryOp, DType, Op, Reduction, Scalar, UnaryOp};
+use symmc_ir::types::FloatAttribute;
+use symmc_ir::{ArgOp, BinaryOp, DType, Op, ReductionKind, Scalar, UnaryOp};
 
 const INF: f64 = f64::INFINITY;
 const NAN: f64 = f64::NAN;
@@ -194,7 +194,7 @@ fn broadcasting() {
 #[test]
 fn scalars() {
     let scalar = |op, scalar, scalar_left| Op::BinaryScalar { op, scalar, scalar_left };
-    let float = |x| Scalar::Float(Float(x));
+    let float = |x| Scalar::Float(FloatAttribute(x));
     let x = f32s(&[2], &[2.0, 4.0]);
     check(scalar(BinaryOp::Sub, float(1.0), true), std::slice::from_ref(&x), &[f32s(&[2], &[-1.0, -3.0])]);
     check(scalar(BinaryOp::Sub, Scalar::Int(1), false), &[x], &[f32s(&[2], &[1.0, 3.0])]);
@@ -237,8 +237,8 @@ fn casts() {
 #[test]
 fn constants() {
     let full = |scalar, expected| check(Op::Full(scalar), &[], &[expected]);
-    full(Scalar::Float(Float(-INF)), t(DType::F16, &[2], &[-INF, -INF]));
-    full(Scalar::Float(Float(0.5)), bools(&[1], &[1]));
+    full(Scalar::Float(FloatAttribute(-INF)), t(DType::F16, &[2], &[-INF, -INF]));
+    full(Scalar::Float(FloatAttribute(0.5)), bools(&[1], &[1]));
     full(Scalar::Int(7), i64s(&[0, 2], &[]));
     full(Scalar::Bool(true), f32s(&[], &[1.0]));
     let iota = Op::Iota { start: 5, step: -2 };
@@ -251,25 +251,25 @@ fn reductions() {
     let reduce = |op, axes: &[usize], keep| Op::Reduce { op, axes: axes.to_vec(), keep };
     let x = f32s(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let one = std::slice::from_ref(&x);
-    check(reduce(Reduction::Sum, &[1], false), one, &[f32s(&[2], &[6.0, 15.0])]);
-    check(reduce(Reduction::Sum, &[0], true), one, &[f32s(&[1, 3], &[5.0, 7.0, 9.0])]);
-    check(reduce(Reduction::Mean, &[0, 1], false), one, &[f32s(&[], &[3.5])]);
-    check(reduce(Reduction::Prod, &[1], true), one, &[f32s(&[2, 1], &[6.0, 120.0])]);
-    check(reduce(Reduction::Max, &[0], false), one, &[f32s(&[3], &[4.0, 5.0, 6.0])]);
-    check(reduce(Reduction::Min, &[1], false), one, &[f32s(&[2], &[1.0, 4.0])]);
-    check(reduce(Reduction::Sum, &[], false), one, &[x.clone()]);
-    check(reduce(Reduction::Max, &[0], false), &[f32s(&[2], &[NAN, 1.0])], &[f32s(&[], &[NAN])]);
-    check(reduce(Reduction::Min, &[0], false), &[f32s(&[2], &[1.0, NAN])], &[f32s(&[], &[NAN])]);
-    check(reduce(Reduction::Any, &[0], false), &[f32s(&[2], &[0.0, NAN])], &[bools(&[], &[1])]);
-    check(reduce(Reduction::All, &[1], false), &[i64s(&[2, 2], &[1, 2, 1, 0])], &[bools(&[2], &[1, 0])]);
+    check(reduce(ReductionKind::Sum, &[1], false), one, &[f32s(&[2], &[6.0, 15.0])]);
+    check(reduce(ReductionKind::Sum, &[0], true), one, &[f32s(&[1, 3], &[5.0, 7.0, 9.0])]);
+    check(reduce(ReductionKind::Mean, &[0, 1], false), one, &[f32s(&[], &[3.5])]);
+    check(reduce(ReductionKind::Prod, &[1], true), one, &[f32s(&[2, 1], &[6.0, 120.0])]);
+    check(reduce(ReductionKind::Max, &[0], false), one, &[f32s(&[3], &[4.0, 5.0, 6.0])]);
+    check(reduce(ReductionKind::Min, &[1], false), one, &[f32s(&[2], &[1.0, 4.0])]);
+    check(reduce(ReductionKind::Sum, &[], false), one, &[x.clone()]);
+    check(reduce(ReductionKind::Max, &[0], false), &[f32s(&[2], &[NAN, 1.0])], &[f32s(&[], &[NAN])]);
+    check(reduce(ReductionKind::Min, &[0], false), &[f32s(&[2], &[1.0, NAN])], &[f32s(&[], &[NAN])]);
+    check(reduce(ReductionKind::Any, &[0], false), &[f32s(&[2], &[0.0, NAN])], &[bools(&[], &[1])]);
+    check(reduce(ReductionKind::All, &[1], false), &[i64s(&[2, 2], &[1, 2, 1, 0])], &[bools(&[2], &[1, 0])]);
     let middle = i64s(&[2, 2, 2], &[1, 2, 3, 4, 5, 6, 7, 8]);
-    check(reduce(Reduction::Sum, &[1], false), &[middle.clone()], &[i64s(&[2, 2], &[4, 6, 12, 14])]);
-    check(reduce(Reduction::Sum, &[0, 2], false), &[middle], &[i64s(&[2], &[14, 22])]);
+    check(reduce(ReductionKind::Sum, &[1], false), &[middle.clone()], &[i64s(&[2, 2], &[4, 6, 12, 14])]);
+    check(reduce(ReductionKind::Sum, &[0, 2], false), &[middle], &[i64s(&[2], &[14, 22])]);
 }
 
 #[test]
 fn reductions_of_integers_and_rounding() {
-    let sum = Op::Reduce { op: Reduction::Sum, axes: vec![0], keep: false };
+    let sum = Op::Reduce { op: ReductionKind::Sum, axes: vec![0], keep: false };
     check(sum.clone(), &[i64s(&[2], &[i64::MAX, 1])], &[i64s(&[], &[i64::MIN])]);
     check(sum.clone(), &[t(DType::U8, &[3], &[200.0, 100.0, 1.0])], &[i64s(&[], &[301])]);
     check(sum.clone(), &[t(DType::I32, &[2], &[2_147_483_647.0, 1.0])], &[i64s(&[], &[1 << 31])]);
@@ -278,7 +278,7 @@ fn reductions_of_integers_and_rounding() {
     let mut elements = vec![2f64.powi(-8); 513];
     elements[0] = 1.0;
     check(sum, &[t(DType::BF16, &[513], &elements)], &[t(DType::BF16, &[], &[3.0])]);
-    let max = Op::Reduce { op: Reduction::Max, axes: vec![0], keep: false };
+    let max = Op::Reduce { op: ReductionKind::Max, axes: vec![0], keep: false };
     check(max, &[t(DType::U8, &[2], &[3.0, 200.0])], &[t(DType::U8, &[], &[200.0])]);
 }
 
@@ -287,13 +287,13 @@ fn reductions_of_nothing() {
     let reduce = |op| Op::Reduce { op, axes: vec![1], keep: false };
     let empty = f32s(&[2, 0], &[]);
     let one = std::slice::from_ref(&empty);
-    check(reduce(Reduction::Sum), one, &[f32s(&[2], &[0.0, 0.0])]);
-    check(reduce(Reduction::Prod), one, &[f32s(&[2], &[1.0, 1.0])]);
-    check(reduce(Reduction::Mean), one, &[f32s(&[2], &[NAN, NAN])]);
-    check(reduce(Reduction::Any), one, &[bools(&[2], &[0, 0])]);
-    check(reduce(Reduction::All), one, &[bools(&[2], &[1, 1])]);
-    check_error(reduce(Reduction::Max), one, &[ty(DType::F32, &[2])], "max of no elements");
-    check(reduce(Reduction::Max), &[f32s(&[0, 0], &[])], &[f32s(&[0], &[])]);
+    check(reduce(ReductionKind::Sum), one, &[f32s(&[2], &[0.0, 0.0])]);
+    check(reduce(ReductionKind::Prod), one, &[f32s(&[2], &[1.0, 1.0])]);
+    check(reduce(ReductionKind::Mean), one, &[f32s(&[2], &[NAN, NAN])]);
+    check(reduce(ReductionKind::Any), one, &[bools(&[2], &[0, 0])]);
+    check(reduce(ReductionKind::All), one, &[bools(&[2], &[1, 1])]);
+    check_error(reduce(ReductionKind::Max), one, &[ty(DType::F32, &[2])], "max of no elements");
+    check(reduce(ReductionKind::Max), &[f32s(&[0, 0], &[])], &[f32s(&[0], &[])]);
     let arg = Op::ArgReduce { op: ArgOp::Min, axis: 1, keep: false };
     check_error(arg, one, &[ty(DType::I64, &[2])], "argmin of no elements");
 }

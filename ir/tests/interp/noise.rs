@@ -3,29 +3,32 @@
 use std::sync::Arc;
 
 use symmc_ir::interp::{
-    Draw, Noise, Registry, Runs, SeedConfig, Seeds, Spread, Tolerance, compare, compare_with_spread,
-    output_histories, run, run_with_noise,
+    NoiseSpread, ReferenceKernelRegistry, RoundingNoise, RunCount, SeedConfig, SeedScope, SeededInputs,
+    Tolerance, compare, compare_with_spread, output_histories, run, run_with_noise,
 };
-use symmc_ir::{Bindings, Graph, Numerics, NumericsClass, Tensor, text};
+use symmc_ir::{Graph, Numerics, NumericsClass, SymbolBindings, Tensor, text};
 
 fn inputs(graph: &Graph) -> Vec<Vec<Arc<Tensor>>> {
-    let config = SeedConfig { seed: 5, arguments: Draw::PerRank, parameters: Draw::PerRank };
-    let bindings = Bindings::new();
-    let seeds = Seeds::new(graph, &bindings, config);
-    let of_rank = |rank| graph.inputs.keys().map(|id| seeds.input(id, rank).expect("an input")).collect();
+    let config = SeedConfig { seed: 5, arguments: SeedScope::PerRank, parameters: SeedScope::PerRank };
+    let bindings = SymbolBindings::new();
+    let seeds = SeededInputs::new(graph, &bindings, config);
+    let of_rank =
+        |rank| graph.inputs.keys().map(|id| seeds.generate_input(id, rank).expect("an input")).collect();
     (0..graph.ranks.expect("ranks")).map(of_rank).collect()
 }
 
 /// The outputs of rank 0, and how far 8 runs with noise move them.
-fn spreads(program: &str, numerics: Numerics) -> Vec<(Tensor, Spread)> {
+fn spreads(program: &str, numerics: Numerics) -> Vec<(Tensor, NoiseSpread)> {
     let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
     let inputs = inputs(&graph);
-    let expected = run(&graph, &Bindings::new(), &inputs).expect("it runs").remove(0);
-    let mut out: Vec<_> = expected.into_iter().map(|t| (Spread::none(&t), t)).map(|(s, t)| (t, s)).collect();
+    let expected = run(&graph, &SymbolBindings::new(), &inputs).expect("it runs").remove(0);
+    let mut out: Vec<_> =
+        expected.into_iter().map(|t| (NoiseSpread::without_moves(&t), t)).map(|(s, t)| (t, s)).collect();
     for seed in 0..8 {
-        let noise = Noise { seed, numerics };
+        let noise = RoundingNoise { seed, numerics };
         let noisy =
-            run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), noise).expect("it runs");
+            run_with_noise(&graph, &SymbolBindings::new(), &inputs, &ReferenceKernelRegistry::new(), noise)
+                .expect("it runs");
         out.iter_mut().zip(&noisy[0]).for_each(|((expected, spread), noisy)| {
             spread.widen(expected, noisy);
         });
@@ -57,7 +60,7 @@ fn noise_moves_what_is_sensitive_and_nothing_else() {
         let (expected, spread) = &found[k];
         let moved = expected.to_f64().iter().map(|x| x + by).collect::<Vec<_>>();
         let moved = Tensor::from_f64(expected.dtype(), expected.shape(), &moved).expect("as many");
-        compare_with_spread(&moved, expected, Tolerance::of(expected), spread)
+        compare_with_spread(&moved, expected, Tolerance::for_dtype_of(expected), spread)
     };
     // x + 1e6 x - 1e6 x is known to a few tenths; a sum of two numbers and a maximum are not off by that.
     let cancels = off(0, 0.05);
@@ -70,7 +73,7 @@ fn noise_moves_what_is_sensitive_and_nothing_else() {
     let flipped = Tensor::from_i64(tie.dtype(), tie.shape(), &flipped).expect("as many");
     let c = compare_with_spread(&flipped, tie, Tolerance::EXACT, spread);
     assert!(c.sensitive > 32, "{c}");
-    assert!(!compare_with_spread(&flipped, tie, Tolerance::EXACT, &Spread::none(tie)).agrees());
+    assert!(!compare_with_spread(&flipped, tie, Tolerance::EXACT, &NoiseSpread::without_moves(tie)).agrees());
 }
 
 #[test]
@@ -112,18 +115,19 @@ return %c
 fn averages_are_more_exact_than_their_terms() {
     let graph = text::parse(LOSS).unwrap_or_else(|e| panic!("{e}"));
     let inputs = inputs(&graph);
-    let expected = run(&graph, &Bindings::new(), &inputs).expect("it runs").remove(0);
-    let histories = output_histories(&graph, Runs::One);
+    let expected = run(&graph, &SymbolBindings::new(), &inputs).expect("it runs").remove(0);
+    let histories = output_histories(&graph, RunCount::One);
     let mut widened: Vec<Tolerance> =
-        expected.iter().zip(&histories).map(|(e, h)| Tolerance::of_own_type(h, e)).collect();
-    assert!(widened.iter().all(|t| t.relative == Tolerance::fraction(symmc_ir::DType::F32)));
+        expected.iter().zip(&histories).map(|(e, h)| Tolerance::for_stored_type(h, e)).collect();
+    assert!(widened.iter().all(|t| t.relative == Tolerance::default_fraction(symmc_ir::DType::F32)));
     for seed in 0..8 {
-        let noise = Noise { seed, numerics: Numerics::EXACT };
+        let noise = RoundingNoise { seed, numerics: Numerics::EXACT };
         let noisy =
-            run_with_noise(&graph, &Bindings::new(), &inputs, &Registry::new(), noise).expect("it runs");
+            run_with_noise(&graph, &SymbolBindings::new(), &inputs, &ReferenceKernelRegistry::new(), noise)
+                .expect("it runs");
         for (k, tolerance) in widened.iter_mut().enumerate() {
-            let limit = Tolerance::of_history(&histories[k], &expected[k]);
-            assert_eq!(limit.relative, Tolerance::fraction(symmc_ir::DType::BF16));
+            let limit = Tolerance::for_history(&histories[k], &expected[k]);
+            assert_eq!(limit.relative, Tolerance::default_fraction(symmc_ir::DType::BF16));
             *tolerance = tolerance.widened_by_noise(&expected[k], &noisy[0][k], limit);
         }
     }
@@ -133,7 +137,7 @@ fn averages_are_more_exact_than_their_terms() {
         compare(&moved, &expected[k], tolerance).agrees()
     };
     // An average over 4096 terms is known much better than its terms.
-    let limit = Tolerance::of_history(&histories[0], &expected[0]);
+    let limit = Tolerance::for_history(&histories[0], &expected[0]);
     assert!(off(0, 0.02, limit) && !off(0, 0.02, widened[0]), "{}", widened[0]);
     assert!(off(0, 1e-5, widened[0]) && off(0, 1e-4, widened[0]), "{}", widened[0]);
     // Each of the terms may be off by an ulp of bf16, whatever type returns it.
@@ -167,7 +171,7 @@ return %small
             let (expected, spread) = &found[k];
             let all = vec![x; 64];
             let all = Tensor::from_f64(expected.dtype(), expected.shape(), &all).expect("as many");
-            let tolerance = Tolerance { may_overflow: true, ..Tolerance::of(expected) };
+            let tolerance = Tolerance { may_overflow: true, ..Tolerance::for_dtype_of(expected) };
             compare_with_spread(&all, expected, tolerance, spread).agrees()
         };
         assert_eq!((passes(0, inf), passes(1, -inf)), (overflows, overflows), "{classes}");

@@ -1,6 +1,6 @@
 //! Rounding histories: which float types are in the history of a value, and what may flip.
 
-use symmc_ir::interp::{RoundingHistory, Runs, Tolerance, output_histories, rounding_histories};
+use symmc_ir::interp::{RoundingHistory, RunCount, Tolerance, output_histories, rounding_histories};
 use symmc_ir::{Graph, Numerics, NumericsClass, text};
 
 fn parse(text: &str) -> Graph {
@@ -18,7 +18,7 @@ fn describe(history: &RoundingHistory) -> String {
 
 /// Each line of the program ends in the history of its value, as a comment.
 #[track_caller]
-fn check(program: &str, runs: Runs) {
+fn check(program: &str, runs: RunCount) {
     let graph = parse(program);
     let histories = rounding_histories(&graph, runs);
     let mut checked = 0;
@@ -59,7 +59,7 @@ arg %i: i64[4] // exact
 %k: i64[4] = all_reduce %j op=sum group=@w // exact
 return %z, %m, %r, %p, %o, %e, %k
 ",
-        Runs::One,
+        RunCount::One,
     );
 }
 
@@ -85,7 +85,7 @@ arg %t: f32[4, 4] // exact
 %q: f32[4, 4] = gather_elements %x, %w axis=1 // flips
 return %s, %p, %d, %e, %j, %k, %v, %q, %a
 ",
-        Runs::One,
+        RunCount::One,
     );
 }
 
@@ -103,8 +103,8 @@ return %o
 fn state_has_the_history_of_earlier_runs() {
     let graph = parse(STATE);
     let described = |runs| output_histories(&graph, runs).iter().map(describe).collect::<Vec<_>>();
-    assert_eq!(described(Runs::One), ["bf16", "exact"]);
-    assert_eq!(described(Runs::Several), ["bf16", "bf16"]);
+    assert_eq!(described(RunCount::One), ["bf16", "exact"]);
+    assert_eq!(described(RunCount::Several), ["bf16", "bf16"]);
 }
 
 #[test]
@@ -114,12 +114,12 @@ fn only_a_class_that_is_used_extends_the_history() {
     let f16s = RoundingHistory::rounded_to(symmc_ir::DType::F16);
     let class = |class: NumericsClass| Numerics::from(class);
     for numerics in [Numerics::EXACT, class(NumericsClass::Reassociate), class(NumericsClass::NarrowF16)] {
-        assert_eq!(f32s.allowing(numerics, &bf16s), f32s, "{numerics}");
+        assert_eq!(f32s.with_numerics(numerics, &bf16s), f32s, "{numerics}");
     }
-    assert_eq!(describe(&f32s.allowing(class(NumericsClass::Narrow), &bf16s)), "f32 bf16");
-    assert_eq!(f32s.allowing(class(NumericsClass::Narrow), &f32s), f32s);
-    assert_eq!(f32s.allowing(class(NumericsClass::Narrow), &f16s), f32s);
-    let narrow = f32s.allowing(class(NumericsClass::NarrowF16), &f16s);
+    assert_eq!(describe(&f32s.with_numerics(class(NumericsClass::Narrow), &bf16s)), "f32 bf16");
+    assert_eq!(f32s.with_numerics(class(NumericsClass::Narrow), &f32s), f32s);
+    assert_eq!(f32s.with_numerics(class(NumericsClass::Narrow), &f16s), f32s);
+    let narrow = f32s.with_numerics(class(NumericsClass::NarrowF16), &f16s);
     assert!(describe(&narrow) == "f32 f16" && narrow.may_overflow());
 }
 
@@ -127,7 +127,7 @@ fn only_a_class_that_is_used_extends_the_history() {
 fn tolerances_follow_the_history_and_not_the_type() {
     let ones = |dtype| symmc_ir::Tensor::from_f64(dtype, vec![2], &[1.0, 1.0]).expect("two elements");
     let wide = ones(symmc_ir::DType::F64);
-    let of = |history: &RoundingHistory| Tolerance::of_history(history, &wide);
+    let of = |history: &RoundingHistory| Tolerance::for_history(history, &wide);
     assert_eq!(of(&RoundingHistory::EXACT), Tolerance::EXACT);
     assert_eq!(of(&RoundingHistory::rounded_to(symmc_ir::DType::F32)).relative, 3e-5);
     // An f16 intermediate has the steps of f16 near zero, whatever type returns it.
@@ -135,7 +135,7 @@ fn tolerances_follow_the_history_and_not_the_type() {
     assert!(halves.relative == 5e-3 && halves.absolute > 5e-3 + 2e-7);
     let whole = symmc_ir::Tensor::from_i64(symmc_ir::DType::I64, vec![1], &[1]).expect("one element");
     assert_eq!(
-        Tolerance::of_history(&RoundingHistory::rounded_to(symmc_ir::DType::F32), &whole),
+        Tolerance::for_history(&RoundingHistory::rounded_to(symmc_ir::DType::F32), &whole),
         Tolerance::EXACT
     );
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use crate::common::*;
-use symmc_ir::Bound;
+use symmc_ir::AttentionBound;
 use symmc_ir::interp::{
-    Draw, InterpError, OpError, Registry, SeedConfig, Seeds, bindings_from, run, run_with, seeded_inputs,
+    InterpError, OpError, ReferenceKernelRegistry, SeedConfig, SeedScope, SeededInputs, infer_bindings, run,
+    run_with_registry, seeded_inputs,
 };
-use symmc_ir::types::Float;
+use symmc_ir::types::FloatAttribute;
 use symmc_ir::{
-    BinaryOp, Bindings, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Graph, InputKind, Members,
-    Op, ReduceOp, Scalar, Splits, SymbolId, Tensor, Type, UnaryOp, ValueId,
+    AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, CustomOp, DType, Dim, Graph,
+    GraphBuilder, GroupMembers, InputKind, Op, Scalar, SymbolBindings, SymbolId, Tensor, TensorType, UnaryOp,
+    ValueId,
 };
 
 /// Runs a collective on as many ranks as there are operands.
@@ -18,7 +20,7 @@ fn exchange(
     kind: CollectiveKind,
     cells: &[&[u32]],
     operands: &[Vec<Tensor>],
-    results: &[Type],
+    results: &[TensorType],
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
     let op = |group| Op::Collective(Collective { kind: kind.clone(), group, variant: None });
     apply_on_ranks(cells, op, operands, results.to_vec())
@@ -59,25 +61,25 @@ fn all_kinds_on_two_and_three_ranks() {
     use CollectiveKind::*;
     let pair: &[&[i64]] = &[&[1, 2], &[30, -40]];
     for (op, expected) in [
-        (ReduceOp::Sum, [31, -38]),
-        (ReduceOp::Avg, [15, -19]),
-        (ReduceOp::Max, [30, 2]),
-        (ReduceOp::Min, [1, -40]),
-        (ReduceOp::Prod, [30, -80]),
+        (CollectiveReduceOp::Sum, [31, -38]),
+        (CollectiveReduceOp::Avg, [15, -19]),
+        (CollectiveReduceOp::Max, [30, 2]),
+        (CollectiveReduceOp::Min, [1, -40]),
+        (CollectiveReduceOp::Prod, [30, -80]),
     ] {
         check_exchange(AllReduce(op), &[], pair, &[&expected, &expected]);
         check_exchange(ReduceScatter(op), &[], pair, &[&expected[..1], &expected[1..]]);
     }
     check_exchange(AllGather, &[], pair, &[&[1, 2, 30, -40], &[1, 2, 30, -40]]);
     let three: &[&[i64]] = &[&[1, 2, 3], &[4, 5, 6], &[7, 8, 9]];
-    check_exchange(AllToAll(Splits::Even), &[], three, &[&[1, 4, 7], &[2, 5, 8], &[3, 6, 9]]);
+    check_exchange(AllToAll(AllToAllSplits::Even), &[], three, &[&[1, 4, 7], &[2, 5, 8], &[3, 6, 9]]);
     check_exchange(Broadcast { root: 1 }, &[], three, &[&[4, 5, 6], &[4, 5, 6], &[4, 5, 6]]);
-    check_exchange(ReduceScatter(ReduceOp::Sum), &[], three, &[&[12], &[15], &[18]]);
+    check_exchange(ReduceScatter(CollectiveReduceOp::Sum), &[], three, &[&[12], &[15], &[18]]);
     let pairs = vec![(0, 1), (1, 2)];
     check_exchange(Permute { pairs }, &[], three, &[&[0, 0, 0], &[1, 2, 3], &[4, 5, 6]]);
     let wrap: &[&[i64]] = &[&[i64::MAX], &[1]];
-    check_exchange(AllReduce(ReduceOp::Sum), &[], wrap, &[&[i64::MIN], &[i64::MIN]]);
-    check_exchange(AllReduce(ReduceOp::Sum), &[], &[&[], &[]], &[&[], &[]]);
+    check_exchange(AllReduce(CollectiveReduceOp::Sum), &[], wrap, &[&[i64::MIN], &[i64::MIN]]);
+    check_exchange(AllReduce(CollectiveReduceOp::Sum), &[], &[&[], &[]], &[&[], &[]]);
 }
 
 #[test]
@@ -86,12 +88,12 @@ fn cells_keep_to_themselves() {
     let x: &[&[i64]] = &[&[1, 2], &[3, 4], &[5, 6], &[7, 8]];
     let rows: &[&[u32]] = &[&[0, 1], &[2, 3]];
     let columns: &[&[u32]] = &[&[0, 2], &[1, 3]];
-    let sum = AllReduce(ReduceOp::Sum);
+    let sum = AllReduce(CollectiveReduceOp::Sum);
     check_exchange(sum.clone(), rows, x, &[&[4, 6], &[4, 6], &[12, 14], &[12, 14]]);
     check_exchange(sum, columns, x, &[&[6, 8], &[10, 12], &[6, 8], &[10, 12]]);
     check_exchange(AllGather, columns, x, &[&[1, 2, 5, 6], &[3, 4, 7, 8], &[1, 2, 5, 6], &[3, 4, 7, 8]]);
-    check_exchange(ReduceScatter(ReduceOp::Max), columns, x, &[&[5], &[7], &[6], &[8]]);
-    check_exchange(AllToAll(Splits::Even), columns, x, &[&[1, 5], &[3, 7], &[2, 6], &[4, 8]]);
+    check_exchange(ReduceScatter(CollectiveReduceOp::Max), columns, x, &[&[5], &[7], &[6], &[8]]);
+    check_exchange(AllToAll(AllToAllSplits::Even), columns, x, &[&[1, 5], &[3, 7], &[2, 6], &[4, 8]]);
     check_exchange(Broadcast { root: 1 }, rows, x, &[&[3, 4], &[3, 4], &[7, 8], &[7, 8]]);
     check_exchange(Permute { pairs: vec![(1, 0)] }, columns, x, &[&[5, 6], &[7, 8], &[0, 0], &[0, 0]]);
     // The order within the cell is the order of the cell, not of the numbers.
@@ -103,7 +105,7 @@ fn cells_keep_to_themselves() {
 fn reductions_over_ranks_accumulate_wide_and_in_order() {
     let sum = |dtype, elements: &[f64]| {
         let operands: Vec<_> = elements.iter().map(|&x| vec![t(dtype, &[1], &[x])]).collect();
-        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let kind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         exchange(kind, &[], &operands, &[ty(dtype, &[1])]).unwrap()[0][0].get_f64(0)
     };
     // In bf16, each addition of 2^-8 to 1 would be lost.
@@ -117,13 +119,13 @@ fn reductions_over_ranks_accumulate_wide_and_in_order() {
         let operands = [vec![f32s(&[1], &[1.0])], vec![f32s(&[1], &[f64::NAN])]];
         exchange(CollectiveKind::AllReduce(kind), &[], &operands, &[ty(DType::F32, &[1])]).unwrap()
     };
-    assert!(max(ReduceOp::Max)[0][0].get_f64(0).is_nan());
-    assert!(max(ReduceOp::Min)[1][0].get_f64(0).is_nan());
+    assert!(max(CollectiveReduceOp::Max)[0][0].get_f64(0).is_nan());
+    assert!(max(CollectiveReduceOp::Min)[1][0].get_f64(0).is_nan());
 }
 
 #[test]
 fn all_to_all_by_splits_on_the_device() {
-    let kind = CollectiveKind::AllToAll(Splits::Device);
+    let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
     let results = [ty(DType::F32, &[3, 2]), ty(DType::I64, &[2])];
     let x = |first: f64| f32s(&[3, 2], &(0..6).map(|i| first + f64::from(i)).collect::<Vec<_>>());
     let operands = |a: [i64; 2], b: [i64; 2]| [vec![x(10.0), i64s(&[2], &a)], vec![x(20.0), i64s(&[2], &b)]];
@@ -155,12 +157,13 @@ fn all_to_all_by_splits_on_the_device() {
 
 /// `y = relu(x) + x` over `[tokens, 2]`, and `z` of `[4*tokens + 1, k]` passed through.
 fn symbolic() -> (Graph, SymbolId, SymbolId) {
-    let mut b = Builder::new("symbolic", Some(1));
+    let mut b = GraphBuilder::new("symbolic", Some(1));
     let tokens = b.symbol("tokens", 2, 8);
     let k = b.symbol("k", 1, 100);
     let four = Dim::from(4) * Dim::from(tokens) + Dim::from(1);
-    let z = b.input(InputKind::Argument, "z", "", Type::new(DType::I64, vec![four, Dim::from(k)]), None);
-    let ty = Type::new(DType::F32, vec![Dim::from(tokens), Dim::from(2)]);
+    let z =
+        b.input(InputKind::Argument, "z", "", TensorType::new(DType::I64, vec![four, Dim::from(k)]), None);
+    let ty = TensorType::new(DType::F32, vec![Dim::from(tokens), Dim::from(2)]);
     let x = b.input(InputKind::Argument, "x", "", ty, None);
     let relu = b.op("relu", Op::Unary(UnaryOp::Relu), &[x]).unwrap();
     let y = b.op("y", Op::Binary(BinaryOp::Add), &[relu, x]).unwrap();
@@ -175,7 +178,7 @@ fn symbols_are_solved_from_shapes() {
     let (graph, tokens, k) = symbolic();
     let zeros = |dtype, shape: &[usize]| Tensor::zeros(dtype, shape).unwrap();
     let solve =
-        |z: &[usize], x: &[usize]| bindings_from(&graph, &[&zeros(DType::I64, z), &zeros(DType::F32, x)]);
+        |z: &[usize], x: &[usize]| infer_bindings(&graph, &[&zeros(DType::I64, z), &zeros(DType::F32, x)]);
     let bindings = solve(&[13, 5], &[3, 2]).unwrap();
     assert_eq!((bindings.get(tokens), bindings.get(k)), (Some(3), Some(5)));
     for (z, x, message) in [
@@ -186,33 +189,33 @@ fn symbols_are_solved_from_shapes() {
     ] {
         assert_eq!(solve(&z, &x).unwrap_err().to_string(), message);
     }
-    let message = bindings_from(&graph, &[&zeros(DType::I64, &[1, 1])]).unwrap_err().to_string();
+    let message = infer_bindings(&graph, &[&zeros(DType::I64, &[1, 1])]).unwrap_err().to_string();
     assert_eq!(message, "rank 0: expected 2 inputs, found 1");
-    let wrong = bindings_from(&graph, &[&zeros(DType::I32, &[13, 5]), &zeros(DType::F32, &[3, 2])]);
+    let wrong = infer_bindings(&graph, &[&zeros(DType::I32, &[13, 5]), &zeros(DType::F32, &[3, 2])]);
     assert_eq!(wrong.unwrap_err().to_string(), "rank 0, input %z: expected i64, found i32");
 }
 
 #[test]
 fn linear_dims_are_solved_in_turn() {
-    let mut b = Builder::new("linear", Some(1));
+    let mut b = GraphBuilder::new("linear", Some(1));
     let (m, n, fixed) = (b.symbol("m", 0, 100), b.symbol("n", 0, 100), b.symbol("fixed", 7, 7));
     let sum = Dim::from(m) + Dim::from(3) * Dim::from(n);
     let half = Dim::from(m).floor_div(&Dim::from(2));
     let shape = vec![sum, half.clone(), Dim::from(100) - Dim::from(5) * Dim::from(m)];
-    let x = b.input(InputKind::Argument, "x", "", Type::new(DType::Bool, shape), None);
+    let x = b.input(InputKind::Argument, "x", "", TensorType::new(DType::Bool, shape), None);
     b.output(x);
     let graph = b.finish();
-    let solve = |shape: &[usize]| bindings_from(&graph, &[&Tensor::zeros(DType::Bool, shape).unwrap()]);
+    let solve = |shape: &[usize]| infer_bindings(&graph, &[&Tensor::zeros(DType::Bool, shape).unwrap()]);
     let bindings = solve(&[16, 3, 65]).unwrap();
     assert_eq!([m, n, fixed].map(|s| bindings.get(s)), [Some(7), Some(3), Some(7)]);
     assert!(matches!(solve(&[17, 3, 65]), Err(InterpError::UnboundSymbol { symbol, .. }) if symbol == "n"));
     assert!(matches!(solve(&[16, 4, 65]), Err(InterpError::InputShape { .. })));
     // Only `m // 2` mentions the symbol: no one value is meant.
-    let mut b = Builder::new("open", Some(1));
+    let mut b = GraphBuilder::new("open", Some(1));
     b.symbol("m", 0, 100);
-    let x = b.input(InputKind::Argument, "x", "", Type::new(DType::Bool, vec![half]), None);
+    let x = b.input(InputKind::Argument, "x", "", TensorType::new(DType::Bool, vec![half]), None);
     b.output(x);
-    let found = bindings_from(&b.finish(), &[&Tensor::zeros(DType::Bool, [3]).unwrap()]);
+    let found = infer_bindings(&b.finish(), &[&Tensor::zeros(DType::Bool, [3]).unwrap()]);
     assert_eq!(found.unwrap_err().to_string(), "the symbol m of %x has no value");
 }
 
@@ -223,7 +226,7 @@ fn runs_check_their_inputs() {
     let x = Arc::new(f32s(&[2, 2], &[1.0, -1.0, 0.5, -0.0]));
     let inputs = vec![vec![z.clone(), x.clone()]];
     let bind = |t, n| {
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         bindings.set(tokens, t);
         bindings.set(k, n);
         bindings
@@ -231,9 +234,9 @@ fn runs_check_their_inputs() {
     let y = f32s(&[2, 2], &[2.0, -1.0, 1.0, 0.0]);
     let found = run(&graph, &bind(2, 1), &inputs).unwrap();
     assert_same("outputs", &found[0], &[y.clone(), (*z).clone(), y], 0.0);
-    let error = |g: &Graph, b: &Bindings, i: &[Vec<Arc<Tensor>>]| run(g, b, i).unwrap_err().to_string();
+    let error = |g: &Graph, b: &SymbolBindings, i: &[Vec<Arc<Tensor>>]| run(g, b, i).unwrap_err().to_string();
     assert_eq!(error(&graph, &bind(9, 1), &inputs), "the symbol tokens is 9, expected 2 to 8");
-    assert_eq!(error(&graph, &Bindings::new(), &inputs), "the symbol tokens of %z has no value");
+    assert_eq!(error(&graph, &SymbolBindings::new(), &inputs), "the symbol tokens of %z has no value");
     assert_eq!(
         error(&graph, &bind(3, 1), &inputs),
         "rank 0, input %z: expected the shape [13, 1] ([4*tokens + 1, k]), found [9, 1]"
@@ -261,31 +264,31 @@ fn sizes_that_do_not_fit_are_errors() {
             "%big: the shape [-1, 1] has no size under the bindings (negative, division by zero or overflow)",
         ),
     ] {
-        let mut b = Builder::new("big", Some(1));
-        let ty = Type::new(DType::Bool, extents.map(Dim::from).to_vec());
+        let mut b = GraphBuilder::new("big", Some(1));
+        let ty = TensorType::new(DType::Bool, extents.map(Dim::from).to_vec());
         let big = b.op_as("big", Op::Full(Scalar::Int(0)), &[], ty).unwrap();
         b.output(big);
-        let found = run(&b.finish(), &Bindings::new(), &[vec![]]).unwrap_err();
+        let found = run(&b.finish(), &SymbolBindings::new(), &[vec![]]).unwrap_err();
         assert_eq!(found.to_string(), message);
     }
     // No ranks, nothing to do.
-    let mut b = Builder::new("nobody", Some(0));
-    let group = b.group("g", Members::World);
+    let mut b = GraphBuilder::new("nobody", Some(0));
+    let group = b.group("g", GroupMembers::World);
     let x = b.input(InputKind::Argument, "x", "", ty(DType::F32, &[2]), None);
-    b.collective("y", CollectiveKind::AllReduce(ReduceOp::Sum), group, &[x]).unwrap();
-    assert_eq!(run(&b.finish(), &Bindings::new(), &[]), Ok(vec![]));
+    b.collective("y", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), group, &[x]).unwrap();
+    assert_eq!(run(&b.finish(), &SymbolBindings::new(), &[]), Ok(vec![]));
 }
 
 #[test]
 fn broken_graphs_are_refused() {
     let x = f32s(&[2], &[1.0, 2.0]);
     let inputs = |n: usize| vec![vec![Arc::new(x.clone())]; n];
-    let mut b = Builder::new("cells", Some(3));
-    let group = b.group("tp", Members::Cells(vec![vec![0, 1], vec![1, 2]]));
+    let mut b = GraphBuilder::new("cells", Some(3));
+    let group = b.group("tp", GroupMembers::Cells(vec![vec![0, 1], vec![1, 2]]));
     let v = b.input(InputKind::Argument, "x", "", type_of(&x), None);
-    let y = b.collective("y", CollectiveKind::AllReduce(ReduceOp::Sum), group, &[v]).unwrap()[0];
+    let y = b.collective("y", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), group, &[v]).unwrap()[0];
     b.output(y);
-    let found = run(&b.finish(), &Bindings::new(), &inputs(3)).unwrap_err();
+    let found = run(&b.finish(), &SymbolBindings::new(), &inputs(3)).unwrap_err();
     assert_eq!(
         found.to_string(),
         "group @tp: expected cells of one size in which each of 3 ranks stands once, found [[0, 1], [1, 2]]"
@@ -294,7 +297,7 @@ fn broken_graphs_are_refused() {
     graph.ranks = Some(1);
     let v = graph.add_input(InputKind::Argument, "x", "", type_of(&x), None);
     graph.add_node(Op::Copy, vec![v], vec![("y".into(), ty(DType::F32, &[3]))]);
-    let found = run(&graph, &Bindings::new(), &inputs(1)).unwrap_err();
+    let found = run(&graph, &SymbolBindings::new(), &inputs(1)).unwrap_err();
     assert!(matches!(found, InterpError::Type { node, op: "copy", .. } if node == "y"));
 }
 
@@ -305,8 +308,8 @@ fn opaque_and_custom_ops() {
     let message = "the op `aten.frobnicate` is opaque: it can be planned, not run";
     check_error(op, std::slice::from_ref(&x), &[type_of(&x)], message);
 
-    let mut b = Builder::new("custom", Some(4));
-    let group = b.group("tp", Members::Cells(vec![vec![0, 1], vec![2, 3]]));
+    let mut b = GraphBuilder::new("custom", Some(4));
+    let group = b.group("tp", GroupMembers::Cells(vec![vec![0, 1], vec![2, 3]]));
     let custom = |name: &str, group| CustomOp {
         name: name.into(),
         symmetric_operands: vec![],
@@ -321,10 +324,11 @@ fn opaque_and_custom_ops() {
     b.output(y);
     let graph = b.finish();
     let inputs: Vec<_> = (0..4).map(|r| vec![Arc::new(f32s(&[1], &[f64::from(r)]))]).collect();
-    let mut registry = Registry::new();
+    let mut registry = ReferenceKernelRegistry::new();
     registry.register("ns::swap", |call| Ok(call.operands.iter().rev().cloned().collect()));
-    let error =
-        |registry: &Registry| run_with(&graph, &Bindings::new(), &inputs, registry).unwrap_err().to_string();
+    let error = |registry: &ReferenceKernelRegistry| {
+        run_with_registry(&graph, &SymbolBindings::new(), &inputs, registry).unwrap_err().to_string()
+    };
     assert_eq!(
         error(&registry),
         "rank 0, %y (custom): no kernel is registered for the custom op `ns::twice`"
@@ -333,7 +337,7 @@ fn opaque_and_custom_ops() {
         assert_eq!((call.ranks.len(), call.results.len()), (1, 1));
         Ok(vec![vec![f32s(&[1], &[2.0 * call.operands[0][0].get_f64(0)])]])
     });
-    let found = run_with(&graph, &Bindings::new(), &inputs, &registry).unwrap();
+    let found = run_with_registry(&graph, &SymbolBindings::new(), &inputs, &registry).unwrap();
     let found: Vec<f64> = found.iter().map(|out| out[0].get_f64(0)).collect();
     assert_eq!(found, [2.0, 0.0, 6.0, 4.0]);
     registry.register("ns::twice", |_| Err("no memory".into()));
@@ -344,22 +348,23 @@ fn opaque_and_custom_ops() {
 
 /// Two pre-norm layers, tensor parallel: heads and the inner width divided over the ranks.
 fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner: usize) -> Graph {
-    let mut b = Builder::new("transformer", Some(ranks));
-    let world = b.group("tp", Members::World);
+    let mut b = GraphBuilder::new("transformer", Some(ranks));
+    let world = b.group("tp", GroupMembers::World);
     let tokens = Dim::from(b.symbol("tokens", 1, 4096));
     let n = ranks as usize;
     let (head, heads) = (hidden / heads, heads / n);
-    let param = |b: &mut Builder, name: &str, shape: &[usize]| {
+    let param = |b: &mut GraphBuilder, name: &str, shape: &[usize]| {
         b.input(InputKind::Parameter, name, name, ty(DType::F32, shape), None)
     };
     let table = param(&mut b, "embed", &[vocabulary, hidden]);
-    let ids = b.input(InputKind::Argument, "ids", "", Type::new(DType::I64, vec![tokens.clone()]), None);
+    let ids =
+        b.input(InputKind::Argument, "ids", "", TensorType::new(DType::I64, vec![tokens.clone()]), None);
     let mut x = b.op("x", Op::Take { axis: 0 }, &[table, ids]).unwrap();
-    let norm = Op::RmsNorm { axes: 1, eps: Float(1e-6), round_first: false };
+    let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-6), round_first: false };
     for _ in 0..2 {
         let weight = param(&mut b, "norm", &[hidden]);
         let h = b.op("h", norm.clone(), &[x, weight]).unwrap();
-        let project = |b: &mut Builder, name: &str| -> ValueId {
+        let project = |b: &mut GraphBuilder, name: &str| -> ValueId {
             let weight = param(b, name, &[hidden, heads * head]);
             let q = b.op(name, Op::MatMul, &[h, weight]).unwrap();
             let shape = vec![tokens.clone(), Dim::from(heads as i64), Dim::from(head as i64)];
@@ -367,14 +372,14 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
             b.op(name, Op::Permute { perm: vec![1, 0, 2] }, &[q]).unwrap()
         };
         let qkv = ["q", "k", "v"].map(|name| project(&mut b, name));
-        let scale = Float(1.0 / (head as f64).sqrt());
+        let scale = FloatAttribute(1.0 / (head as f64).sqrt());
         let a = b
             .op(
                 "a",
                 Op::Attention {
                     scale,
                     cap: None,
-                    bounds: vec![Bound::causal()],
+                    bounds: vec![AttentionBound::causal()],
                     sink: false,
                     log_sum_exp: false,
                 },
@@ -385,7 +390,8 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
         let a = b.reshape("a", a, vec![tokens.clone(), Dim::from((heads * head) as i64)]).unwrap();
         let weight = param(&mut b, "o", &[heads * head, hidden]);
         let o = b.op("o", Op::MatMul, &[a, weight]).unwrap();
-        let o = b.collective("ar", CollectiveKind::AllReduce(ReduceOp::Sum), world, &[o]).unwrap()[0];
+        let o =
+            b.collective("ar", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), world, &[o]).unwrap()[0];
         x = b.op("x", Op::Binary(BinaryOp::Add), &[x, o]).unwrap();
         let weight = param(&mut b, "norm", &[hidden]);
         let h = b.op("h", norm.clone(), &[x, weight]).unwrap();
@@ -394,7 +400,9 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
         let up = b.op("up", Op::Unary(UnaryOp::Gelu), &[up]).unwrap();
         let down = param(&mut b, "down", &[inner / n, hidden]);
         let down = b.op("down", Op::MatMul, &[up, down]).unwrap();
-        let down = b.collective("ar", CollectiveKind::AllReduce(ReduceOp::Sum), world, &[down]).unwrap()[0];
+        let down = b
+            .collective("ar", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), world, &[down])
+            .unwrap()[0];
         x = b.op("x", Op::Binary(BinaryOp::Add), &[x, down]).unwrap();
     }
     b.output(x);
@@ -404,11 +412,11 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
 #[test]
 fn a_transformer_of_a_thousand_tokens() {
     let graph = transformer(4, 128, 64, 4, 256);
-    let mut bindings = Bindings::new();
+    let mut bindings = SymbolBindings::new();
     bindings.set(graph.symbols.keys().next().unwrap(), 1000);
     let inputs: Vec<_> =
         (0..4).map(|rank| seeded_inputs(&graph, &bindings, &SeedConfig::new(7), rank).unwrap()).collect();
-    let solved = bindings_from(&graph, &inputs[0].iter().map(|t| &**t).collect::<Vec<_>>()).unwrap();
+    let solved = infer_bindings(&graph, &inputs[0].iter().map(|t| &**t).collect::<Vec<_>>()).unwrap();
     assert_eq!(solved, bindings);
     let out = run(&graph, &bindings, &inputs).unwrap();
     assert_eq!(out[0][0].shape(), [1000, 64]);
@@ -427,12 +435,12 @@ fn a_transformer_of_a_thousand_tokens() {
 #[test]
 fn a_divided_product_is_the_whole_product() {
     // [3, 4] @ [4, 2] with the inner axis over 2 ranks, exactly in small integers.
-    let mut b = Builder::new("row parallel", Some(2));
-    let world = b.group("tp", Members::World);
+    let mut b = GraphBuilder::new("row parallel", Some(2));
+    let world = b.group("tp", GroupMembers::World);
     let x = b.input(InputKind::Argument, "x", "", ty(DType::F32, &[3, 2]), None);
     let w = b.input(InputKind::Parameter, "w", "w", ty(DType::F32, &[2, 2]), None);
     let p = b.op("p", Op::MatMul, &[x, w]).unwrap();
-    let y = b.collective("y", CollectiveKind::AllReduce(ReduceOp::Sum), world, &[p]).unwrap()[0];
+    let y = b.collective("y", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), world, &[p]).unwrap()[0];
     b.output(y);
     let whole_x: Vec<f64> = (0..12).map(f64::from).collect();
     let whole_w: Vec<f64> = (0..8).map(|i| f64::from(i) - 3.0).collect();
@@ -443,7 +451,7 @@ fn a_divided_product_is_the_whole_product() {
             vec![Arc::new(f32s(&[3, 2], &columns)), Arc::new(f32s(&[2, 2], &whole_w[4 * r..][..4]))]
         })
         .collect();
-    let found = run(&b.finish(), &Bindings::new(), &inputs).unwrap();
+    let found = run(&b.finish(), &SymbolBindings::new(), &inputs).unwrap();
     let operands = [f32s(&[3, 4], &whole_x), f32s(&[4, 2], &whole_w)];
     let expected = apply(Op::MatMul, &operands, vec![ty(DType::F32, &[3, 2])]).unwrap();
     found.iter().for_each(|found| assert_same("rank", found, &expected, 0.0));
@@ -451,9 +459,9 @@ fn a_divided_product_is_the_whole_product() {
 
 /// Inputs of every kind and use that seeds tell apart.
 fn inputs_of_all_kinds() -> Graph {
-    let mut b = Builder::new("seeds", Some(2));
-    let world = b.group("ep", Members::World);
-    let input = |b: &mut Builder, kind, name: &str, dtype, shape: &[usize]| {
+    let mut b = GraphBuilder::new("seeds", Some(2));
+    let world = b.group("ep", GroupMembers::World);
+    let input = |b: &mut GraphBuilder, kind, name: &str, dtype, shape: &[usize]| {
         b.input(kind, name, name, ty(dtype, shape), None)
     };
     let (arg, par) = (InputKind::Argument, InputKind::Parameter);
@@ -472,9 +480,11 @@ fn inputs_of_all_kinds() -> Graph {
     let flat = b.reshape("flat", wide, vec![Dim::from(100)]).unwrap();
     let all = b.collective("all", CollectiveKind::AllGather, world, &[flat]).unwrap()[0];
     let rows = b.op("rows", Op::Take { axis: 0 }, &[table, all]).unwrap();
-    let normed = b.op("n", Op::RmsNorm { axes: 1, eps: Float(0.0), round_first: false }, &[x, norm]).unwrap();
-    let sent =
-        b.collective("sent", CollectiveKind::AllToAll(Splits::Device), world, &[normed, splits]).unwrap();
+    let normed =
+        b.op("n", Op::RmsNorm { axes: 1, eps: FloatAttribute(0.0), round_first: false }, &[x, norm]).unwrap();
+    let sent = b
+        .collective("sent", CollectiveKind::AllToAll(AllToAllSplits::Device), world, &[normed, splits])
+        .unwrap();
     let experts = input(&mut b, par, "experts", DType::BF16, &[3, 4, 2]);
     let ends = input(&mut b, arg, "ends", DType::I32, &[3]);
     let grouped = b.op("grouped", Op::GroupedMatMul, &[normed, experts, ends]).unwrap();
@@ -487,7 +497,8 @@ fn inputs_of_all_kinds() -> Graph {
 #[test]
 fn seeds_draw_fitting_inputs() {
     let graph = inputs_of_all_kinds();
-    let draw = |seed, rank| seeded_inputs(&graph, &Bindings::new(), &SeedConfig::new(seed), rank).unwrap();
+    let draw =
+        |seed, rank| seeded_inputs(&graph, &SymbolBindings::new(), &SeedConfig::new(seed), rank).unwrap();
     let range = |x: &Tensor| {
         x.to_f64().iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), &x| (a.min(x), b.max(x)))
     };
@@ -513,27 +524,28 @@ fn seeds_draw_fitting_inputs() {
     }
     assert_eq!(inputs, draw(1, 0));
     assert_ne!(inputs[2], draw(2, 0)[2]);
-    let config = SeedConfig { arguments: Draw::PerRank, parameters: Draw::Shared, ..SeedConfig::new(1) };
-    let with = |rank| seeded_inputs(&graph, &Bindings::new(), &config, rank).unwrap();
+    let config =
+        SeedConfig { arguments: SeedScope::PerRank, parameters: SeedScope::Shared, ..SeedConfig::new(1) };
+    let with = |rank| seeded_inputs(&graph, &SymbolBindings::new(), &config, rank).unwrap();
     assert_eq!(with(0)[0], with(1)[0]);
     assert_ne!(with(0)[4], with(1)[4]);
     // Where a part is enough, it is the first elements of a float input, and others whole.
-    let bindings = Bindings::new();
-    let seeds = Seeds::new(&graph, &bindings, SeedConfig::new(1));
+    let bindings = SymbolBindings::new();
+    let seeds = SeededInputs::new(&graph, &bindings, SeedConfig::new(1));
     for (id, whole) in graph.inputs.keys().zip(&inputs) {
-        let part = seeds.sample(id, 0, 3).unwrap();
+        let part = seeds.generate_sample(id, 0, 3).unwrap();
         let count = if whole.dtype().is_float() {
             whole.data().len().min(3 * whole.dtype().size())
         } else {
             whole.data().len()
         };
-        assert_eq!(part.data(), &whole.data()[..count], "%{}", graph.name_of(graph.inputs[id].value));
+        assert_eq!(part.data(), &whole.data()[..count], "%{}", graph.value_name(graph.inputs[id].value));
     }
     // Whatever the seed, split sizes fit, groups of rows end in order, and the program runs.
     for seed in 0..20 {
         let config = SeedConfig { seed, ..config };
         let inputs: Vec<_> =
-            (0..2).map(|r| seeded_inputs(&graph, &Bindings::new(), &config, r).unwrap()).collect();
-        run(&graph, &Bindings::new(), &inputs).unwrap();
+            (0..2).map(|r| seeded_inputs(&graph, &SymbolBindings::new(), &config, r).unwrap()).collect();
+        run(&graph, &SymbolBindings::new(), &inputs).unwrap();
     }
 }

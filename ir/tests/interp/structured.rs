@@ -5,9 +5,9 @@
 use std::f64::consts::LN_2;
 
 use crate::common::*;
-use symmc_ir::attention::{self, Bound, Side};
-use symmc_ir::types::Float;
-use symmc_ir::{DType, Dim, Op, Reduction, Scalar, Tensor};
+use symmc_ir::attention::{self, AttentionBound, BoundSide};
+use symmc_ir::types::FloatAttribute;
+use symmc_ir::{DType, Dim, Op, ReductionKind, Scalar, Tensor};
 
 const INF: f64 = f64::INFINITY;
 const NAN: f64 = f64::NAN;
@@ -42,11 +42,18 @@ fn a_sink_takes_a_part_of_the_weights() {
     let q = f32s(&[2, 1, 1], &[1.0, 1.0]);
     let k = f32s(&[2, 2, 1], &[0.0, 2f64.ln(), 0.0, 0.0]);
     let v = f32s(&[2, 2, 1], &[7.0, 14.0, 4.0, NAN]);
-    let op = |bounds| Op::Attention { scale: Float(1.0), cap: None, bounds, sink: true, log_sum_exp: false };
+    let op = |bounds| Op::Attention {
+        scale: FloatAttribute(1.0),
+        cap: None,
+        bounds,
+        sink: true,
+        log_sum_exp: false,
+    };
     // Scores of 1 and 2 parts and a sink of 4, then of 1 part that is seen and one of 3.
     let sinks = f32s(&[2, 1, 1], &[4f64.ln(), 3f64.ln()]);
     let length = i64s(&[2, 1, 1], &[2, 1]);
-    let bound = Bound { operand: true, row: false, ..Bound::of_row(Side::Below, 0) };
+    let bound =
+        AttentionBound { operand: true, row: false, ..AttentionBound::relative_to_row(BoundSide::Below, 0) };
     let operands = [q.clone(), k.clone(), v.clone(), length, sinks];
     check_near(op(vec![bound.clone()]), &operands, &[f32s(&[2, 1, 1], &[5.0, 1.0])], 1e-5);
     // What sees nothing is zero, and a sink of minus infinity is none.
@@ -111,7 +118,7 @@ fn softmax() {
 
 #[test]
 fn rms_norm() {
-    let norm = |axes, eps, round_first| Op::RmsNorm { axes, eps: Float(eps), round_first };
+    let norm = |axes, eps, round_first| Op::RmsNorm { axes, eps: FloatAttribute(eps), round_first };
     // mean(x²) of [3, 4] is 12.5; with eps 3.5 the divisor is 4.
     let x = f32s(&[1, 2], &[3.0, 4.0]);
     check(norm(1, 3.5, false), &[x.clone()], &[f32s(&[1, 2], &[0.75, 1.0])]);
@@ -131,7 +138,7 @@ fn rms_norm() {
 
 #[test]
 fn layer_norm() {
-    let norm = |axes, eps| Op::LayerNorm { axes, eps: Float(eps) };
+    let norm = |axes, eps| Op::LayerNorm { axes, eps: FloatAttribute(eps) };
     // Mean 3, variance 4.
     let x = f32s(&[2, 2], &[1.0, 5.0, 5.0, 1.0]);
     check(norm(1, 0.0), &[x.clone()], &[f32s(&[2, 2], &[-1.0, 1.0, 1.0, -1.0])]);
@@ -144,9 +151,9 @@ fn layer_norm() {
 #[test]
 fn attention() {
     let attention = |causal| Op::Attention {
-        scale: Float(1.0),
+        scale: FloatAttribute(1.0),
         cap: None,
-        bounds: attention::causal_if(causal),
+        bounds: attention::causal_bounds_if(causal),
         sink: false,
         log_sum_exp: false,
     };
@@ -177,8 +184,9 @@ fn attention() {
 #[test]
 fn attention_sees_what_all_bounds_let_it_see() {
     // Each value is its own bit, and all scores are equal: four times the mean tells the columns.
-    let seen = |bounds: Vec<Bound>, positions: &[Tensor]| {
-        let op = Op::Attention { scale: Float(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
+    let seen = |bounds: Vec<AttentionBound>, positions: &[Tensor]| {
+        let op =
+            Op::Attention { scale: FloatAttribute(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
         let v = f32s(&[1, 6, 1], &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
         let operands = [&[f32s(&[1, 4, 1], &[0.0; 4]), f32s(&[1, 6, 1], &[0.0; 6]), v], positions].concat();
         (op, operands)
@@ -188,11 +196,11 @@ fn attention_sees_what_all_bounds_let_it_see() {
         n => columns.iter().map(|&j| 2f64.powi(j)).sum::<f64>() / n as f64,
     };
     let rows = |rows: [&[i32]; 4]| [f32s(&[1, 4, 1], &rows.map(mean))];
-    let of_row = Bound::of_row;
-    let at = |side, add: i64| Bound { row: false, ..of_row(side, add) };
-    let chunk = |bound: Bound, n| Bound { chunk: Some(n), ..bound };
-    let operand = |bound: Bound| Bound { operand: true, ..bound };
-    let (below, from) = (Side::Below, Side::From);
+    let of_row = AttentionBound::relative_to_row;
+    let at = |side, add: i64| AttentionBound { row: false, ..of_row(side, add) };
+    let chunk = |bound: AttentionBound, n| AttentionBound { chunk: Some(n), ..bound };
+    let operand = |bound: AttentionBound| AttentionBound { operand: true, ..bound };
+    let (below, from) = (BoundSide::Below, BoundSide::From);
     let window = vec![of_row(below, 1), of_row(from, -1)];
     let (op, x) = seen(window, &[]);
     check_near(op, &x, &rows([&[0], &[0, 1], &[1, 2], &[2, 3]]), 1e-6);
@@ -214,8 +222,8 @@ fn attention_sees_what_all_bounds_let_it_see() {
 fn attention_caps_its_scores_before_the_mask() {
     // Scores of 0 and 5, capped at 1: the tanh of 5.
     let op = Op::Attention {
-        scale: Float(5.0),
-        cap: Some(Float(1.0)),
+        scale: FloatAttribute(5.0),
+        cap: Some(FloatAttribute(1.0)),
         bounds: vec![],
         sink: false,
         log_sum_exp: false,
@@ -231,7 +239,7 @@ fn attention_caps_its_scores_before_the_mask() {
 fn attention_scores_and_grouped_heads() {
     // q·k = [2, 4], scaled by ln(3)/2: weights 1/4 and 3/4.
     let op = Op::Attention {
-        scale: Float(3f64.ln() / 2.0),
+        scale: FloatAttribute(3f64.ln() / 2.0),
         cap: None,
         bounds: vec![],
         sink: false,
@@ -298,19 +306,19 @@ fn gather_and_scatter_elements() {
     let operands = [x, index, src];
     for (combine, expected) in [
         (None, [20.0, 2.0, 3.0, 4.0, 30.0, 40.0]),
-        (Some(Reduction::Sum), [31.0, 2.0, 3.0, 4.0, 35.0, 46.0]),
-        (Some(Reduction::Prod), [200.0, 2.0, 3.0, 4.0, 150.0, 240.0]),
-        (Some(Reduction::Max), [20.0, 2.0, 3.0, 4.0, 30.0, 40.0]),
-        (Some(Reduction::Min), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
-        (Some(Reduction::Mean), [31.0 / 3.0, 2.0, 3.0, 4.0, 17.5, 23.0]),
+        (Some(ReductionKind::Sum), [31.0, 2.0, 3.0, 4.0, 35.0, 46.0]),
+        (Some(ReductionKind::Prod), [200.0, 2.0, 3.0, 4.0, 150.0, 240.0]),
+        (Some(ReductionKind::Max), [20.0, 2.0, 3.0, 4.0, 30.0, 40.0]),
+        (Some(ReductionKind::Min), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        (Some(ReductionKind::Mean), [31.0 / 3.0, 2.0, 3.0, 4.0, 17.5, 23.0]),
     ] {
         check(scatter(1, combine), &operands, &[f32s(&[2, 3], &expected)]);
     }
     let ints = [i64s(&[1], &[i64::MAX]), i64s(&[2], &[0, 0]), i64s(&[2], &[1, 5])];
-    check(scatter(0, Some(Reduction::Sum)), &ints, &[i64s(&[1], &[i64::MIN + 5])]);
+    check(scatter(0, Some(ReductionKind::Sum)), &ints, &[i64s(&[1], &[i64::MIN + 5])]);
     let flags = [bools(&[2], &[0, 1]), i64s(&[2], &[0, 1]), bools(&[2], &[1, 0])];
-    check(scatter(0, Some(Reduction::Any)), &flags, &[bools(&[2], &[1, 1])]);
-    check(scatter(0, Some(Reduction::All)), &flags, &[bools(&[2], &[0, 0])]);
+    check(scatter(0, Some(ReductionKind::Any)), &flags, &[bools(&[2], &[1, 1])]);
+    check(scatter(0, Some(ReductionKind::All)), &flags, &[bools(&[2], &[0, 0])]);
 }
 
 #[test]
@@ -373,7 +381,7 @@ fn joining_and_padding() {
     check(pad(&[-1, 0], Scalar::Int(0)), &[b.clone()], &[i64s(&[1, 1], &[5])]);
     check(pad(&[-3, 0], Scalar::Int(7)), &[b.clone()], &[i64s(&[2, 2], &[7; 4])]);
     check(pad(&[0, 5], Scalar::Int(7)), &[b], &[i64s(&[2, 1], &[7, 7])]);
-    let value = Scalar::Float(Float(-INF));
+    let value = Scalar::Float(FloatAttribute(-INF));
     check(pad(&[2], value), &[f32s(&[0], &[])], &[f32s(&[3], &[-INF; 3])]);
 }
 

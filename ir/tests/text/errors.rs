@@ -1,7 +1,7 @@
 //! Texts that do not read, with the error in full.
 
 use symmc_ir::text::{parse, parse_dim};
-use symmc_ir::{SymbolId, Table};
+use symmc_ir::{EntityMap, SymbolId};
 
 const HEADER: &str = "program \"t\" ranks 2
 symbol n in 1..=8
@@ -188,7 +188,7 @@ fn nodes() {
 #[test]
 fn dims() {
     let deep = |n: usize| format!("{}n{}", "(".repeat(n), ")".repeat(n));
-    let symbols: Table<SymbolId, _> = parse(HEADER).unwrap().symbols;
+    let symbols: EntityMap<SymbolId, _> = parse(HEADER).unwrap().symbols;
     let read = |text: &str| {
         parse_dim(text, &symbols).map(|d| d.display(&symbols).to_string()).map_err(|e| e.message)
     };

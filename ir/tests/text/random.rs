@@ -7,9 +7,10 @@ use proptest::prelude::*;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::{fuzz, parse, print};
 use symmc_ir::{
-    ArgOp, BinaryOp, Bound, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Float, Graph, Group,
-    GroupId, InputId, InputKind, Members, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Side, Splits,
-    SymbolId, Tensor, Type, UnaryOp, ValueId, Variant,
+    AllToAllSplits, ArgOp, AttentionBound, BinaryOp, BoundSide, Collective, CollectiveKind,
+    CollectiveReduceOp, CollectiveVariant, CustomOp, DType, Dim, FloatAttribute, Graph, GraphBuilder,
+    GraphOutput, GroupDef, GroupId, GroupMembers, InputId, InputKind, Op, OutputKind, ReductionKind, Scalar,
+    SymbolId, Tensor, TensorType, UnaryOp, ValueId,
 };
 
 /// A source of small decisions; after its end every decision is the first.
@@ -32,9 +33,20 @@ impl Choices {
         let n = self.next();
         self.one(&[0, 1, -1, i64::MIN, i64::MAX, n as i64, (n % 1000) as i64])
     }
-    fn float(&mut self) -> Float {
+    fn float(&mut self) -> FloatAttribute {
         let any = f64::from_bits(self.next());
-        Float(self.one(&[0.0, -0.0, 1.0, 1e-5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e16, any, any]))
+        FloatAttribute(self.one(&[
+            0.0,
+            -0.0,
+            1.0,
+            1e-5,
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            1e16,
+            any,
+            any,
+        ]))
     }
     fn scalar(&mut self) -> Scalar {
         match self.below(3) {
@@ -64,7 +76,7 @@ impl Choices {
             _ => self.dim(depth - 1).min_with(&self.dim(depth - 1)),
         }
     }
-    fn ty(&mut self) -> Type {
+    fn ty(&mut self) -> TensorType {
         let any = self.one(DType::ALL);
         let dtype = self.one(&[DType::F32, DType::I64, DType::Bool, any]);
         let extent = |c: &mut Self| {
@@ -72,32 +84,32 @@ impl Choices {
             c.one(&[Dim::from(4), Dim::from(SymbolId::new(0)), any])
         };
         let shape: Vec<Dim> = (0..self.below(4)).map(|_| extent(self)).collect();
-        Type::new(dtype, shape)
+        TensorType::new(dtype, shape)
     }
     fn kind(&mut self) -> CollectiveKind {
         match self.below(7) {
-            0 => CollectiveKind::AllReduce(self.one(ReduceOp::ALL)),
+            0 => CollectiveKind::AllReduce(self.one(CollectiveReduceOp::ALL)),
             1 => CollectiveKind::AllGather,
-            2 => CollectiveKind::ReduceScatter(self.one(ReduceOp::ALL)),
-            3 => CollectiveKind::AllToAll(Splits::Even),
-            4 => CollectiveKind::AllToAll(Splits::Device),
+            2 => CollectiveKind::ReduceScatter(self.one(CollectiveReduceOp::ALL)),
+            3 => CollectiveKind::AllToAll(AllToAllSplits::Even),
+            4 => CollectiveKind::AllToAll(AllToAllSplits::Device),
             5 => CollectiveKind::Broadcast { root: self.below(2) as u32 },
             _ => CollectiveKind::Permute { pairs: self.one(&[vec![], vec![(0, 1)], vec![(1, 0), (0, 1)]]) },
         }
     }
     fn attention(&mut self) -> Op {
-        let bound = |c: &mut Self| Bound {
-            side: c.one(&[Side::Below, Side::From]),
+        let bound = |c: &mut Self| AttentionBound {
+            side: c.one(&[BoundSide::Below, BoundSide::From]),
             row: c.flag(),
             add: c.dim(2),
             chunk: c.one(&[None, Some(1), Some(512), Some(1 << 40)]),
             operand: c.flag(),
         };
         let some = (0..self.below(4)).map(|_| bound(self)).collect();
-        let bounds = self.one(&[vec![], vec![Bound::causal()], some]);
+        let bounds = self.one(&[vec![], vec![AttentionBound::causal()], some]);
         Op::Attention {
             scale: self.float(),
-            cap: self.one(&[None, Some(Float(30.0))]),
+            cap: self.one(&[None, Some(FloatAttribute(30.0))]),
             bounds,
             sink: self.flag(),
             log_sum_exp: self.flag(),
@@ -118,7 +130,7 @@ impl Choices {
             6 => Op::Select,
             7 => Op::Cast,
             8 => Op::MatMul,
-            9 => Op::Reduce { op: self.one(Reduction::ALL), axes: self.naturals(), keep: self.flag() },
+            9 => Op::Reduce { op: self.one(ReductionKind::ALL), axes: self.naturals(), keep: self.flag() },
             10 => Op::ArgReduce { op: self.one(ArgOp::ALL), axis, keep: self.flag() },
             11 => Op::CumSum { axis },
             12 => Op::Softmax { axis, log: self.flag() },
@@ -130,7 +142,7 @@ impl Choices {
             18 => Op::GatherElements { axis },
             19 => Op::ScatterElements {
                 axis,
-                combine: self.one(&[None, Some(Reduction::Sum), Some(Reduction::Max)]),
+                combine: self.one(&[None, Some(ReductionKind::Sum), Some(ReductionKind::Max)]),
             },
             20 => Op::IndexAdd { axis },
             21 => Op::IndexPut { axis, accumulate: self.flag() },
@@ -150,7 +162,12 @@ impl Choices {
                 Op::Collective(Collective {
                     kind,
                     group,
-                    variant: self.one(&[None, Some(Variant::Plain), Some(Variant::Pull), Some(Variant::Put)]),
+                    variant: self.one(&[
+                        None,
+                        Some(CollectiveVariant::Plain),
+                        Some(CollectiveVariant::Pull),
+                        Some(CollectiveVariant::Put),
+                    ]),
                 })
             }
             39 => Op::GroupedMatMul,
@@ -160,22 +177,22 @@ impl Choices {
         }
     }
     /// A type for the result of an op whose result type is declared.
-    fn declared(&mut self, op: &Op, graph: &Graph, operands: &[ValueId]) -> Vec<Type> {
+    fn declared(&mut self, op: &Op, graph: &Graph, operands: &[ValueId]) -> Vec<TensorType> {
         let like = operands.first().map_or_else(|| self.ty(), |&x| graph.ty(x).clone());
         match op {
             Op::Full(_) | Op::Opaque { .. } | Op::Custom(_) => {
                 (0..1 + self.below(3)).map(|_| self.ty()).collect()
             }
-            Op::Iota { .. } => vec![Type::new(DType::I64, vec![self.dim(2)])],
-            Op::Cast => vec![Type::new(self.one(DType::ALL), like.shape)],
-            Op::Reshape => vec![Type::new(like.dtype, vec![like.numel()])],
-            Op::Expand => vec![Type::new(like.dtype, [vec![self.dim(2)], like.shape].concat())],
+            Op::Iota { .. } => vec![TensorType::new(DType::I64, vec![self.dim(2)])],
+            Op::Cast => vec![TensorType::new(self.one(DType::ALL), like.shape)],
+            Op::Reshape => vec![TensorType::new(like.dtype, vec![like.numel()])],
+            Op::Expand => vec![TensorType::new(like.dtype, [vec![self.dim(2)], like.shape].concat())],
             Op::TopK { axis, .. } | Op::Slice { axis, .. } => {
                 let mut first = like;
                 if let Some(extent) = first.shape.get_mut(*axis) {
                     *extent = self.dim(2);
                 }
-                let second = Type::new(DType::I64, first.shape.clone());
+                let second = TensorType::new(DType::I64, first.shape.clone());
                 if matches!(op, Op::TopK { .. }) { vec![first, second] } else { vec![first] }
             }
             _ => vec![like],
@@ -186,13 +203,15 @@ impl Choices {
 /// A graph of random inputs and of the random nodes that type-check, under random names.
 fn graph(mut choices: Choices) -> Graph {
     let c = &mut choices;
-    let mut b = Builder::new(c.name(), Some(2));
+    let mut b = GraphBuilder::new(c.name(), Some(2));
     for (name, min, max) in [("n", 1, 64), ("div", 2, 2), ("größe", 0, 9)] {
         b.symbol(name, min, max);
     }
     b.graph_mut().symbols.values_mut().next_back().unwrap().alias = Some(c.name());
-    b.group("all", Members::World);
-    b.graph_mut().groups.push(Group { name: c.name() + "1", members: Members::Cells(vec![vec![1, 0]]) });
+    b.group("all", GroupMembers::World);
+    b.graph_mut()
+        .groups
+        .push(GroupDef { name: c.name() + "1", members: GroupMembers::Cells(vec![vec![1, 0]]) });
     let group = c.flag().then(|| GroupId::new(0));
     let (symmetric_operands, symmetric_results) = (c.naturals(), c.naturals());
     let custom = CustomOp { name: c.name(), symmetric_operands, symmetric_results, group };
@@ -225,12 +244,12 @@ fn graph(mut choices: Choices) -> Graph {
         let value = ValueId::new(c.below(graph.values.len()));
         let input = InputId::new(c.below(graph.inputs.len()));
         let kind = if c.flag() { OutputKind::Returned } else { OutputKind::Mutates(input) };
-        graph.outputs.push(Output { value, kind });
+        graph.outputs.push(GraphOutput { value, kind });
     }
     graph
 }
 
-fn input(c: &mut Choices, b: &mut Builder) {
+fn input(c: &mut Choices, b: &mut GraphBuilder) {
     let source = c.name();
     match c.below(3) {
         0 => {
@@ -239,7 +258,7 @@ fn input(c: &mut Choices, b: &mut Builder) {
             let seed = c.next();
             data.data_mut().iter_mut().zip(0..).for_each(|(byte, i)| *byte = (seed >> (i % 57)) as u8);
             let shape: Vec<Dim> = shape.iter().map(|&n| Dim::from(n as i64)).collect();
-            b.input(InputKind::Constant, "c", &source, Type::new(dtype, shape), Some(Arc::new(data)));
+            b.input(InputKind::Constant, "c", &source, TensorType::new(dtype, shape), Some(Arc::new(data)));
         }
         1 => drop(b.input(InputKind::Argument, "x", &source, c.ty(), None)),
         _ => drop(b.input(InputKind::Parameter, "w", &source, c.ty(), None)),
@@ -265,16 +284,16 @@ proptest! {
     #[test]
     fn attentions_read_back_as_printed(choices in prop::collection::vec(any::<u64>(), 100)) {
         let c = &mut Choices(choices);
-        let mut b = Builder::new("p", Some(1));
+        let mut b = GraphBuilder::new("p", Some(1));
         // Words of the text form are names as others are.
         for name in ["row", "operand", "chunk"] {
             b.symbol(name, 1, 64);
         }
         let op = c.attention();
-        let heads = Type::new(DType::F16, vec![Dim::from(2), Dim::from(SymbolId::new(0)), Dim::from(8)]);
-        let positions = Type::new(c.one(&[DType::I32, DType::I64]), vec![Dim::from(2), Dim::from(1), Dim::from(1)]);
-        let mask = Type::new(DType::Bool, vec![Dim::from(SymbolId::new(0))]);
-        let input = |b: &mut Builder, ty: &Type| b.input(InputKind::Argument, "x", "", ty.clone(), None);
+        let heads = TensorType::new(DType::F16, vec![Dim::from(2), Dim::from(SymbolId::new(0)), Dim::from(8)]);
+        let positions = TensorType::new(c.one(&[DType::I32, DType::I64]), vec![Dim::from(2), Dim::from(1), Dim::from(1)]);
+        let mask = TensorType::new(DType::Bool, vec![Dim::from(SymbolId::new(0))]);
+        let input = |b: &mut GraphBuilder, ty: &TensorType| b.input(InputKind::Argument, "x", "", ty.clone(), None);
         let mut operands: Vec<ValueId> = (0..3).map(|_| input(&mut b, &heads)).collect();
         if c.flag() {
             operands.push(input(&mut b, &mask));
@@ -282,7 +301,7 @@ proptest! {
         let Op::Attention { bounds, sink, .. } = &op else { unreachable!() };
         operands.extend(bounds.iter().filter(|b| b.operand).map(|_| input(&mut b, &positions)));
         if *sink {
-            operands.push(input(&mut b, &Type::new(DType::F32, vec![])));
+            operands.push(input(&mut b, &TensorType::new(DType::F32, vec![])));
         }
         b.node("y", op, &operands).map_err(|e| TestCaseError::fail(e.to_string()))?;
         let graph = b.finish();

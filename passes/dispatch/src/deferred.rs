@@ -6,18 +6,18 @@
 //! becomes of it until it is returned.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{NodeId, Op, Table};
+use symmc_ir::{EntityMap, NodeId, Op};
 
-use crate::facts::Facts;
+use crate::facts::DispatchFacts;
 
 /// All nodes that are no views. Reductions over rows at the end of the program, and the nodes that read their results, come last.
-pub fn order(facts: &Facts<'_>) -> Vec<NodeId> {
+pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     let graph = facts.graph;
-    let ends = ends(facts);
-    let mut deferred = Table::filled(false, graph.nodes.len());
+    let ends = find_trailing_nodes(facts);
+    let mut deferred = EntityMap::filled(false, graph.nodes.len());
     let (mut first, mut last) = (Vec::with_capacity(graph.nodes.len()), Vec::new());
     for (id, node) in graph.nodes.iter() {
-        let follows = node.inputs.iter().filter_map(|&v| graph.def_node(v)).any(|n| deferred[n]);
+        let follows = node.inputs.iter().filter_map(|&v| graph.defining_node(v)).any(|n| deferred[n]);
         deferred[id] = ends[id] && (follows || reduces_rows(facts, id));
         if !facts.is_view(id) {
             if deferred[id] { last.push(id) } else { first.push(id) }
@@ -28,7 +28,7 @@ pub fn order(facts: &Facts<'_>) -> Vec<NodeId> {
 }
 
 /// Whether a node is a reduction that leaves the last axis.
-fn reduces_rows(facts: &Facts<'_>, id: NodeId) -> bool {
+fn reduces_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
     let rank = node.inputs.first().map_or(0, |&x| facts.graph.ty(x).rank());
     matches!(&node.op, Op::Reduce { axes, .. } if !axes.contains(&rank.saturating_sub(1)))
@@ -36,9 +36,9 @@ fn reduces_rows(facts: &Facts<'_>, id: NodeId) -> bool {
 
 /// The nodes of which nothing but small steps up to results of the program needs what they give. Collectives that run as one step are
 /// never among them, because the whole set and its operands would have to be.
-fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
+fn find_trailing_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
     let graph = facts.graph;
-    let mut out = Table::filled(false, graph.nodes.len());
+    let mut out = EntityMap::filled(false, graph.nodes.len());
     for (id, node) in graph.nodes.iter().rev() {
         let small = node.op.fits_map()
             || node.op.is_view()
@@ -51,7 +51,11 @@ fn ends(facts: &Facts<'_>) -> Table<NodeId, bool> {
 }
 
 /// Puts units into an order in which they can run, near to that of their last nodes.
-pub fn runnable<U>(facts: &Facts<'_>, units: Vec<U>, nodes: impl Fn(&U) -> &[NodeId]) -> Vec<U> {
+pub fn order_runnable<U>(
+    facts: &DispatchFacts<'_>,
+    units: Vec<U>,
+    nodes: impl Fn(&U) -> &[NodeId],
+) -> Vec<U> {
     let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
     for (u, unit) in units.iter().enumerate() {
         nodes(unit).iter().for_each(|n| unit_of[n.index()] = u);
@@ -61,7 +65,7 @@ pub fn runnable<U>(facts: &Facts<'_>, units: Vec<U>, nodes: impl Fn(&U) -> &[Nod
         .enumerate()
         .map(|(u, unit)| {
             let inputs = nodes(unit).iter().flat_map(|&n| &facts.node(n).inputs);
-            let of = inputs.filter_map(|&v| facts.source(v)).map(|n| unit_of[n.index()]);
+            let of = inputs.filter_map(|&v| facts.defining_node(v)).map(|n| unit_of[n.index()]);
             let mut needs: Vec<usize> = of.filter(|&n| n != usize::MAX && n != u).collect();
             needs.sort_unstable();
             needs.dedup();

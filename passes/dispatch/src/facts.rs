@@ -1,53 +1,63 @@
 //! What is known of a program before its nodes are divided.
 
-use symmc_ir::layout::{Layout, layouts, view_of};
-use symmc_ir::machine::{Capabilities, Profile};
-use symmc_ir::{Dim, Form, Graph, Node, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::layout::{Layout, compute_layouts, view_layout};
+use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
+use symmc_ir::{CollectiveVariant, Dim, DispatchForm, EntityMap, Graph, Node, NodeId, Op, ValueId};
 
 /// Addresses that kernels read in accesses of many bytes are multiples of this.
 pub const ALIGN: i64 = 16;
 
-pub struct Facts<'a> {
+pub struct DispatchFacts<'a> {
     pub graph: &'a Graph,
     /// The value whose memory each value uses.
-    pub base: &'a Table<ValueId, ValueId>,
-    pub profile: &'a Profile,
+    pub base: &'a EntityMap<ValueId, ValueId>,
+    pub profile: &'a MachineProfile,
     /// How collectives run that do not say it.
-    pub assumed: Option<Variant>,
+    pub assumed: Option<CollectiveVariant>,
     /// For each node the last collective that it is or needs.
-    pub needs: Table<NodeId, Option<NodeId>>,
+    pub last_collectives: EntityMap<NodeId, Option<NodeId>>,
     /// Whether a collective reads a value that lies in this one.
-    pub communicated: Table<ValueId, bool>,
-    pub users: Table<ValueId, Vec<NodeId>>,
-    pub returned: Table<ValueId, bool>,
+    pub communicated: EntityMap<ValueId, bool>,
+    pub users: EntityMap<ValueId, Vec<NodeId>>,
+    pub returned: EntityMap<ValueId, bool>,
     /// The number of the dispatch of each collective that the program runs as one step with others.
-    pub set_of: Table<NodeId, Option<usize>>,
+    pub set_of: EntityMap<NodeId, Option<usize>>,
 }
 
 /// The value whose memory each value of a program uses that has no copies yet.
-pub fn bases(graph: &Graph) -> Table<ValueId, ValueId> {
-    layouts(graph).values().map(|layout| layout.base).collect()
+pub fn base_values(graph: &Graph) -> EntityMap<ValueId, ValueId> {
+    compute_layouts(graph).values().map(|layout| layout.base).collect()
 }
 
-impl<'a> Facts<'a> {
-    pub fn new(graph: &'a Graph, base: &'a Table<ValueId, ValueId>, profile: &'a Profile) -> Self {
-        let mut communicated = Table::filled(false, graph.values.len());
+impl<'a> DispatchFacts<'a> {
+    pub fn new(graph: &'a Graph, base: &'a EntityMap<ValueId, ValueId>, profile: &'a MachineProfile) -> Self {
+        let mut communicated = EntityMap::filled(false, graph.values.len());
         for node in graph.nodes.values().filter(|n| n.op.as_collective().is_some()) {
             node.inputs.iter().for_each(|&v| communicated[base[v]] = true);
         }
-        let mut returned = Table::filled(false, graph.values.len());
+        let mut returned = EntityMap::filled(false, graph.values.len());
         graph.outputs.iter().for_each(|o| returned[o.value] = true);
-        let mut set_of = Table::filled(None, graph.nodes.len());
+        let mut set_of = EntityMap::filled(None, graph.nodes.len());
         for (set, dispatch) in
-            graph.dispatches.iter().enumerate().filter(|(_, d)| d.form == Form::Collectives)
+            graph.dispatches.iter().enumerate().filter(|(_, d)| d.form == DispatchForm::Collectives)
         {
             dispatch.nodes().for_each(|n| set_of[n] = Some(set));
         }
         let (assumed, needs, users) = (None, graph.last_collectives(), graph.users());
-        Facts { graph, base, profile, assumed, needs, communicated, users, returned, set_of }
+        DispatchFacts {
+            graph,
+            base,
+            profile,
+            assumed,
+            last_collectives: needs,
+            communicated,
+            users,
+            returned,
+            set_of,
+        }
     }
 
-    pub fn capabilities(&self) -> &'a Capabilities {
+    pub fn capabilities(&self) -> &'a DispatchCapabilities {
         &self.profile.dispatches
     }
 
@@ -60,8 +70,8 @@ impl<'a> Facts<'a> {
         self.node(id).outputs.iter().all(|&v| self.base[v] != v)
     }
 
-    pub fn source(&self, value: ValueId) -> Option<NodeId> {
-        self.graph.def_node(self.base[value])
+    pub fn defining_node(&self, value: ValueId) -> Option<NodeId> {
+        self.graph.defining_node(self.base[value])
     }
 
     pub fn layout(&self, value: ValueId) -> Option<Layout> {
@@ -70,21 +80,21 @@ impl<'a> Facts<'a> {
             let strides = graph.ty(value).contiguous_strides();
             return Some(Layout { base: value, offset: Dim::from(0), strides });
         }
-        let node = self.node(graph.def_node(value)?);
+        let node = self.node(graph.defining_node(value)?);
         let x = *node.inputs.first()?;
-        view_of(&node.op, &self.layout(x)?, graph.ty(x), graph.ty(value))
+        view_layout(&node.op, &self.layout(x)?, graph.ty(x), graph.ty(value))
     }
 
     /// Whether a value is one run of elements that starts at a multiple of [`ALIGN`] bytes of its base.
     pub fn is_run(&self, value: ValueId) -> bool {
         let ty = self.graph.ty(value);
         let layout = self.layout(value);
-        layout.is_some_and(|l| l.is_contiguous(ty) && self.aligned(&l.offset, value))
+        layout.is_some_and(|l| l.is_contiguous(ty) && self.is_byte_aligned(&l.offset, value))
     }
 
     /// Whether a number of elements of a value is a multiple of [`ALIGN`] bytes.
-    pub fn aligned(&self, elements: &Dim, value: ValueId) -> bool {
-        (elements.clone() * Dim::from(self.graph.ty(value).dtype.size() as i64)).divisible_by(ALIGN)
+    pub fn is_byte_aligned(&self, elements: &Dim, value: ValueId) -> bool {
+        (elements.clone() * Dim::from(self.graph.ty(value).dtype.size() as i64)).is_divisible_by(ALIGN)
     }
 
     /// The least and the most that a dim can be.
@@ -94,10 +104,10 @@ impl<'a> Facts<'a> {
     }
 
     /// What a value was before nodes gave it another shape.
-    pub fn unshaped(&self, value: ValueId) -> ValueId {
-        let node = self.graph.def_node(value).map(|n| self.node(n));
+    pub fn skip_reshapes(&self, value: ValueId) -> ValueId {
+        let node = self.graph.defining_node(value).map(|n| self.node(n));
         match node.map(|n| (&n.op, &n.inputs[..])) {
-            Some((Op::Reshape, &[x])) if self.base[value] != value => self.unshaped(x),
+            Some((Op::Reshape, &[x])) if self.base[value] != value => self.skip_reshapes(x),
             _ => value,
         }
     }
@@ -105,9 +115,9 @@ impl<'a> Facts<'a> {
     /// The nodes between a value and what it was before they gave it another shape.
     pub fn reshapes(&self, value: ValueId) -> Vec<NodeId> {
         let mut out = Vec::new();
-        let (mut at, first) = (value, self.unshaped(value));
+        let (mut at, first) = (value, self.skip_reshapes(value));
         while at != first {
-            let Some(node) = self.graph.def_node(at) else { break };
+            let Some(node) = self.graph.defining_node(at) else { break };
             out.push(node);
             at = self.node(node).inputs[0];
         }

@@ -3,52 +3,52 @@
 //! A gather along any axis is written as an all-gather along the first axis, a permutation of axes, and a copy: what each rank has
 //! is divided into rows, and row `r` of all ranks stands before row `r + 1` of any. The kernel stores the rows there at once.
 
-use symmc_ir::collective::{CollectiveKind, Variant};
-use symmc_ir::machine::model::GPU_CELL;
-use symmc_ir::{Dim, Form, NodeId, Op, ValueId};
+use symmc_ir::collective::{CollectiveKind, CollectiveVariant};
+use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
+use symmc_ir::{Dim, DispatchForm, NodeId, Op, ValueId};
 
-use crate::facts::Facts;
-use crate::walk::{Place, Walk};
+use crate::facts::DispatchFacts;
+use crate::walk::{DispatchWalk, UnitAssignment};
 
 /// The variants whose kernels store rows.
-pub const VARIANTS: [Variant; 2] = [Variant::Ll, Variant::Pull];
+pub const VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::Pull];
 
-pub fn place(walk: &Walk<'_>, id: NodeId) -> Option<Place> {
+pub fn assign_gather(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
     let unit = i64::from(facts.capabilities().gather?.unit);
     let node = facts.node(id);
     match (&node.op, &node.inputs[..]) {
-        (Op::Collective(_), _) => ranks(facts, id).map(|_| Place::Begins(Form::Gather)),
+        (Op::Collective(_), _) => ranks(facts, id).map(|_| UnitAssignment::Begins(DispatchForm::Gather)),
         (Op::Reshape | Op::Copy, &[x]) => {
-            let of = walk.giver(x, Form::Gather)?;
+            let of = walk.open_producer(x, DispatchForm::Gather)?;
             let &[gather] = &walk.units[of].nodes[..] else { return None };
             let views = views_between(facts, gather, id)?;
             let row = row(facts, x, ranks(facts, gather)?)?;
             let bytes = row * Dim::from(facts.graph.ty(x).dtype.size() as i64);
-            bytes.divisible_by(unit).then_some(Place::Joins(of, views))
+            bytes.is_divisible_by(unit).then_some(UnitAssignment::Joins(of, views))
         }
         _ => None,
     }
 }
 
 /// The ranks of an all-gather that has such a kernel.
-fn ranks(facts: &Facts<'_>, id: NodeId) -> Option<i64> {
+fn ranks(facts: &DispatchFacts<'_>, id: NodeId) -> Option<i64> {
     let collective = facts.node(id).op.as_collective()?;
     let variant = collective.variant.or(facts.assumed)?;
     let able = collective.kind == CollectiveKind::AllGather && VARIANTS.contains(&variant);
-    let ranks = facts.graph.group_size(collective.group).filter(|n| (2..=GPU_CELL).contains(n))?;
+    let ranks = facts.graph.group_size(collective.group).filter(|n| (2..=MAX_GPU_CELL_RANKS).contains(n))?;
     able.then_some(i64::from(ranks))
 }
 
 /// The views between an all-gather and a copy of its result, if nothing else reads any of them.
-fn views_between(facts: &Facts<'_>, gather: NodeId, copy: NodeId) -> Option<Vec<NodeId>> {
+fn views_between(facts: &DispatchFacts<'_>, gather: NodeId, copy: NodeId) -> Option<Vec<NodeId>> {
     let (mut views, mut reader) = (Vec::new(), copy);
     loop {
         let &[value] = &facts.node(reader).inputs[..] else { return None };
         if facts.users[value][..] != [reader] || facts.returned[value] {
             return None;
         }
-        reader = facts.graph.def_node(value)?;
+        reader = facts.graph.defining_node(value)?;
         if reader == gather {
             views.reverse();
             return Some(views);
@@ -61,7 +61,7 @@ fn views_between(facts: &Facts<'_>, gather: NodeId, copy: NodeId) -> Option<Vec<
 }
 
 /// The elements of a row, if a view of what `ranks` ranks gave has the rows of all ranks in turn.
-fn row(facts: &Facts<'_>, view: ValueId, ranks: i64) -> Option<Dim> {
+fn row(facts: &DispatchFacts<'_>, view: ValueId, ranks: i64) -> Option<Dim> {
     let (shape, strides) = (&facts.graph.ty(view).shape, facts.layout(view)?.strides);
     // Axes that lie densely one inside the other count as one: its extent and the stride of the innermost.
     let mut axes: Vec<(Dim, Dim)> = Vec::new();

@@ -1,6 +1,6 @@
 //! Which nodes of a program run as one step.
 //!
-//! [`units`] divides a lowered program, in which every copy stands that placement needs, into units: nodes that run by
+//! [`dispatch_units`] divides a lowered program, in which every copy stands that placement needs, into units: nodes that run by
 //! themselves and nodes that are one kernel. What may be one is told by the capabilities of the machine, and what the
 //! forms mean by [`symmc_ir::dispatch`]. Everything behind this pass (order, placement, packing, the check, the backends)
 //! knows a unit as one step.
@@ -15,10 +15,11 @@
 //! units run (the planner).
 
 mod batch;
-mod beside;
 mod deferred;
 mod facts;
 mod gather;
+mod independent;
+mod joint_collectives;
 mod limits;
 mod map;
 mod merge;
@@ -26,73 +27,83 @@ mod norm;
 mod product;
 mod reduction;
 mod rows;
-mod together;
 mod walk;
 
 use std::collections::{BTreeSet, HashSet};
 
-use symmc_ir::machine::{Capabilities, Profile};
-use symmc_ir::{BinaryOp, CollectiveKind, Form, Graph, NodeId, Op, Table, ValueId, Variant};
+use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
+use symmc_ir::{
+    BinaryOp, CollectiveKind, CollectiveVariant, DispatchForm, EntityMap, Graph, NodeId, Op, ValueId,
+};
 
-use walk::Walk;
+use walk::DispatchWalk;
 
-pub use limits::limits;
-pub use walk::Unit;
+pub use limits::unit_size_limits;
+pub use walk::DispatchUnit;
 
-/// The nodes of a program that are no views, in the order in which to look for [`units`], where that is not program order.
+/// The nodes of a program that are no views, in the order in which to look for [`dispatch_units`], where that is not program order.
 /// Collectives that run as one step are one unit.
-pub fn order(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Option<Vec<Unit>> {
-    let facts = facts::Facts::new(graph, base, profile);
-    Some(together::grouped(&facts, batch::side_by_side(&facts)?))
+pub fn batched_order(
+    graph: &Graph,
+    base: &EntityMap<ValueId, ValueId>,
+    profile: &MachineProfile,
+) -> Option<Vec<DispatchUnit>> {
+    let facts = facts::DispatchFacts::new(graph, base, profile);
+    Some(joint_collectives::group_into_units(&facts, batch::batched_node_order(&facts)?))
 }
 
 /// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
 /// uses. Views stand in a unit only if they are part of its kernel.
-pub fn units(graph: &Graph, base: &Table<ValueId, ValueId>, profile: &Profile) -> Vec<Unit> {
-    divided(&facts::Facts::new(graph, base, profile))
+pub fn dispatch_units(
+    graph: &Graph,
+    base: &EntityMap<ValueId, ValueId>,
+    profile: &MachineProfile,
+) -> Vec<DispatchUnit> {
+    divide_into_units(&facts::DispatchFacts::new(graph, base, profile))
 }
 
-fn divided(facts: &facts::Facts<'_>) -> Vec<Unit> {
+fn divide_into_units(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
     let mut units = with_rows(facts);
-    product::join(facts, &mut units);
-    let units = merge::merge(facts, runnable(facts, units));
+    product::join_products(facts, &mut units);
+    let units = merge::merge(facts, order_nonempty_units(facts, units));
     finished(facts, units)
 }
 
 /// The units before matrix products join them.
-fn with_rows(facts: &facts::Facts<'_>) -> Vec<Unit> {
-    let units = walked(facts, &BTreeSet::new());
-    if !units.iter().any(|unit| unit.form == Some(Form::Rows) && unit.nodes.len() > 1) {
+fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
+    let units = walk_units(facts, &BTreeSet::new());
+    if !units.iter().any(|unit| unit.form == Some(DispatchForm::Rows) && unit.nodes.len() > 1) {
         return units;
     }
     let reductions = facts.graph.nodes.iter().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
-    let apart = walked(facts, &reductions.map(|(id, _)| id).collect());
-    let refused: BTreeSet<NodeId> = rows::refused(facts, &units, &apart).into_iter().collect();
-    if refused.is_empty() { units } else { walked(facts, &refused) }
+    let apart = walk_units(facts, &reductions.map(|(id, _)| id).collect());
+    let refused: BTreeSet<NodeId> =
+        rows::unprofitable_reductions(facts, &units, &apart).into_iter().collect();
+    if refused.is_empty() { units } else { walk_units(facts, &refused) }
 }
 
 /// The same where these reductions run by themselves.
-fn walked(facts: &facts::Facts<'_>, refused: &BTreeSet<NodeId>) -> Vec<Unit> {
-    let mut walk = Walk::new(facts);
-    for id in together::side_by_side(facts, deferred::order(facts)) {
-        let place = together::place(&walk, id)
-            .or_else(|| reduction::place(&walk, id))
-            .or_else(|| gather::place(&walk, id))
-            .or_else(|| norm::place(&walk, id))
-            .or_else(|| batch::place(&walk, id))
-            .or_else(|| beside::place(&walk, id))
-            .or_else(|| rows::place(&walk, id, refused))
-            .or_else(|| map::place(&walk, id));
-        walk.put(id, place);
+fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> Vec<DispatchUnit> {
+    let mut walk = DispatchWalk::new(facts);
+    for id in joint_collectives::order_adjacent(facts, deferred::deferred_order(facts)) {
+        let place = joint_collectives::assign_joint(&walk, id)
+            .or_else(|| reduction::assign_reduction(&walk, id))
+            .or_else(|| gather::assign_gather(&walk, id))
+            .or_else(|| norm::assign_norm(&walk, id))
+            .or_else(|| batch::assign_batched(&walk, id))
+            .or_else(|| independent::assign_independent(&walk, id))
+            .or_else(|| rows::assign_rows(&walk, id, refused))
+            .or_else(|| map::assign_map(&walk, id));
+        walk.assign_node(id, place);
     }
     let mut units = walk.units;
-    rows::join(facts, &mut units);
+    rows::join_maps(facts, &mut units);
     units
 }
 
 /// Units with their nodes in an order in which they can run. One node has no form.
-fn finished(facts: &facts::Facts<'_>, units: Vec<Unit>) -> Vec<Unit> {
-    let mut units = runnable(facts, units);
+fn finished(facts: &facts::DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
+    let mut units = order_nonempty_units(facts, units);
     for unit in &mut units {
         unit.form = unit.form.filter(|_| unit.nodes.len() > 1);
     }
@@ -100,18 +111,18 @@ fn finished(facts: &facts::Facts<'_>, units: Vec<Unit>) -> Vec<Unit> {
 }
 
 /// The units that have nodes, in an order in which they can run.
-fn runnable(facts: &facts::Facts<'_>, mut units: Vec<Unit>) -> Vec<Unit> {
+fn order_nonempty_units(facts: &facts::DispatchFacts<'_>, mut units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
     units.retain(|unit| !unit.nodes.is_empty());
     units.sort_by_key(|unit| unit.nodes.last().copied());
-    deferred::runnable(facts, units, |unit| &unit.nodes)
+    deferred::order_runnable(facts, units, |unit| &unit.nodes)
 }
 
 /// Whether a node that may be done with a collective depends on one: an addition on an all-reduce, or what may be the copy of a
 /// permutation on an all-gather.
-fn follows_collectives(graph: &Graph, capabilities: &Capabilities) -> bool {
+fn follows_collectives(graph: &Graph, capabilities: &DispatchCapabilities) -> bool {
     let adds = capabilities.reduction.is_some();
     let copies = capabilities.gather.is_some();
-    let none: Table<ValueId, bool> = Table::filled(false, graph.values.len());
+    let none: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
     let (mut reduced, mut gathered, mut permuted) = (none.clone(), none.clone(), none);
     graph.nodes.values().any(|node| {
         let [reduces, gathers] = match node.op.as_collective().map(|c| &c.kind) {
@@ -135,26 +146,32 @@ fn follows_collectives(graph: &Graph, capabilities: &Capabilities) -> bool {
 /// The collectives, by their results, whose kernel would also do the step that reads the result, which is a step of its own
 /// otherwise and the only reader: all-reduces with the addition of a residual, all-gathers with a copy that changes the order of axes.
 /// Each with the variants that have such a kernel. For programs whose collectives have no variant yet.
-pub fn fused(graph: &Graph, profile: &Profile) -> BTreeSet<(ValueId, Variant)> {
+pub fn fusible_collectives(
+    graph: &Graph,
+    profile: &MachineProfile,
+) -> BTreeSet<(ValueId, CollectiveVariant)> {
     let capabilities = &profile.dispatches;
     let mut out = BTreeSet::new();
     if !follows_collectives(graph, capabilities) {
         return out;
     }
-    let base = facts::bases(graph);
-    let mut facts = facts::Facts::new(graph, &base, profile);
+    let base = facts::base_values(graph);
+    let mut facts = facts::DispatchFacts::new(graph, &base, profile);
     // Where a norm is done with the addition alone, it stands by itself behind a reduction.
-    let alone = |unit: &Unit| unit.form.is_none() || (unit.form == Some(Form::Norm) && unit.nodes.len() == 2);
-    let single = divided(&facts).into_iter().filter(alone).flat_map(|unit| unit.nodes);
+    let alone = |unit: &DispatchUnit| {
+        unit.form.is_none() || (unit.form == Some(DispatchForm::Norm) && unit.nodes.len() == 2)
+    };
+    let single = divide_into_units(&facts).into_iter().filter(alone).flat_map(|unit| unit.nodes);
     let single: HashSet<NodeId> = single.collect();
-    let variants: BTreeSet<Variant> = reduction::VARIANTS.into_iter().chain(gather::VARIANTS).collect();
+    let variants: BTreeSet<CollectiveVariant> =
+        reduction::VARIANTS.into_iter().chain(gather::VARIANTS).collect();
     for variant in variants {
         facts.assumed = Some(variant);
         // Products join none of these.
         for unit in finished(&facts, with_rows(&facts)) {
             let follows = match unit.form {
-                Some(Form::Reduction) => unit.nodes.iter().find(|n| is_addition(graph, **n)),
-                Some(Form::Gather) => unit.nodes.last(),
+                Some(DispatchForm::Reduction) => unit.nodes.iter().find(|n| is_addition(graph, **n)),
+                Some(DispatchForm::Gather) => unit.nodes.last(),
                 _ => None,
             };
             let Some(&follows) = follows else { continue };

@@ -5,22 +5,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use symmc_ir::machine::Profile;
-use symmc_ir::{Bindings, Dim, Graph, SymbolId};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{Dim, Graph, SymbolBindings, SymbolId};
 
-use crate::facts::{Facts, bases};
+use crate::facts::{DispatchFacts, base_values};
 use crate::{batch, product};
 
 /// Of each symbol the largest sizes up to which there may be units that there are not beyond.
-pub fn limits(graph: &Graph, profile: &Profile) -> BTreeMap<SymbolId, BTreeSet<i64>> {
+pub fn unit_size_limits(graph: &Graph, profile: &MachineProfile) -> BTreeMap<SymbolId, BTreeSet<i64>> {
     let mut out: BTreeMap<SymbolId, BTreeSet<i64>> = BTreeMap::new();
     if profile.dispatches.is_none() {
         return out;
     }
-    let base = bases(graph);
-    let facts = Facts::new(graph, &base, profile);
-    for (amount, most) in product::limits(&facts).into_iter().chain(batch::limits(&facts)) {
-        if let Some((symbol, size)) = last(graph, &amount, most) {
+    let base = base_values(graph);
+    let facts = DispatchFacts::new(graph, &base, profile);
+    for (amount, most) in
+        product::product_row_limits(&facts).into_iter().chain(batch::batch_row_limits(&facts))
+    {
+        if let Some((symbol, size)) = last_size_within(graph, &amount, most) {
             out.entry(symbol).or_default().insert(size);
         }
     }
@@ -28,10 +30,10 @@ pub fn limits(graph: &Graph, profile: &Profile) -> BTreeMap<SymbolId, BTreeSet<i
 }
 
 /// The largest size of a symbol at which an amount, which grows with it alone, is not more than this, if it is at some size.
-fn last(graph: &Graph, amount: &Dim, most: u64) -> Option<(SymbolId, i64)> {
+fn last_size_within(graph: &Graph, amount: &Dim, most: u64) -> Option<(SymbolId, i64)> {
     let &[symbol] = &amount.symbols()[..] else { return None };
     let fits = |size: i64| {
-        let mut sizes = Bindings::new();
+        let mut sizes = SymbolBindings::new();
         sizes.set(symbol, size);
         amount.eval(&sizes).map(|n| u64::try_from(n).unwrap_or(0) <= most)
     };

@@ -4,11 +4,11 @@
 //! halves of one weight are, counts as several.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::{Extents, Products};
-use symmc_ir::{DType, Dim, Form, Node, NodeId, Op, ValueId};
+use symmc_ir::machine::{ProductLimits, ProductShape};
+use symmc_ir::{DType, Dim, DispatchForm, Node, NodeId, Op, ValueId};
 
-use crate::facts::Facts;
-use crate::walk::Unit;
+use crate::facts::DispatchFacts;
+use crate::walk::DispatchUnit;
 
 /// The fewest columns and the least K of a product.
 const LEAST: [u64; 2] = [32, 64];
@@ -16,7 +16,7 @@ const LEAST: [u64; 2] = [32, 64];
 const BESIDE: usize = 32;
 
 /// Lets products join the units that read them.
-pub fn join(facts: &Facts<'_>, units: &mut Vec<Unit>) {
+pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
         return;
@@ -27,28 +27,28 @@ pub fn join(facts: &Facts<'_>, units: &mut Vec<Unit>) {
     }
     let at = |n: NodeId| unit_of[n.index()];
     // The products that each unit may take, in program order.
-    let mut wanted: Vec<Vec<Product>> = units.iter().map(|_| Vec::new()).collect();
+    let mut wanted: Vec<Vec<SkinnyProduct>> = units.iter().map(|_| Vec::new()).collect();
     for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
-        let Some(product) = Product::new(facts, id) else { continue };
+        let Some(product) = SkinnyProduct::new(facts, id) else { continue };
         let Some(&reader) = product.readers.first() else { continue };
         let unit = at(reader);
         let able = |&n: &NodeId| facts.node(n).op.fits_map() && !reports(facts, n);
-        let map = map_of(&units[unit]);
+        let map = epilogue_nodes(&units[unit]);
         let of_unit = |n: &NodeId| map.contains(n);
-        if map.iter().all(able) && product.readers.iter().all(of_unit) && product.fits(facts, map) {
+        if map.iter().all(able) && product.readers.iter().all(of_unit) && product.fits_epilogue(facts, map) {
             wanted[unit].push(product);
         }
     }
     for (unit, wanted) in wanted.into_iter().enumerate() {
-        for product in side_by_side(wanted, &limits, multiprocessors) {
+        for product in select_products(wanted, &limits, multiprocessors) {
             let from = at(product.node);
             units[from].nodes.retain(|&n| n != product.node);
             // A norm behind them is a step of its own.
-            if units[unit].form == Some(Form::Norm) {
+            if units[unit].form == Some(DispatchForm::Norm) {
                 let norm = units[unit].nodes.pop();
-                units.push(Unit { form: None, nodes: norm.into_iter().collect() });
+                units.push(DispatchUnit { form: None, nodes: norm.into_iter().collect() });
             }
-            units[unit].form = Some(Form::Product);
+            units[unit].form = Some(DispatchForm::Product);
             units[unit].nodes.extend(product.views.into_iter().chain([product.node]));
             units[unit].nodes.sort_unstable();
         }
@@ -56,30 +56,33 @@ pub fn join(facts: &Facts<'_>, units: &mut Vec<Unit>) {
 }
 
 /// The nodes of a unit that may be the epilogue of products.
-fn map_of(unit: &Unit) -> &[NodeId] {
+fn epilogue_nodes(unit: &DispatchUnit) -> &[NodeId] {
     match (unit.form, &unit.nodes[..]) {
-        (Some(Form::Norm), [map @ .., _]) => map,
+        (Some(DispatchForm::Norm), [map @ .., _]) => map,
         (_, nodes) => nodes,
     }
 }
 
 /// The rows of products that may be part of kernels, and how many of them: with more, neither a product nor those that would be
 /// done beside it are.
-pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
+pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
         return Vec::new();
     };
     let of = |(id, _): (NodeId, &Node)| {
-        let product = Product::new(facts, id)?;
+        let product = SkinnyProduct::new(facts, id)?;
         let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
-        let Product { columns, k, .. } = product;
+        let SkinnyProduct { columns, k, .. } = product;
         let beside = facts.users[product.left].iter().take(BESIDE);
         let beside = beside.filter(|&&n| n != id && facts.node(n).op == Op::MatMul);
-        let alike = beside.filter_map(|&n| Product::new(facts, n)).filter(|other| product.alike(other));
+        let alike = beside
+            .filter_map(|&n| SkinnyProduct::new(facts, n))
+            .filter(|other| product.has_same_shape(other));
         let all = alike.map(|other| other.parts).fold(product.parts, u64::saturating_add);
         let counts = product.parts..=all.min(u64::from(limits.products));
-        let most = |count| limits.most_rows(&Extents { count, rows: 0, columns, k }, multiprocessors);
+        let most =
+            |count| limits.max_profitable_rows(&ProductShape { count, rows: 0, columns, k }, multiprocessors);
         let most = counts.map(most).max().filter(|&most| read && most > 0)?;
         Some((product.rows_of(facts), most))
     };
@@ -87,17 +90,21 @@ pub fn limits(facts: &Facts<'_>) -> Vec<(Dim, u64)> {
 }
 
 /// Whether a node can meet data that it does not take, which kernels of products do not tell.
-pub fn reports(facts: &Facts<'_>, node: NodeId) -> bool {
+pub fn reports(facts: &DispatchFacts<'_>, node: NodeId) -> bool {
     let node = facts.node(node);
     node.outputs.iter().any(|&v| node.op.divides_integers(facts.graph.ty(v).dtype))
 }
 
 /// As many products, from the first on and like it, as one kernel does no slower than the library.
-fn side_by_side(wanted: Vec<Product>, limits: &Products, multiprocessors: u32) -> Vec<Product> {
-    let mut taken: Vec<Product> = Vec::new();
+fn select_products(
+    wanted: Vec<SkinnyProduct>,
+    limits: &ProductLimits,
+    multiprocessors: u32,
+) -> Vec<SkinnyProduct> {
+    let mut taken: Vec<SkinnyProduct> = Vec::new();
     for product in wanted {
         let count = taken.iter().chain([&product]).map(|p| p.parts).sum::<u64>();
-        if count <= u64::from(limits.products) && taken.first().is_none_or(|t| t.alike(&product)) {
+        if count <= u64::from(limits.products) && taken.first().is_none_or(|t| t.has_same_shape(&product)) {
             taken.push(product);
         }
     }
@@ -106,15 +113,15 @@ fn side_by_side(wanted: Vec<Product>, limits: &Products, multiprocessors: u32) -
     taken
 }
 
-fn are_worth(products: &[Product], limits: &Products, multiprocessors: u32) -> bool {
-    let Some(&Product { rows, columns, k, .. }) = products.first() else { return true };
+fn are_worth(products: &[SkinnyProduct], limits: &ProductLimits, multiprocessors: u32) -> bool {
+    let Some(&SkinnyProduct { rows, columns, k, .. }) = products.first() else { return true };
     let count = products.iter().map(|p| p.parts).sum();
     let rows = products.iter().map(|p| p.rows).max().unwrap_or(rows);
-    limits.are_worth(&Extents { count, rows, columns, k }, multiprocessors)
+    limits.is_profitable(&ProductShape { count, rows, columns, k }, multiprocessors)
 }
 
 /// A product that kernels of few rows can do.
-pub struct Product {
+pub struct SkinnyProduct {
     node: NodeId,
     left: ValueId,
     dtype: DType,
@@ -133,24 +140,24 @@ pub struct Product {
     readers: Vec<NodeId>,
 }
 
-impl Product {
+impl SkinnyProduct {
     /// A product that a kernel alone may read, all of it or columns side by side.
-    fn new(facts: &Facts<'_>, node: NodeId) -> Option<Product> {
-        let mut out = Product::whole(facts, node)?;
+    fn new(facts: &DispatchFacts<'_>, node: NodeId) -> Option<SkinnyProduct> {
+        let mut out = SkinnyProduct::full_product(facts, node)?;
         let &result = facts.node(node).outputs.first()?;
         if facts.returned[result] {
             return None;
         }
         let users = &facts.users[result];
         match users.iter().any(|&n| facts.is_view(n)) {
-            true => out.cut(facts, users)?,
+            true => out.split_columns(facts, users)?,
             false => out.readers.clone_from(users),
         }
         (out.columns >= LEAST[0]).then_some(out)
     }
 
     /// All columns of a product, whoever reads them.
-    pub fn whole(facts: &Facts<'_>, node: NodeId) -> Option<Product> {
+    pub fn full_product(facts: &DispatchFacts<'_>, node: NodeId) -> Option<SkinnyProduct> {
         let graph = facts.graph;
         let &[left, right] = &facts.node(node).inputs[..] else { return None };
         let result = *facts.node(node).outputs.first()?;
@@ -166,10 +173,10 @@ impl Product {
             && facts.is_run(left)
             && along == 1
             && across >= k
-            && facts.aligned(&Dim::from(across), right)
-            && facts.aligned(&layout.offset, right)
-            && facts.aligned(&Dim::from(k), left);
-        let out = Product {
+            && facts.is_byte_aligned(&Dim::from(across), right)
+            && facts.is_byte_aligned(&layout.offset, right)
+            && facts.is_byte_aligned(&Dim::from(k), left);
+        let out = SkinnyProduct {
             node,
             left,
             dtype: ty.dtype,
@@ -185,13 +192,13 @@ impl Product {
         (fits && out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
     }
 
-    pub fn rows_of(&self, facts: &Facts<'_>) -> Dim {
+    pub fn rows_of(&self, facts: &DispatchFacts<'_>) -> Dim {
         let left = facts.graph.ty(self.left);
         left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())
     }
 
     /// What is read of it are columns side by side, as many in each part.
-    fn cut(&mut self, facts: &Facts<'_>, users: &[NodeId]) -> Option<()> {
+    fn split_columns(&mut self, facts: &DispatchFacts<'_>, users: &[NodeId]) -> Option<()> {
         let axis = self.shape.len() - 1;
         let mut starts: Vec<i64> = Vec::new();
         for &n in users {
@@ -218,18 +225,18 @@ impl Product {
     }
 
     /// Whether nodes are over the positions of what is read.
-    fn fits(&self, facts: &Facts<'_>, map: &[NodeId]) -> bool {
+    fn fits_epilogue(&self, facts: &DispatchFacts<'_>, map: &[NodeId]) -> bool {
         let shape = |&n: &NodeId| &facts.graph.ty(facts.node(n).outputs[0]).shape;
         map.iter().map(shape).all(|s| *s == self.shape)
     }
 
-    fn alike(&self, other: &Product) -> bool {
-        self.is_beside(other) && self.columns == other.columns
+    fn has_same_shape(&self, other: &SkinnyProduct) -> bool {
+        self.can_share_kernel(other) && self.columns == other.columns
     }
 
     /// Whether one kernel can do both, with columns of their own.
-    pub fn is_beside(&self, other: &Product) -> bool {
-        let of = |p: &Product| (p.left, p.dtype, p.across, p.k);
+    pub fn can_share_kernel(&self, other: &SkinnyProduct) -> bool {
+        let of = |p: &SkinnyProduct| (p.left, p.dtype, p.across, p.k);
         of(self) == of(other)
     }
 }

@@ -15,21 +15,25 @@
 use std::collections::BTreeSet;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::RowReductions;
-use symmc_ir::{Dim, Form, NodeId, Op, ValueId};
+use symmc_ir::machine::RowReductionLimits;
+use symmc_ir::{Dim, DispatchForm, NodeId, Op, ValueId};
 
-use crate::facts::Facts;
+use crate::facts::DispatchFacts;
 use crate::product::reports;
-use crate::walk::{Place, Unit, Walk};
+use crate::walk::{DispatchUnit, DispatchWalk, UnitAssignment};
 
 /// What becomes of a node. Reductions in `refused` run by themselves.
-pub fn place(walk: &Walk<'_>, id: NodeId, refused: &BTreeSet<NodeId>) -> Option<Place> {
+pub fn assign_rows(
+    walk: &DispatchWalk<'_>,
+    id: NodeId,
+    refused: &BTreeSet<NodeId>,
+) -> Option<UnitAssignment> {
     let facts = walk.facts;
     let limits = facts.capabilities().rows?;
     let row = match &facts.node(id).op {
-        Op::Reduce { .. } if !refused.contains(&id) => reduced(facts, id, &limits)?,
+        Op::Reduce { .. } if !refused.contains(&id) => reduced_row_shape(facts, id, &limits)?,
         op if op.fits_map() && !reports(facts, id) => {
-            let mut found = candidates(walk, id).filter(|&u| walk.units[u].form == Some(Form::Rows));
+            let mut found = candidates(walk, id).filter(|&u| walk.units[u].form == Some(DispatchForm::Rows));
             row_of(facts, &walk.units[found.next()?])?
         }
         _ => return None,
@@ -38,37 +42,43 @@ pub fn place(walk: &Walk<'_>, id: NodeId, refused: &BTreeSet<NodeId>) -> Option<
     let mut count = 1;
     for unit in candidates(walk, id) {
         let nodes = &walk.units[unit].nodes;
-        let joins = !units.contains(&unit) && are_rows(facts, &walk.units[unit], row);
+        let joins = !units.contains(&unit) && unit_fits_rows(facts, &walk.units[unit], row);
         if joins && count + nodes.len() <= limits.nodes as usize {
             count += nodes.len();
             units.push(unit);
         }
     }
     // The first is that which the node reads.
-    while units.len() > 1 && walk.delays(&units, id) {
+    while units.len() > 1 && walk.delays_users(&units, id) {
         units.pop();
     }
     let inside = |v: ValueId| {
-        let source = facts.source(v);
+        let source = facts.defining_node(v);
         source.is_some_and(|n| units.iter().any(|&u| walk.units[u].nodes.contains(&n)))
     };
-    if !fits(facts, id, row, &inside) {
+    if !fits_rows_unit(facts, id, row, &inside) {
         return None;
     }
     let reduces = matches!(facts.node(id).op, Op::Reduce { .. });
-    let already = units.iter().any(|&u| walk.units[u].form == Some(Form::Rows));
-    (reduces || already).then_some(Place::Merges(units, Form::Rows))
+    let already = units.iter().any(|&u| walk.units[u].form == Some(DispatchForm::Rows));
+    (reduces || already).then_some(UnitAssignment::Merges(units, DispatchForm::Rows))
 }
 
 /// The open units that a node may join: those that it reads, then those that wait for the same collectives and read an operand of it.
-fn candidates<'a>(walk: &'a Walk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
-    let read = walk.read(id);
-    let open = |u: usize| walk.is_open(u) && matches!(walk.units[u].form, Some(Form::Map | Form::Rows));
-    read.into_iter().filter(move |&u| open(u)).chain(walk.sharing(Form::Rows, id))
+fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
+    let read = walk.units_read_by(id);
+    let open = |u: usize| {
+        walk.is_open(u) && matches!(walk.units[u].form, Some(DispatchForm::Map | DispatchForm::Rows))
+    };
+    read.into_iter().filter(move |&u| open(u)).chain(walk.units_sharing_operand(DispatchForm::Rows, id))
 }
 
 /// The shape of the rows that a node reduces over the last axis, if the form takes it.
-fn reduced<'a>(facts: &Facts<'a>, id: NodeId, limits: &RowReductions) -> Option<&'a [Dim]> {
+fn reduced_row_shape<'a>(
+    facts: &DispatchFacts<'a>,
+    id: NodeId,
+    limits: &RowReductionLimits,
+) -> Option<&'a [Dim]> {
     let node = facts.node(id);
     let (Op::Reduce { axes, keep: true, .. }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
     let shape = &facts.graph.ty(x).shape[..];
@@ -78,70 +88,75 @@ fn reduced<'a>(facts: &Facts<'a>, id: NodeId, limits: &RowReductions) -> Option<
     fits.then_some(shape)
 }
 
-fn row_of<'a>(facts: &Facts<'a>, unit: &Unit) -> Option<&'a [Dim]> {
+fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim]> {
     let reduction = unit.nodes.iter().map(|&n| facts.node(n)).find(|n| matches!(n.op, Op::Reduce { .. }))?;
     reduction.inputs.first().map(|&x| &facts.graph.ty(x).shape[..])
 }
 
 /// Whether a shape has one element for each row.
-fn is_per_row(shape: &[Dim], row: &[Dim]) -> bool {
+fn has_element_per_row(shape: &[Dim], row: &[Dim]) -> bool {
     let one = Dim::from(1);
     matches!((shape.split_last(), row.split_last()), (Some((last, a)), Some((_, b))) if *last == one && a == b)
 }
 
 /// Whether all nodes of a unit can be part of one of these rows.
-fn are_rows(facts: &Facts<'_>, unit: &Unit, row: &[Dim]) -> bool {
-    let inside = |v: ValueId| facts.source(v).is_some_and(|n| unit.nodes.contains(&n));
-    unit.nodes.iter().all(|&n| !reports(facts, n) && fits(facts, n, row, &inside))
+fn unit_fits_rows(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
+    let inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| unit.nodes.contains(&n));
+    unit.nodes.iter().all(|&n| !reports(facts, n) && fits_rows_unit(facts, n, row, &inside))
 }
 
 /// Whether a shape is that of one row, which all rows read.
-fn is_along(shape: &[Dim], row: &[Dim]) -> bool {
+fn is_single_row(shape: &[Dim], row: &[Dim]) -> bool {
     let one = Dim::from(1);
     let others = shape.len() <= row.len() && shape.iter().rev().skip(1).all(|n| *n == one);
     shape != row && shape.last() == row.last() && others
 }
 
 /// Whether all nodes of a unit compute one row, which all rows read: they are computed anew for each row.
-fn are_along(facts: &Facts<'_>, unit: &Unit, row: &[Dim]) -> bool {
+fn computes_single_row(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
     let fits = |&n: &NodeId| {
         let node = facts.node(n);
-        let own = node.outputs.first().is_some_and(|&v| is_along(&facts.graph.ty(v).shape, row));
+        let own = node.outputs.first().is_some_and(|&v| is_single_row(&facts.graph.ty(v).shape, row));
         own && node.op.fits_map()
             && !reports(facts, n)
-            && node.inputs.iter().all(|&v| is_along_rows(facts, v))
+            && node.inputs.iter().all(|&v| is_contiguous_along_rows(facts, v))
     };
     unit.nodes.iter().all(fits)
 }
 
 /// Whether a node can be part of a unit of these rows, whose values are those `inside`.
-fn fits(facts: &Facts<'_>, id: NodeId, row: &[Dim], inside: &dyn Fn(ValueId) -> bool) -> bool {
+fn fits_rows_unit(
+    facts: &DispatchFacts<'_>,
+    id: NodeId,
+    row: &[Dim],
+    inside: &dyn Fn(ValueId) -> bool,
+) -> bool {
     let node = facts.node(id);
     let shape = |v: ValueId| &facts.graph.ty(v).shape[..];
     let Some(own) = node.outputs.first().map(|&v| shape(v)) else { return false };
     let read = |&v: &ValueId| match inside(v) {
-        true => facts.base[v] == v && (is_per_row(shape(v), row) || (own == row && shape(v) == row)),
-        false => is_along_rows(facts, v),
+        true => facts.base[v] == v && (has_element_per_row(shape(v), row) || (own == row && shape(v) == row)),
+        false => is_contiguous_along_rows(facts, v),
     };
     match &node.op {
         Op::Reduce { .. } => {
             let &x = &node.inputs[0];
-            shape(x) == row && (facts.base[x] == x || !inside(x)) && is_along_rows(facts, x)
+            shape(x) == row && (facts.base[x] == x || !inside(x)) && is_contiguous_along_rows(facts, x)
         }
-        op => op.fits_map() && (own == row || is_per_row(own, row)) && node.inputs.iter().all(read),
+        op => op.fits_map() && (own == row || has_element_per_row(own, row)) && node.inputs.iter().all(read),
     }
 }
 
 /// Whether the elements of a row of a value are neighbours in memory, or one element. Others are read slowly by threads that
 /// share a row.
-fn is_along_rows(facts: &Facts<'_>, value: ValueId) -> bool {
+fn is_contiguous_along_rows(facts: &DispatchFacts<'_>, value: ValueId) -> bool {
     let step = |layout: symmc_ir::layout::Layout| layout.strides.last().and_then(Dim::as_const);
     let one = facts.graph.ty(value).shape.last().is_none_or(|n| *n == Dim::from(1));
     one || facts.layout(value).and_then(step).is_some_and(|step| (0..=1).contains(&step))
 }
 
 /// Lets maps join the unit of rows whose nodes alone read them.
-pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
+pub fn join_maps(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
     let Some(limits) = facts.capabilities().rows else { return };
     let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
     for (u, unit) in units.iter().enumerate() {
@@ -149,13 +164,14 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
     }
     // Units before others, so that maps of maps join as well.
     for u in (0..units.len()).rev() {
-        let Some(to) = only_reader(facts, &units[u], &unit_of) else { continue };
-        let Some(row) = row_of(facts, &units[to]).filter(|_| units[to].form == Some(Form::Rows)) else {
+        let Some(to) = sole_reader_unit(facts, &units[u], &unit_of) else { continue };
+        let Some(row) = row_of(facts, &units[to]).filter(|_| units[to].form == Some(DispatchForm::Rows))
+        else {
             continue;
         };
         let count = units[to].nodes.len() + units[u].nodes.len();
-        let are_maps = units[u].form == Some(Form::Map);
-        let fits = are_rows(facts, &units[u], row) || are_along(facts, &units[u], row);
+        let are_maps = units[u].form == Some(DispatchForm::Map);
+        let fits = unit_fits_rows(facts, &units[u], row) || computes_single_row(facts, &units[u], row);
         if are_maps && count <= limits.nodes as usize && fits {
             let moved = std::mem::take(&mut units[u].nodes);
             moved.iter().for_each(|n| unit_of[n.index()] = to);
@@ -166,7 +182,7 @@ pub fn join(facts: &Facts<'_>, units: &mut [Unit]) {
 }
 
 /// The unit whose nodes alone read what another gives, as it is.
-fn only_reader(facts: &Facts<'_>, unit: &Unit, unit_of: &[usize]) -> Option<usize> {
+fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[usize]) -> Option<usize> {
     let mut found = None;
     for &v in unit.nodes.iter().flat_map(|&n| &facts.node(n).outputs) {
         if facts.returned[v] || facts.communicated[v] {
@@ -183,18 +199,22 @@ fn only_reader(facts: &Facts<'_>, unit: &Unit, unit_of: &[usize]) -> Option<usiz
 }
 
 /// Reductions of units that are estimated to take longer than the steps `apart`, in which no unit of rows is.
-pub fn refused(facts: &Facts<'_>, units: &[Unit], apart: &[Unit]) -> Vec<NodeId> {
+pub fn unprofitable_reductions(
+    facts: &DispatchFacts<'_>,
+    units: &[DispatchUnit],
+    apart: &[DispatchUnit],
+) -> Vec<NodeId> {
     let mut part_of = vec![usize::MAX; facts.graph.nodes.len()];
     for (p, part) in apart.iter().enumerate() {
         part.nodes.iter().for_each(|n| part_of[n.index()] = p);
     }
     let mut out = Vec::new();
-    for unit in units.iter().filter(|unit| unit.form == Some(Form::Rows) && unit.nodes.len() > 1) {
+    for unit in units.iter().filter(|unit| unit.form == Some(DispatchForm::Rows) && unit.nodes.len() > 1) {
         let parts: BTreeSet<usize> = unit.nodes.iter().map(|n| part_of[n.index()]).collect();
-        let parts: Vec<&Unit> = parts.into_iter().filter_map(|p| apart.get(p)).collect();
+        let parts: Vec<&DispatchUnit> = parts.into_iter().filter_map(|p| apart.get(p)).collect();
         let slower = |end: usize| {
-            let split: f64 = parts.iter().map(|part| microseconds(facts, part, end)).sum();
-            microseconds(facts, unit, end) > split
+            let split: f64 = parts.iter().map(|part| unit_us(facts, part, end)).sum();
+            unit_us(facts, unit, end) > split
         };
         if (0..2).any(slower) {
             let reduces = |n: &NodeId| matches!(facts.node(*n).op, Op::Reduce { .. });
@@ -205,7 +225,7 @@ pub fn refused(facts: &Facts<'_>, units: &[Unit], apart: &[Unit]) -> Vec<NodeId>
 }
 
 /// The estimated time of a unit that computes at the least (0) or the greatest (1) sizes.
-fn microseconds(facts: &Facts<'_>, unit: &Unit, end: usize) -> f64 {
+fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
     let inside = |n: &NodeId| unit.nodes.contains(n);
     let size = |v: ValueId| facts.bounds(&facts.graph.ty(v).bytes())[end];
     let (mut moved, mut rows) = (0u64, None);
@@ -213,7 +233,7 @@ fn microseconds(facts: &Facts<'_>, unit: &Unit, end: usize) -> f64 {
     for &id in &unit.nodes {
         let node = facts.node(id);
         for &v in &node.inputs {
-            if facts.source(v).is_none_or(|n| !inside(&n)) && read.insert(v) {
+            if facts.defining_node(v).is_none_or(|n| !inside(&n)) && read.insert(v) {
                 moved = moved.saturating_add(size(v));
             }
         }
@@ -227,5 +247,5 @@ fn microseconds(facts: &Facts<'_>, unit: &Unit, end: usize) -> f64 {
             rows = Some(facts.bounds(&facts.graph.ty(v).numel())[end]);
         }
     }
-    facts.profile.rows_us(rows, moved)
+    facts.profile.row_kernel_us(rows, moved)
 }

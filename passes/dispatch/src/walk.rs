@@ -7,82 +7,84 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use symmc_ir::{Form, NodeId, Table, ValueId};
+use symmc_ir::{DispatchForm, EntityMap, NodeId, ValueId};
 
-use crate::facts::Facts;
+use crate::facts::DispatchFacts;
 
 /// A part of a program that runs as one step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unit {
+pub struct DispatchUnit {
     /// What its kernel is; none for a node that runs by itself.
-    pub form: Option<Form>,
+    pub form: Option<DispatchForm>,
     pub nodes: Vec<NodeId>,
 }
 
 /// The units of a program so far.
-pub struct Walk<'a> {
-    pub facts: &'a Facts<'a>,
-    pub units: Vec<Unit>,
+pub struct DispatchWalk<'a> {
+    pub facts: &'a DispatchFacts<'a>,
+    pub units: Vec<DispatchUnit>,
     /// The units of each form that may still grow, by index.
-    open: BTreeMap<Form, BTreeSet<usize>>,
+    open: BTreeMap<DispatchForm, BTreeSet<usize>>,
     /// The last collective that each unit is or needs.
     waits: Vec<Option<NodeId>>,
     /// The open units that read a value and wait for a collective, by index.
     readers: HashMap<(ValueId, Option<NodeId>), BTreeSet<usize>>,
     last: Option<NodeId>,
-    unit_of: Table<NodeId, Option<usize>>,
+    unit_of: EntityMap<NodeId, Option<usize>>,
 }
 
 /// What becomes of a node.
-pub enum Place {
+pub enum UnitAssignment {
     /// It joins this unit, with these views in front of it.
     Joins(usize, Vec<NodeId>),
     /// It begins a unit that may grow to this form.
-    Begins(Form),
+    Begins(DispatchForm),
     /// It ends this unit, which is of this form with it.
-    Ends(usize, Form),
+    Ends(usize, DispatchForm),
     /// It joins the first of these units, which takes in the others and is of this form then, or begins one.
-    Merges(Vec<usize>, Form),
+    Merges(Vec<usize>, DispatchForm),
 }
 
-impl<'a> Walk<'a> {
-    pub fn new(facts: &'a Facts<'a>) -> Self {
+impl<'a> DispatchWalk<'a> {
+    pub fn new(facts: &'a DispatchFacts<'a>) -> Self {
         let len = facts.graph.nodes.len();
-        Walk {
+        DispatchWalk {
             facts,
             units: Vec::with_capacity(len),
             open: BTreeMap::new(),
             waits: Vec::with_capacity(len),
             readers: HashMap::new(),
             last: None,
-            unit_of: Table::filled(None, len),
+            unit_of: EntityMap::filled(None, len),
         }
     }
 
     /// Puts the next node where it belongs: into a unit, or into one of its own.
-    pub fn put(&mut self, id: NodeId, place: Option<Place>) {
+    pub fn assign_node(&mut self, id: NodeId, place: Option<UnitAssignment>) {
         let joined = match &place {
-            Some(Place::Joins(unit, _) | Place::Ends(unit, _)) => vec![*unit],
-            Some(Place::Merges(units, _)) => units.clone(),
+            Some(UnitAssignment::Joins(unit, _) | UnitAssignment::Ends(unit, _)) => vec![*unit],
+            Some(UnitAssignment::Merges(units, _)) => units.clone(),
             _ => Vec::new(),
         };
         // Whoever reads what a unit gives comes behind it.
-        for unit in self.read(id).into_iter().filter(|u| !joined.contains(u)) {
+        for unit in self.units_read_by(id).into_iter().filter(|u| !joined.contains(u)) {
             self.close(unit);
         }
         let unit = match place {
-            Some(Place::Joins(unit, views)) => {
+            Some(UnitAssignment::Joins(unit, views)) => {
                 self.grow(unit, views.into_iter().chain([id]).collect());
                 unit
             }
-            Some(Place::Ends(unit, form)) => {
+            Some(UnitAssignment::Ends(unit, form)) => {
                 self.close(unit);
                 self.units[unit].form = Some(form);
                 self.units[unit].nodes.push(id);
                 unit
             }
-            Some(Place::Merges(units, form)) if !units.is_empty() => self.merge(id, &units, form),
-            Some(Place::Begins(form) | Place::Merges(_, form)) => self.begin(id, Some(form)),
+            Some(UnitAssignment::Merges(units, form)) if !units.is_empty() => self.merge(id, &units, form),
+            Some(UnitAssignment::Begins(form) | UnitAssignment::Merges(_, form)) => {
+                self.begin(id, Some(form))
+            }
             None => self.begin(id, None),
         };
         self.unit_of[id] = Some(unit);
@@ -95,9 +97,9 @@ impl<'a> Walk<'a> {
     }
 
     /// Adds a unit of one node, which may grow if it has a form.
-    fn begin(&mut self, id: NodeId, form: Option<Form>) -> usize {
+    fn begin(&mut self, id: NodeId, form: Option<DispatchForm>) -> usize {
         let unit = self.units.len();
-        self.units.push(Unit { form, nodes: Vec::new() });
+        self.units.push(DispatchUnit { form, nodes: Vec::new() });
         self.waits.push(None);
         if let Some(form) = form {
             self.open.entry(form).or_default().insert(unit);
@@ -106,7 +108,7 @@ impl<'a> Walk<'a> {
         unit
     }
 
-    fn merge(&mut self, id: NodeId, units: &[usize], form: Form) -> usize {
+    fn merge(&mut self, id: NodeId, units: &[usize], form: DispatchForm) -> usize {
         let to = units[0];
         let mut added = vec![id];
         for &from in &units[1..] {
@@ -124,10 +126,10 @@ impl<'a> Walk<'a> {
     }
 
     fn grow(&mut self, unit: usize, added: Vec<NodeId>) {
-        let waits = added.iter().filter_map(|&n| self.facts.needs[n]).max().max(self.waits[unit]);
+        let waits = added.iter().filter_map(|&n| self.facts.last_collectives[n]).max().max(self.waits[unit]);
         let mut first_new = self.units[unit].nodes.len();
         if waits != self.waits[unit] {
-            self.forget(unit);
+            self.unindex_unit(unit);
             self.waits[unit] = waits;
             first_new = 0;
         }
@@ -145,12 +147,12 @@ impl<'a> Walk<'a> {
     fn close(&mut self, unit: usize) {
         let open = self.units[unit].form.and_then(|form| self.open.get_mut(&form));
         if open.is_some_and(|open| open.remove(&unit)) {
-            self.forget(unit);
+            self.unindex_unit(unit);
         }
     }
 
     /// Lets a unit no longer be found by what its nodes read.
-    fn forget(&mut self, unit: usize) {
+    fn unindex_unit(&mut self, unit: usize) {
         let waits = self.waits[unit];
         for &v in self.units[unit].nodes.iter().flat_map(|&n| &self.facts.node(n).inputs) {
             if let Entry::Occupied(mut readers) = self.readers.entry((v, waits)) {
@@ -166,19 +168,19 @@ impl<'a> Walk<'a> {
         self.unit_of[id]
     }
 
-    pub fn read(&self, id: NodeId) -> Vec<usize> {
-        let sources = self.facts.node(id).inputs.iter().filter_map(|&v| self.facts.source(v));
+    pub fn units_read_by(&self, id: NodeId) -> Vec<usize> {
+        let sources = self.facts.node(id).inputs.iter().filter_map(|&v| self.facts.defining_node(v));
         sources.filter_map(|n| self.unit_of[n]).collect()
     }
 
     /// The open units of a form that are among the last `reach`, the youngest first.
-    pub fn open_within(&self, form: Form, reach: usize) -> impl Iterator<Item = usize> + '_ {
+    pub fn open_within(&self, form: DispatchForm, reach: usize) -> impl Iterator<Item = usize> + '_ {
         let oldest = self.units.len().saturating_sub(reach);
         self.open.get(&form).into_iter().flat_map(move |open| open.range(oldest..).rev().copied())
     }
 
     /// Those of these units that are open and of a form, the youngest first.
-    pub fn open_among(&self, mut units: Vec<usize>, form: Form) -> Vec<usize> {
+    pub fn open_among(&self, mut units: Vec<usize>, form: DispatchForm) -> Vec<usize> {
         units.retain(|unit| self.open.get(&form).is_some_and(|open| open.contains(unit)));
         units.sort_unstable_by(|a, b| b.cmp(a));
         units.dedup();
@@ -186,8 +188,8 @@ impl<'a> Walk<'a> {
     }
 
     /// The open units of a form that wait for the same collectives as a node and read an operand of it, the youngest first.
-    pub fn sharing(&self, form: Form, id: NodeId) -> impl Iterator<Item = usize> + '_ {
-        let waits = self.facts.needs[id];
+    pub fn units_sharing_operand(&self, form: DispatchForm, id: NodeId) -> impl Iterator<Item = usize> + '_ {
+        let waits = self.facts.last_collectives[id];
         let operands = self.facts.node(id).inputs.iter();
         let mut sources: Vec<_> = operands
             .filter_map(|&v| self.readers.get(&(v, waits)))
@@ -202,10 +204,12 @@ impl<'a> Walk<'a> {
     }
 
     /// The unit that the last step belongs to, if it is open, of this form, and waits for the same collectives as a node.
-    pub fn last(&self, form: Form, id: NodeId) -> Option<usize> {
+    pub fn last_unit(&self, form: DispatchForm, id: NodeId) -> Option<usize> {
         let unit = self.unit_of[self.last?]?;
         let is_last = self.last.as_ref() == self.units[unit].nodes.last();
-        let fits = is_last && self.units[unit].form == Some(form) && self.waits[unit] == self.facts.needs[id];
+        let fits = is_last
+            && self.units[unit].form == Some(form)
+            && self.waits[unit] == self.facts.last_collectives[id];
         (fits && self.is_open(unit)).then_some(unit)
     }
 
@@ -215,27 +219,27 @@ impl<'a> Walk<'a> {
     }
 
     /// Whether merging units with a node would let something wait for a collective that it does not wait for otherwise.
-    pub fn delays(&self, units: &[usize], id: NodeId) -> bool {
+    pub fn delays_users(&self, units: &[usize], id: NodeId) -> bool {
         let facts = self.facts;
         let needs = |unit: usize| self.waits[unit];
-        let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.needs[id]);
+        let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.last_collectives[id]);
         let inside = |n: &NodeId| *n == id || units.iter().any(|&u| self.units[u].nodes.contains(n));
         units.iter().filter(|&&u| needs(u) < all).any(|&u| {
             let given = self.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
             let mut users = given.flat_map(|&v| &facts.users[v]).filter(|n| !inside(n));
-            users.any(|&n| facts.needs[n] < all)
+            users.any(|&n| facts.last_collectives[n] < all)
         })
     }
 
     /// The open unit of a form that gives a value its memory.
-    pub fn giver(&self, value: ValueId, form: Form) -> Option<usize> {
-        let unit = self.facts.source(value).and_then(|n| self.unit_of[n])?;
+    pub fn open_producer(&self, value: ValueId, form: DispatchForm) -> Option<usize> {
+        let unit = self.facts.defining_node(value).and_then(|n| self.unit_of[n])?;
         self.open.get(&form).is_some_and(|open| open.contains(&unit)).then_some(unit)
     }
 
     /// Whether a value is there before a node begins.
     pub fn is_before(&self, value: ValueId, node: NodeId) -> bool {
-        self.facts.source(value).is_none_or(|n| {
+        self.facts.defining_node(value).is_none_or(|n| {
             // A unit is run in place of its last node.
             self.unit_of[n].and_then(|u| self.units[u].nodes.last()).is_some_and(|&last| last < node)
         })

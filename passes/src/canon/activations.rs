@@ -1,33 +1,33 @@
 //! Softmax and silu that were written out. Only in f32 and f64, where the fused form differs in the last bits at
 //! most; narrower types round every step.
 
-use symmc_ir::{BinaryOp, DType, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "silu",
         equation: "x * sigmoid(x) = x / (1 + exp(-x)) = silu(x), for f32 and f64",
         apply: silu,
     },
-    Rule {
+    RewriteRule {
         name: "softmax",
         equation: "exp(x - max(x)) / sum(exp(x - max(x))) = softmax(x), for f32 and f64",
         apply: softmax,
     },
-    Rule {
+    RewriteRule {
         name: "between_casts",
         equation: "cast(f(cast(x))) = f(x) for silu and softmax, which compute in f32",
-        apply: between_casts,
+        apply: activation_between_casts,
     },
 ];
 
-fn wide(dtype: DType) -> bool {
+fn is_wide_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64)
 }
 
-fn silu(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn silu(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Binary(op), &[a, b]) = (&node.op, &node.inputs[..]) else { return None };
     let x = match op {
         BinaryOp::Mul if is_sigmoid(cx, b, a) => a,
@@ -35,7 +35,7 @@ fn silu(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         BinaryOp::Div if is_one_plus_exp(cx, b, a) => a,
         _ => return None,
     };
-    wide(node.ty.dtype).then_some(Rewrite::Node(Op::Unary(UnaryOp::Silu), vec![x]))
+    is_wide_float(node.ty.dtype).then_some(Rewrite::Node(Op::Unary(UnaryOp::Silu), vec![x]))
 }
 
 fn is_sigmoid(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
@@ -52,21 +52,29 @@ fn is_one_plus_exp(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
     inner().unwrap_or(false)
 }
 
-fn softmax(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn softmax(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Binary(BinaryOp::Div), &[e, sum]) = (&node.op, &node.inputs[..]) else { return None };
-    let (Op::Reduce { op: Reduction::Sum, axes, keep: true }, &[summed]) = cx.def(sum)? else { return None };
+    let (Op::Reduce { op: ReductionKind::Sum, axes, keep: true }, &[summed]) = cx.def(sum)? else {
+        return None;
+    };
     let (Op::Unary(UnaryOp::Exp), &[difference]) = cx.def(e)? else { return None };
     let (Op::Binary(BinaryOp::Sub), &[x, max]) = cx.def(difference)? else { return None };
-    let (Op::Reduce { op: Reduction::Max, axes: over, keep: true }, &[y]) = cx.def(max)? else { return None };
+    let (Op::Reduce { op: ReductionKind::Max, axes: over, keep: true }, &[y]) = cx.def(max)? else {
+        return None;
+    };
     let &[axis] = &axes[..] else { return None };
     // Where these are needed besides, as for a gradient, they are computed anyway.
     let shared = || [sum, max, difference].into_iter().any(|v| cx.is_shared(v));
-    let matches =
-        summed == e && x == y && axes == over && wide(node.ty.dtype) && *cx.ty(x) == node.ty && !shared();
+    let matches = summed == e
+        && x == y
+        && axes == over
+        && is_wide_float(node.ty.dtype)
+        && *cx.ty(x) == node.ty
+        && !shared();
     matches.then_some(Rewrite::Node(Op::Softmax { axis, log: false }, vec![x]))
 }
 
-fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn activation_between_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
         return None;
     }

@@ -1,37 +1,39 @@
 //! Attention that was written out, whose mask says what positions see, or whose heads are repeated.
 
-use symmc_ir::attention::{self, Bound, Operands};
-use symmc_ir::known::Known;
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, UnaryOp, ValueId, infer};
+use symmc_ir::attention::{self, AttentionBound, AttentionOperands};
+use symmc_ir::closed_form::ClosedForm;
+use symmc_ir::{
+    BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId, infer,
+};
 
-use super::seen::additive::{self, Additive};
-use super::seen::bounds::{self, Split};
-use super::seen::condition::Condition;
-use super::seen::linear::View;
-use super::seen::{self, operands, rows};
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use super::masks::additive::{self, AdditiveMask};
+use super::masks::bounds::{self, ConditionSplit};
+use super::masks::condition::MaskCondition;
+use super::masks::linear::AxisView;
+use super::masks::{self, operands, row_visibility};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "attention",
         equation: "matmul(softmax(c*tanh(matmul(q * s, transpose(k) * t) * r / c) + mask), v) = attention(q, k, v) with \
                    scale s*t*r, cap c, and the bounds that the mask is, where rows that see no column get the mean of v; \
                    else the mask where its numbers are finite; scores and weights need not be rounded",
-        apply: written_out,
+        apply: recognize_attention,
     },
-    Rule {
+    RewriteRule {
         name: "full_mask",
         equation: "attention(q, k, v, full(true)) = attention(q, k, v, full(0.0)) = attention(q, k, v)",
         apply: full_mask,
     },
-    Rule {
+    RewriteRule {
         name: "mask_of_positions",
         equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .., where these compare the column \
                    with what does not depend on it; select(m, x, -inf) is the mask m with x added, and so is \
                    select(m, x, lowest) where x is of moderate size, but for rows that see no column: these get the mean of v",
         apply: mask_of_positions,
     },
-    Rule {
+    RewriteRule {
         name: "grouped_heads",
         equation: "attention(q, repeat(k), repeat(v)) = attention(q, k, v) with heads in groups",
         apply: grouped_heads,
@@ -39,27 +41,27 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// Scores on their way to a softmax: what is before the masks, and what these let through.
-struct Scores {
+struct MaskedScores {
     /// The extents before the last two where the masks are.
     leading: Vec<Dim>,
     before: ValueId,
-    mask: Additive,
+    mask: AdditiveMask,
     /// What is added, whole.
     added: Vec<ValueId>,
     /// What all of it is multiplied by behind the masks.
     factor: f64,
     /// The least that scores are behind the masks further in, and what these let through where a row is not less.
-    floor: Option<(f64, Condition)>,
+    floor: Option<(f64, MaskCondition)>,
     /// Masks chose scores instead of being added to them.
     chose: bool,
 }
 
-fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
-    let (softmax, guarded) = unguarded(cx, bare(cx, weights));
-    let (softmax, sunk) = unsunk(cx, bare(cx, softmax));
+    let (softmax, guarded) = match_nan_guard(cx, skip_casts_and_reshapes(cx, weights));
+    let (softmax, sunk) = match_sink_slice(cx, skip_casts_and_reshapes(cx, softmax));
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
-    if *axis + 1 != cx.shape(scores).len() || is_needed_besides(cx, weights) {
+    if *axis + 1 != cx.shape(scores).len() || has_other_users(cx, weights) {
         return None;
     }
     let (scores, sink) = match sunk {
@@ -67,41 +69,42 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         None => (scores, None),
     };
     // Masks may be of heads and batches that the softmax has as one axis.
-    let scores = bare(cx, scores);
+    let scores = skip_casts_and_reshapes(cx, scores);
     let shape = cx.shape(scores).to_vec();
     let leading = &shape[..shape.len().checked_sub(2)?];
-    let scores = unmasked(cx, scores)?;
-    let (before, cap, within_cap) = uncapped(cx, scores.before);
-    let (before, outer) = unscaled(cx, before);
-    let product = bare(cx, before);
+    let scores = match_masked_scores(cx, scores)?;
+    let (before, cap, within_cap) = match_cap(cx, scores.before);
+    let (before, outer) = match_scale(cx, before);
+    let product = skip_casts_and_reshapes(cx, before);
     let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
     let within = cx.shape(product)[..cx.shape(product).len() - 2].to_vec();
-    let ((q, of_q), (k, of_k)) = (unscaled(cx, q), untransposed(cx, k)?);
+    let ((q, of_q), (k, of_k)) = (match_scale(cx, q), match_transposed_keys(cx, k)?);
     let of_node = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
-    let (q, k) = (led(cx, q, &within, leading)?, led(cx, k, &within, leading)?);
-    let v = led(cx, v, of_node, leading)?;
+    let (q, k) =
+        (reshape_leading_axes(cx, q, &within, leading)?, reshape_leading_axes(cx, k, &within, leading)?);
+    let v = reshape_leading_axes(cx, v, of_node, leading)?;
     // What the products broadcast has the heads of the query in attention.
-    let wide = |ty: &Type| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
+    let wide = |ty: &TensorType| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
     let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
-    let typed = |shape: &[Dim]| Type::new(node.ty.dtype, shape.to_vec());
-    let scale = Float(scores.factor * within_cap * outer * of_q * of_k);
+    let typed = |shape: &[Dim]| TensorType::new(node.ty.dtype, shape.to_vec());
+    let scale = FloatAttribute(scores.factor * within_cap * outer * of_q * of_k);
     // A cap is not of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false, log_sum_exp: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
     let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
-    let result = infer::infer(&plain, &types, None).ok()??.pop()?;
+    let result = infer::infer_types(&plain, &types, None).ok()??.pop()?;
     let alike = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
     if !alike || cap.is_some() && scores.factor != 1.0 {
         return None;
     }
     let hides = match sink {
-        Some(_) => Unseen::Zero,
-        None if guarded => Unseen::Guarded,
-        None => Unseen::Weighed,
+        Some(_) => HiddenRowWeights::Zero,
+        None if guarded => HiddenRowWeights::Guarded,
+        None => HiddenRowWeights::Weighed,
     };
-    let Seen { bounds, mut operands, rows } = of_softmax(cx, &scores, &shape, hides)?;
+    let VisibleBounds { bounds, mut operands, rows } = softmax_bounds(cx, &scores, &shape, hides)?;
     if let Some(sink) = sink {
-        operands.push(led(cx, sink, &shape[..shape.len() - 2], leading)?);
+        operands.push(reshape_leading_axes(cx, sink, &shape[..shape.len() - 2], leading)?);
     }
     let values = v;
     let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
@@ -113,30 +116,30 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         return Some(Rewrite::Node(op, inputs));
     }
     let y = cx.emit("heads", op, &inputs, result);
-    let y = or_mean(cx, y, rows, values)?;
+    let y = mean_for_hidden_rows(cx, y, rows, values)?;
     Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
 }
 
 /// Whether others need weights, or what they are cast from: they have to be computed then, and attention would compute them again.
-fn is_needed_besides(cx: &Rewriter, weights: ValueId) -> bool {
+fn has_other_users(cx: &Rewriter, weights: ValueId) -> bool {
     match cx.def(weights) {
         _ if cx.is_shared(weights) => true,
-        Some((Op::Cast | Op::Reshape | Op::Expand, &[x])) => is_needed_besides(cx, x),
+        Some((Op::Cast | Op::Reshape | Op::Expand, &[x])) => has_other_users(cx, x),
         _ => false,
     }
 }
 
 /// The keys `[.., s, e]` whose transpose a value is, and what it is multiplied by.
-fn untransposed(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)> {
-    let (k, outer) = unscaled(cx, k);
+fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)> {
+    let (k, outer) = match_scale(cx, k);
     // Any permutation is one of the heads' axes, and then of the last two.
     let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
     let mut perm = perm.clone();
-    let (stored, inner) = unscaled(cx, stored);
+    let (stored, inner) = match_scale(cx, stored);
     let last = perm.len().checked_sub(1).filter(|last| *last > 0)?;
     perm.swap(last - 1, last);
     let ty = cx.ty(stored);
-    let ty = Type::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
+    let ty = TensorType::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
     let k = match perm.iter().copied().eq(0..=last) {
         true => stored,
         false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
@@ -145,7 +148,7 @@ fn untransposed(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)> {
 }
 
 /// A value of matrices with other extents before them; those of extent 1 broadcast.
-fn led(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<ValueId> {
+fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<ValueId> {
     let shape = cx.shape(value);
     let Some(rank) = shape.len().checked_sub(2).filter(|_| from != to) else { return Some(value) };
     let (own, tail) = shape.split_at(rank);
@@ -162,9 +165,9 @@ fn led(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<Va
 }
 
 /// A value before casts between floats, and before reshapes of what stands before matrices.
-fn bare(cx: &Rewriter, mut value: ValueId) -> ValueId {
+fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
     loop {
-        let inner = uncast(cx, unled(cx, value));
+        let inner = skip_float_cast(cx, skip_leading_reshape(cx, value));
         if inner == value {
             return value;
         }
@@ -173,7 +176,7 @@ fn bare(cx: &Rewriter, mut value: ValueId) -> ValueId {
 }
 
 /// A value of matrices before a reshape that keeps the matrices.
-fn unled(cx: &Rewriter, value: ValueId) -> ValueId {
+fn skip_leading_reshape(cx: &Rewriter, value: ValueId) -> ValueId {
     let last = |v: ValueId| cx.shape(v).iter().rev().take(2).cloned().collect::<Vec<_>>();
     match cx.def(value) {
         Some((Op::Reshape, &[x])) if last(x).len() == 2 && last(x) == last(value) => x,
@@ -183,7 +186,7 @@ fn unled(cx: &Rewriter, value: ValueId) -> ValueId {
 
 /// What a softmax makes of rows that a mask hides all of.
 #[derive(Clone, Copy, PartialEq)]
-enum Unseen {
+enum HiddenRowWeights {
     /// Equal weights, or none that is a number.
     Weighed,
     /// The same, but zeros for what is not a number.
@@ -193,8 +196,8 @@ enum Unseen {
 }
 
 #[derive(Default)]
-struct Seen {
-    bounds: Vec<Bound>,
+struct VisibleBounds {
+    bounds: Vec<AttentionBound>,
     /// Its operands behind the values: what is left of the mask, and the positions of the bounds.
     operands: Vec<ValueId>,
     /// Whether a row sees a column, where the others have equal weights.
@@ -202,47 +205,52 @@ struct Seen {
 }
 
 /// What attention gives, where rows that see nothing have equal weights.
-fn or_mean(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v: ValueId) -> Option<ValueId> {
+fn mean_for_hidden_rows(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v: ValueId) -> Option<ValueId> {
     let Some(rows) = rows else { return Some(y) };
-    let v = match unrepeated(cx, v) {
+    let v = match match_repeated_heads(cx, v) {
         Some((v, shape)) => cx.reshape(v, shape),
         None => v,
     };
-    rows::or_mean(cx, y, rows, v)
+    row_visibility::emit_mean_for_hidden_rows(cx, y, rows, v)
 }
 
 /// What masks before a softmax let through. Rows that see nothing are not alike there: where not each is shown to see a
 /// column, or has equal weights, finite numbers stay a mask.
-fn of_softmax(cx: &mut Rewriter, scores: &Scores, shape: &[Dim], unseen: Unseen) -> Option<Seen> {
-    if scores.mask.seen.is_empty() && scores.mask.rest.is_empty() {
-        return Some(Seen::default());
+fn softmax_bounds(
+    cx: &mut Rewriter,
+    scores: &MaskedScores,
+    shape: &[Dim],
+    unseen: HiddenRowWeights,
+) -> Option<VisibleBounds> {
+    if scores.mask.visible.is_empty() && scores.mask.rest.is_empty() {
+        return Some(VisibleBounds::default());
     }
     let zero_rows = match unseen {
-        Unseen::Zero => true,
-        Unseen::Guarded => scores.mask.is_infinite(),
-        Unseen::Weighed => false,
+        HiddenRowWeights::Zero => true,
+        HiddenRowWeights::Guarded => scores.mask.is_infinite(),
+        HiddenRowWeights::Weighed => false,
     };
     let plain = !scores.chose && scores.factor == 1.0;
     let condition = scores.mask.condition();
-    let split = condition.and_then(|c| bounds::split(cx, &c, shape)).filter(|s| s.gained || !plain);
-    if let Some(found) = split.and_then(|s| bounded(cx, &scores.mask, &s, &[], shape, zero_rows)) {
+    let split = condition.and_then(|c| bounds::split_condition(cx, &c, shape)).filter(|s| s.gained || !plain);
+    if let Some(found) = split.and_then(|s| mask_bounds(cx, &scores.mask, &s, &[], shape, zero_rows)) {
         return Some(found);
     }
-    let finite = scores.mask.seen.iter().all(|(_, x)| x.is_finite());
+    let finite = scores.mask.visible.iter().all(|(_, x)| x.is_finite());
     let moderate = scores.mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
-    if !plain || !(unseen != Unseen::Weighed || finite && moderate) {
+    if !plain || !(unseen != HiddenRowWeights::Weighed || finite && moderate) {
         return None;
     }
     let mut sum = *scores.added.first()?;
     for &mask in &scores.added[1..] {
-        sum = added(cx, sum, mask)?;
+        sum = emit_add(cx, sum, mask)?;
     }
-    Some(Seen { operands: vec![sum], ..Seen::default() })
+    Some(VisibleBounds { operands: vec![sum], ..VisibleBounds::default() })
 }
 
-fn added(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
-    let shape = infer::broadcast(&[cx.shape(x), cx.shape(y)]).ok()?;
-    let ty = Type::new(cx.ty(x).dtype, shape);
+fn emit_add(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
+    let shape = infer::broadcast_shapes(&[cx.shape(x), cx.shape(y)]).ok()?;
+    let ty = TensorType::new(cx.ty(x).dtype, shape);
     (cx.ty(y).dtype == ty.dtype).then(|| cx.emit("bias", Op::Binary(BinaryOp::Add), &[x, y], ty))
 }
 
@@ -250,64 +258,73 @@ fn added(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
 const LOWEST: std::ops::RangeInclusive<f64> = f32::MIN as f64..=-1e38;
 
 /// Whether rows that a mask hides all of have equal weights: one such number hides.
-fn is_even(mask: &Additive) -> bool {
-    matches!(&mask.seen[..], [(_, number)] if LOWEST.contains(number))
+fn hides_evenly(mask: &AdditiveMask) -> bool {
+    matches!(&mask.visible[..], [(_, number)] if LOWEST.contains(number))
 }
 
 /// The bounds that a mask of float is, which is split so, beside those that there are, and what is left of it. `zero_rows` says that rows
 /// which see nothing are zero.
-fn bounded(
+fn mask_bounds(
     cx: &mut Rewriter,
-    mask: &Additive,
-    split: &Split,
-    beside: &[Bound],
+    mask: &AdditiveMask,
+    split: &ConditionSplit,
+    beside: &[AttentionBound],
     shape: &[Dim],
     zero_rows: bool,
-) -> Option<Seen> {
+) -> Option<VisibleBounds> {
     let new = split.bounds.iter().map(|l| &l.bound);
     let moderate = mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
-    let sees = split.rest.is_empty() && moderate && bounds::each_row_sees(cx, new.chain(beside), shape);
+    let sees = split.rest.is_empty()
+        && moderate
+        && bounds::every_row_has_visible_column(cx, new.chain(beside), shape);
     let mut rows = None;
     if !sees && !zero_rows {
-        if !moderate || !beside.is_empty() || !is_even(mask) {
+        if !moderate || !beside.is_empty() || !hides_evenly(mask) {
             return None;
         }
-        rows = Some(rows::see(cx, split, shape)?);
+        rows = Some(row_visibility::emit_row_visibility(cx, split, shape)?);
     }
     let mut sum = None;
     for leaf in &mask.rest {
-        let next = operands::placed(cx, leaf, shape)?;
+        let next = operands::emit_element(cx, leaf, shape)?;
         sum = Some(match sum {
             None => next,
-            Some(other) => added(cx, other, next)?,
+            Some(other) => emit_add(cx, other, next)?,
         });
     }
-    let seen = operands::mask(cx, &split.rest, shape);
+    let seen = operands::emit_witness_mask(cx, &split.rest, shape);
     let left = match (seen, sum) {
         (Some(seen), Some(added)) => {
-            let ty =
-                Type::new(cx.ty(added).dtype, infer::broadcast(&[cx.shape(seen), cx.shape(added)]).ok()?);
-            let number = Type::new(ty.dtype, vec![]);
-            let never = cx.emit("never", Op::Full(Scalar::Float(Float(f64::NEG_INFINITY))), &[], number);
+            let ty = TensorType::new(
+                cx.ty(added).dtype,
+                infer::broadcast_shapes(&[cx.shape(seen), cx.shape(added)]).ok()?,
+            );
+            let number = TensorType::new(ty.dtype, vec![]);
+            let never =
+                cx.emit("never", Op::Full(Scalar::Float(FloatAttribute(f64::NEG_INFINITY))), &[], number);
             Some(cx.emit("mask", Op::Select, &[seen, added, never], ty))
         }
         (one, other) => one.or(other),
     };
-    let (bounds, positions) = operands(cx, split, shape)?;
-    Some(Seen { bounds, operands: left.into_iter().chain(positions).collect(), rows })
+    let (bounds, positions) = bound_operands(cx, split, shape)?;
+    Some(VisibleBounds { bounds, operands: left.into_iter().chain(positions).collect(), rows })
 }
 
 /// The bounds of a split, and the values of their operands.
-fn operands(cx: &mut Rewriter, split: &Split, shape: &[Dim]) -> Option<(Vec<Bound>, Vec<ValueId>)> {
+fn bound_operands(
+    cx: &mut Rewriter,
+    split: &ConditionSplit,
+    shape: &[Dim],
+) -> Option<(Vec<AttentionBound>, Vec<ValueId>)> {
     let mut positions = Vec::new();
     for limit in split.bounds.iter().filter(|l| l.bound.operand) {
-        positions.push(operands::operand(cx, limit, shape)?);
+        positions.push(operands::emit_bound_operand(cx, limit, shape)?);
     }
     Some((split.bounds.iter().map(|l| l.bound.clone()).collect(), positions))
 }
 
 /// `x` and `c`, if the value is `x * c` or `x / (1/c)`, else the value and 1.
-fn unscaled(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
+fn match_scale(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
     match cx.def(value) {
         Some((Op::BinaryScalar { op: BinaryOp::Mul, scalar, .. }, &[x])) => (x, scalar.as_f64()),
         Some((Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[x])) => {
@@ -318,18 +335,18 @@ fn unscaled(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
 }
 
 /// `x`, `c` and `f`, if the value is `c * tanh(f * x / c)`, else the value.
-fn uncapped(cx: &Rewriter, value: ValueId) -> (ValueId, Option<Float>, f64) {
+fn match_cap(cx: &Rewriter, value: ValueId) -> (ValueId, Option<FloatAttribute>, f64) {
     let capped = || {
-        let (tanh, cap) = unscaled(cx, uncast(cx, value));
-        let (Op::Unary(UnaryOp::Tanh), &[x]) = cx.def(uncast(cx, tanh))? else { return None };
-        let (x, inverse) = unscaled(cx, uncast(cx, x));
-        (cap.is_finite() && cap > 0.0).then_some((x, Some(Float(cap)), cap * inverse))
+        let (tanh, cap) = match_scale(cx, skip_float_cast(cx, value));
+        let (Op::Unary(UnaryOp::Tanh), &[x]) = cx.def(skip_float_cast(cx, tanh))? else { return None };
+        let (x, inverse) = match_scale(cx, skip_float_cast(cx, x));
+        (cap.is_finite() && cap > 0.0).then_some((x, Some(FloatAttribute(cap)), cap * inverse))
     };
     capped().unwrap_or((value, None, 1.0))
 }
 
 /// A float value before it was converted to another float dtype.
-fn uncast(cx: &Rewriter, value: ValueId) -> ValueId {
+fn skip_float_cast(cx: &Rewriter, value: ValueId) -> ValueId {
     match cx.def(value) {
         Some((Op::Cast, &[x])) if cx.ty(x).dtype.is_float() && cx.ty(value).dtype.is_float() => x,
         _ => value,
@@ -337,21 +354,21 @@ fn uncast(cx: &Rewriter, value: ValueId) -> ValueId {
 }
 
 /// Scores before the masks that are added to them or choose them, and before constants that are added to all of them.
-fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
+fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScores> {
     let shape = cx.shape(scores).to_vec();
     let leading = shape[..shape.len().checked_sub(2)?].to_vec();
     let added = Vec::new();
-    let mut out = Scores {
+    let mut out = MaskedScores {
         leading,
         before: scores,
-        mask: Additive::default(),
+        mask: AdditiveMask::default(),
         added,
         factor: 1.0,
         floor: None,
         chose: false,
     };
     for _ in 0..MAX_MASKS {
-        let value = bare(cx, out.before);
+        let value = skip_casts_and_reshapes(cx, out.before);
         let Some((op, inputs)) = cx.def(value) else { break };
         let (op, inputs) = (op.clone(), inputs.to_vec());
         match (op, &inputs[..]) {
@@ -359,9 +376,9 @@ fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
                 out.before = x;
             }
             (Op::BinaryScalar { op: BinaryOp::Mul | BinaryOp::Div, .. }, _) => {
-                let (x, factor) = unscaled(cx, value);
+                let (x, factor) = match_scale(cx, value);
                 let masked = matches!(
-                    cx.def(bare(cx, x)),
+                    cx.def(skip_casts_and_reshapes(cx, x)),
                     Some((
                         Op::Binary(BinaryOp::Add) | Op::BinaryScalar { op: BinaryOp::Add, .. } | Op::Select,
                         _
@@ -375,7 +392,7 @@ fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
             (Op::BinaryScalar { op: BinaryOp::Max, scalar, .. }, &[x])
                 if out.factor == 1.0 && out.floor.is_none() && LOWEST.contains(&scalar.as_f64()) =>
             {
-                out.floor = Some((scalar.as_f64(), Condition::constant(true)));
+                out.floor = Some((scalar.as_f64(), MaskCondition::constant(true)));
                 (out.before, out.chose) = (x, true);
             }
             (Op::Binary(BinaryOp::Add), &[a, b]) => {
@@ -384,55 +401,57 @@ fn unmasked(cx: &mut Rewriter, scores: ValueId) -> Option<Scores> {
                 if !scored(x) {
                     break;
                 }
-                let mask = out.led(cx, value, mask)?;
-                let parts = additive::additive(cx, mask).viewed(&View::broadcast(cx.shape(mask), &shape)?)?;
-                out.hide(parts)?;
+                let mask = out.align_leading_axes(cx, value, mask)?;
+                let parts = additive::parse_additive_mask(cx, mask)
+                    .through_view(&AxisView::broadcast(cx.shape(mask), &shape)?)?;
+                out.apply_mask(parts)?;
                 out.added.push(mask);
                 out.before = x;
             }
             (Op::Select, &[c, x, y]) => {
-                let (_, number, other) = additive::chosen(cx, cx.ty(value).dtype, c, x, y)?;
+                let (_, number, other) = additive::match_hiding_select(cx, cx.ty(value).dtype, c, x, y)?;
                 if cx.shape(other) != cx.shape(value) {
                     break;
                 }
-                let c = out.led(cx, value, c)?;
-                let seen = seen::condition(cx, c).viewed(&View::broadcast(cx.shape(c), &shape)?)?;
-                let seen = if other == x { seen } else { seen.contrary() };
-                out.hide(Additive { seen: vec![(seen, number)], rest: Vec::new() })?;
+                let c = out.align_leading_axes(cx, value, c)?;
+                let seen =
+                    masks::mask_condition(cx, c).through_view(&AxisView::broadcast(cx.shape(c), &shape)?)?;
+                let seen = if other == x { seen } else { seen.negate() };
+                out.apply_mask(AdditiveMask { visible: vec![(seen, number)], rest: Vec::new() })?;
                 (out.before, out.chose) = (other, true);
             }
             _ => break,
         }
     }
     if let Some((number, seen)) = out.floor.take().filter(|f| f.1.is_constant() != Some(true)) {
-        out.mask.seen.push((seen, number));
+        out.mask.visible.push((seen, number));
     }
     Some(out)
 }
 
-impl Scores {
+impl MaskedScores {
     /// What is combined with scores at `value`, as it is where the masks are.
-    fn led(&self, cx: &mut Rewriter, value: ValueId, mask: ValueId) -> Option<ValueId> {
+    fn align_leading_axes(&self, cx: &mut Rewriter, value: ValueId, mask: ValueId) -> Option<ValueId> {
         let from = cx.shape(value)[..cx.shape(value).len() - 2].to_vec();
-        led(cx, mask, &from, &self.leading)
+        reshape_leading_axes(cx, mask, &from, &self.leading)
     }
 
     /// One mask more, before what is multiplied.
-    fn hide(&mut self, mut mask: Additive) -> Option<()> {
+    fn apply_mask(&mut self, mut mask: AdditiveMask) -> Option<()> {
         if self.factor != 1.0 && !mask.rest.is_empty() {
             return None;
         }
         // Whatever hides is as low as the floor.
         if let Some((floor, all)) = &mut self.floor {
-            for (seen, number) in std::mem::take(&mut mask.seen) {
+            for (seen, number) in std::mem::take(&mut mask.visible) {
                 if number > *floor {
                     return None;
                 }
-                *all = std::mem::replace(all, Condition::constant(true)).and(seen)?;
+                *all = std::mem::replace(all, MaskCondition::constant(true)).and(seen)?;
             }
         }
-        mask.seen.iter_mut().for_each(|(_, number)| *number *= self.factor);
-        self.mask = std::mem::take(&mut self.mask).plus(mask)?;
+        mask.visible.iter_mut().for_each(|(_, number)| *number *= self.factor);
+        self.mask = std::mem::take(&mut self.mask).combine_masks(mask)?;
         Some(())
     }
 }
@@ -466,36 +485,36 @@ fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
 /// Masks between scores and their softmax.
 const MAX_MASKS: usize = 6;
 
-fn full_mask(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn full_mask(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Attention { bounds, sink, .. } = &node.op else { return None };
-    let operands = Operands::of(bounds, *sink, &node.inputs)?;
-    let neutral = match cx.known(*operands.mask?)?.full()? {
+    let operands = AttentionOperands::from_operands(bounds, *sink, &node.inputs)?;
+    let neutral = match cx.known_elements(*operands.mask?)?.as_full()? {
         Scalar::Bool(b) => b,
         s => s.as_f64() == 0.0,
     };
     neutral.then(|| Rewrite::Node(node.op.clone(), operands.with_mask(None)))
 }
 
-fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Attention { scale, cap, bounds: old, sink, log_sum_exp } = &node.op else { return None };
-    let parts = Operands::of(old, *sink, &node.inputs)?;
+    let parts = AttentionOperands::from_operands(old, *sink, &node.inputs)?;
     let mask = *parts.mask?;
     let mut shape = cx.shape(*parts.q).to_vec();
     *shape.last_mut()? = cx.shape(*parts.k).iter().rev().nth(1)?.clone();
-    let view = View::broadcast(cx.shape(mask), &shape)?;
-    let Seen { mut bounds, operands: more, rows } = if cx.ty(mask).dtype == DType::Bool {
-        let condition = seen::condition(cx, mask).viewed(&view)?;
-        let split = bounds::split(cx, &condition, &shape).filter(|s| s.gained)?;
-        let left = operands::mask(cx, &split.rest, &shape);
-        let (new, positions) = operands(cx, &split, &shape)?;
-        Seen { bounds: new, operands: left.into_iter().chain(positions).collect(), rows: None }
+    let view = AxisView::broadcast(cx.shape(mask), &shape)?;
+    let VisibleBounds { mut bounds, operands: more, rows } = if cx.ty(mask).dtype == DType::Bool {
+        let condition = masks::mask_condition(cx, mask).through_view(&view)?;
+        let split = bounds::split_condition(cx, &condition, &shape).filter(|s| s.gained)?;
+        let left = operands::emit_witness_mask(cx, &split.rest, &shape);
+        let (new, positions) = bound_operands(cx, &split, &shape)?;
+        VisibleBounds { bounds: new, operands: left.into_iter().chain(positions).collect(), rows: None }
     } else {
-        let mask = additive::additive(cx, mask).viewed(&view)?;
-        let split = bounds::split(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
+        let mask = additive::parse_additive_mask(cx, mask).through_view(&view)?;
+        let split = bounds::split_condition(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
         let zero_rows = mask.is_infinite() || parts.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
-        bounded(cx, &mask, &split, old, &shape, zero_rows)?
+        mask_bounds(cx, &mask, &split, old, &shape, zero_rows)?
     };
-    let count = attention::positions(&bounds);
+    let count = attention::position_operand_count(&bounds);
     let (left, positions) = more.split_at(more.len().checked_sub(count)?);
     if left.first() == Some(&mask) {
         return None;
@@ -515,25 +534,25 @@ fn mask_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
     let (ty, v) = (node.ty.clone(), *parts.v);
     let y = cx.emit("seen", op, &inputs, ty);
-    Some(Rewrite::Value(or_mean(cx, y, rows, v)?))
+    Some(Rewrite::Value(mean_for_hidden_rows(cx, y, rows, v)?))
 }
 
 /// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something, and whether it is.
-fn unguarded(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
+fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return (weights, false) };
-    let zero = cx.known(zero).and_then(Known::full).is_some_and(|s| s.as_f64() == 0.0);
+    let zero = cx.known_elements(zero).and_then(ClosedForm::as_full).is_some_and(|s| s.as_f64() == 0.0);
     let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[of])) if of == s);
     if zero && guards { (s, true) } else { (weights, false) }
 }
 
 /// The softmax of which a value is all columns but the last, and how many these are.
-fn unsunk(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
+fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
     let sliced = || {
         let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
         let (columns, all) = (cx.shape(weights).last()?, cx.shape(whole).last()?);
         let last = *axis + 1 == cx.shape(whole).len() && start.as_const() == Some(0);
         let but_one = *all == columns.clone() + Dim::from(1);
-        (last && but_one).then(|| (bare(cx, whole), Some(columns.clone())))
+        (last && but_one).then(|| (skip_casts_and_reshapes(cx, whole), Some(columns.clone())))
     };
     sliced().unwrap_or((weights, None))
 }
@@ -541,13 +560,14 @@ fn unsunk(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
 /// Scores of so many columns and the one behind them, of moderate size, of which a softmax is; also less the greatest of
 /// each row.
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
-    let mut value = bare(cx, value);
+    let mut value = skip_casts_and_reshapes(cx, value);
     if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
-        && let Some((Op::Reduce { op: Reduction::Max, axes, keep: true }, &[of])) = cx.def(bare(cx, most))
-        && bare(cx, of) == bare(cx, x)
+        && let Some((Op::Reduce { op: ReductionKind::Max, axes, keep: true }, &[of])) =
+            cx.def(skip_casts_and_reshapes(cx, most))
+        && skip_casts_and_reshapes(cx, of) == skip_casts_and_reshapes(cx, x)
         && axes[..] == [cx.shape(of).len() - 1]
     {
-        value = bare(cx, x);
+        value = skip_casts_and_reshapes(cx, x);
     }
     let (Op::Concat { axis }, &[scores, sink]) = cx.def(value)? else { return None };
     let widths = [scores, sink].map(|v| cx.shape(v).last().cloned());
@@ -560,9 +580,9 @@ fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, V
     (fits && additive::is_moderate(cx, sink)).then_some((scores, narrow))
 }
 
-fn grouped_heads(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Attention { .. }, [q, k, v, mask @ ..]) = (&node.op, &node.inputs[..]) else { return None };
-    let ((k, k_shape), (v, v_shape)) = (unrepeated(cx, *k)?, unrepeated(cx, *v)?);
+    let ((k, k_shape), (v, v_shape)) = (match_repeated_heads(cx, *k)?, match_repeated_heads(cx, *v)?);
     let heads = k_shape.len() - 3;
     // Heads that k and v repeat differently do not form groups.
     if k_shape[heads] != v_shape[heads] {
@@ -575,7 +595,7 @@ fn grouped_heads(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 
 /// The value whose heads are repeated in `x [.., h, s, e]`, each a number of times in a row, and the shape
 /// `[.., g, s, e]` that it has before.
-fn unrepeated(cx: &Rewriter, x: ValueId) -> Option<(ValueId, Vec<Dim>)> {
+fn match_repeated_heads(cx: &Rewriter, x: ValueId) -> Option<(ValueId, Vec<Dim>)> {
     let (op, &[inner]) = cx.def(x)? else { return None };
     let shape = cx.shape(x);
     let heads = shape.len().checked_sub(3)?;

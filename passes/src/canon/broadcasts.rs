@@ -3,29 +3,29 @@
 //! An op whose operands are all expanded works on what they were expanded from, and its result is expanded
 //! instead.
 
-use symmc_ir::attention::Operands;
-use symmc_ir::infer::broadcast;
-use symmc_ir::{Dim, Op, Type, ValueId};
+use symmc_ir::attention::AttentionOperands;
+use symmc_ir::infer::broadcast_shapes;
+use symmc_ir::{Dim, Op, TensorType, ValueId};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "elementwise_of_expand",
         equation: "f(expand(x), y, ..) = expand(f(x, y, ..)) for element-wise f",
         apply: elementwise_of_expand,
     },
-    Rule {
+    RewriteRule {
         name: "select_of_full",
         equation: "select(c, full(s), full(t)) = expand(select(c, scalar s, scalar t))",
         apply: select_of_full,
     },
-    Rule {
+    RewriteRule {
         name: "matmul_of_expand",
         equation: "matmul(expand(x), y) = matmul(x, y) where only batch axes are expanded and y has them",
         apply: matmul_of_expand,
     },
-    Rule {
+    RewriteRule {
         name: "mask_of_expand",
         equation: "attention(.., expand(mask)) = attention(.., mask)",
         apply: mask_of_expand,
@@ -40,7 +40,7 @@ fn unexpanded(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
-fn elementwise_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn elementwise_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if !node.op.is_element_wise() {
         return None;
     }
@@ -49,37 +49,37 @@ fn elementwise_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite>
         return None;
     }
     let shapes: Vec<&[Dim]> = inputs.iter().map(|&v| cx.shape(v)).collect();
-    let shape = broadcast(&shapes).ok()?;
+    let shape = broadcast_shapes(&shapes).ok()?;
     if shape == node.ty.shape {
         return Some(Rewrite::Node(node.op.clone(), inputs));
     }
-    let narrow = cx.emit("narrow", node.op.clone(), &inputs, Type::new(node.ty.dtype, shape));
+    let narrow = cx.emit("narrow", node.op.clone(), &inputs, TensorType::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Expand, vec![narrow]))
 }
 
 /// A tensor of one scalar is that scalar, expanded.
-fn select_of_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn select_of_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
     let full = |cx: &Rewriter, v: ValueId| match cx.def(v) {
-        Some((Op::Full(_), _)) if !cx.shape(v).is_empty() => cx.known(v)?.full(),
+        Some((Op::Full(_), _)) if !cx.shape(v).is_empty() => cx.known_elements(v)?.as_full(),
         _ => None,
     };
     if full(cx, x).is_none() && full(cx, y).is_none() {
         return None;
     }
     let [x, y] = [x, y].map(|v| match full(cx, v) {
-        Some(s) => cx.emit("scalar", Op::Full(s), &[], Type::new(node.ty.dtype, vec![])),
+        Some(s) => cx.emit("scalar", Op::Full(s), &[], TensorType::new(node.ty.dtype, vec![])),
         None => v,
     });
-    let shape = broadcast(&[cx.shape(cond), cx.shape(x), cx.shape(y)]).ok()?;
+    let shape = broadcast_shapes(&[cx.shape(cond), cx.shape(x), cx.shape(y)]).ok()?;
     if shape == node.ty.shape {
         return Some(Rewrite::Node(Op::Select, vec![cond, x, y]));
     }
-    let narrow = cx.emit("narrow", Op::Select, &[cond, x, y], Type::new(node.ty.dtype, shape));
+    let narrow = cx.emit("narrow", Op::Select, &[cond, x, y], TensorType::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Expand, vec![narrow]))
 }
 
-fn matmul_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn matmul_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::MatMul {
         return None;
     }
@@ -97,13 +97,13 @@ fn matmul_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         return None;
     }
     let batches = [inputs[0], inputs[1]].map(|v| &cx.shape(v)[..cx.shape(v).len() - 2]);
-    let same = broadcast(&batches).ok()? == node.ty.shape[..node.ty.rank() - 2];
+    let same = broadcast_shapes(&batches).ok()? == node.ty.shape[..node.ty.rank() - 2];
     same.then_some(Rewrite::Node(Op::MatMul, inputs))
 }
 
-fn mask_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn mask_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Attention { bounds, sink, .. } = &node.op else { return None };
-    let operands = Operands::of(bounds, *sink, &node.inputs)?;
+    let operands = AttentionOperands::from_operands(bounds, *sink, &node.inputs)?;
     let mask = *operands.mask?;
     let narrow = unexpanded(cx, mask);
     (narrow != mask).then(|| Rewrite::Node(node.op.clone(), operands.with_mask(Some(narrow))))

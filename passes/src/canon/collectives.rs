@@ -2,32 +2,32 @@
 //!
 //! Every rule keeps the bits of the program, except for orders of summation that a collective chooses by itself.
 
-use symmc_ir::{Collective, CollectiveKind, Op, Scalar, Splits, Type, ValueId};
+use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, Op, Scalar, TensorType, ValueId};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 /// The most bytes of collectives that are joined: they take the time of a message more than that of its bytes. Larger ones are faster
 /// apart, where each can run beside computation.
 const MOST_JOINED: i64 = 256 << 10;
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "group_of_one",
         equation: "a collective or a shard on groups of one rank = x; permute without a sender = full(0)",
         apply: group_of_one,
     },
-    Rule {
+    RewriteRule {
         name: "exchange_of_exchange",
         equation: "all_to_all(all_to_all(x)) = x with even splits on one group",
         apply: exchange_of_exchange,
     },
-    Rule {
+    RewriteRule {
         name: "element_wise_of_gathers",
         equation: "f(all_gather(x), all_gather(y)) = all_gather(f(x, y)) on one group, where nothing else needs the gathers and the \
                    result has no wider type",
         apply: element_wise_of_gathers,
     },
-    Rule {
+    RewriteRule {
         name: "concat_of_collectives",
         equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), also if these are reshaped, and so of \
                    all_gathers along another axis than theirs, where nothing else needs them and they are small",
@@ -35,18 +35,18 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-fn group_of_one(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if cx.graph().group_size(node.op.group()?) != Some(1) {
         return None;
     }
     let Op::Collective(c) = &node.op else { return Some(Rewrite::Value(*node.inputs.first()?)) };
     match &c.kind {
         // Rows beyond those sent are zero, so the operand is not the result.
-        CollectiveKind::AllToAll(Splits::Device) => None,
+        CollectiveKind::AllToAll(AllToAllSplits::Device) => None,
         CollectiveKind::Permute { pairs } if pairs.is_empty() => {
             let zero = match node.ty.dtype {
                 symmc_ir::DType::Bool => Scalar::Bool(false),
-                d if d.is_float() => Scalar::Float(symmc_ir::Float(0.0)),
+                d if d.is_float() => Scalar::Float(symmc_ir::FloatAttribute(0.0)),
                 _ => Scalar::Int(0),
             };
             Some(Rewrite::Node(Op::Full(zero), vec![]))
@@ -55,11 +55,11 @@ fn group_of_one(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
 }
 
-fn exchange_of_exchange(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn exchange_of_exchange(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let even = |op: &Op| match op {
-        Op::Collective(Collective { kind: CollectiveKind::AllToAll(Splits::Even), group, .. }) => {
-            Some(*group)
-        }
+        Op::Collective(Collective {
+            kind: CollectiveKind::AllToAll(AllToAllSplits::Even), group, ..
+        }) => Some(*group),
         _ => None,
     };
     let (inner, operands) = cx.def(*node.inputs.first()?)?;
@@ -68,12 +68,12 @@ fn exchange_of_exchange(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> 
 }
 
 /// Whether these are two values or more, all different.
-fn are_several(values: &[ValueId]) -> bool {
+fn are_distinct(values: &[ValueId]) -> bool {
     values.len() > 1 && values.iter().enumerate().all(|(i, v)| !values[..i].contains(v))
 }
 
 /// The collective that gives a value which nothing else needs, and its operand.
-fn collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
+fn unshared_collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
     match cx.def(v)? {
         (Op::Collective(c), &[x]) if !cx.is_shared(v) => Some((c, x)),
         _ => None,
@@ -83,18 +83,17 @@ fn collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, Va
 /// As [`collective_of`], also for a reshaped all_reduce: its operand can be reshaped as well.
 fn reshaped_collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
     match cx.def(v)? {
-        (Op::Reshape, &[reduced]) if !cx.is_shared(v) => {
-            collective_of(cx, reduced).filter(|(c, _)| matches!(c.kind, CollectiveKind::AllReduce(_)))
-        }
-        _ => collective_of(cx, v),
+        (Op::Reshape, &[reduced]) if !cx.is_shared(v) => unshared_collective_of(cx, reduced)
+            .filter(|(c, _)| matches!(c.kind, CollectiveKind::AllReduce(_))),
+        _ => unshared_collective_of(cx, v),
     }
 }
 
-fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    if !node.op.is_element_wise() || node.op.divides_integers(node.ty.dtype) || !are_several(&node.inputs) {
+fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    if !node.op.is_element_wise() || node.op.divides_integers(node.ty.dtype) || !are_distinct(&node.inputs) {
         return None;
     }
-    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| collective_of(cx, v)).collect();
+    let found: Option<Vec<_>> = node.inputs.iter().map(|&v| unshared_collective_of(cx, v)).collect();
     let found = found?;
     let gather = found[0].0.clone();
     let alike = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
@@ -103,15 +102,15 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrit
         return None;
     }
     let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
-    let ty = Type::new(node.ty.dtype, cx.shape(operands[0]));
+    let ty = TensorType::new(node.ty.dtype, cx.shape(operands[0]));
     let own = cx.emit("own", node.op.clone(), &operands, ty);
     Some(Rewrite::Node(Op::Collective(gather), vec![own]))
 }
 
-fn concat_of_collectives(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
-    let bytes = node.ty.bytes().upper(cx.symbols());
-    if !are_several(&node.inputs) || bytes > MOST_JOINED {
+    let bytes = node.ty.bytes().upper_bound(cx.symbols());
+    if !are_distinct(&node.inputs) || bytes > MOST_JOINED {
         return None;
     }
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| reshaped_collective_of(cx, v)).collect();
@@ -135,6 +134,6 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite>
             *operand = cx.reshape(*operand, shape);
         }
     }
-    let own = cx.emit("own", Op::Concat { axis }, &operands, Type::new(node.ty.dtype, shape));
+    let own = cx.emit("own", Op::Concat { axis }, &operands, TensorType::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Collective(first), vec![own]))
 }

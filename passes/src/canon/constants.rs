@@ -1,33 +1,34 @@
 //! Values whose elements are known become a `full`, or an `iota` under views.
 
-use symmc_ir::known::Known;
-use symmc_ir::{Dim, Op, Type};
+use symmc_ir::closed_form::ClosedForm;
+use symmc_ir::{Dim, Op, TensorType};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule { name: "known_full", equation: "x where every element is s = full(s)", apply: known_full },
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule { name: "known_full", equation: "x where every element is s = full(s)", apply: known_full },
+    RewriteRule {
         name: "known_series",
         equation: "x where element i is a + b * i[axis] = expand(reshape(iota(a, b)))",
         apply: known_series,
     },
 ];
 
-fn known_full(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn known_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if matches!(node.op, Op::Full(_)) {
         return None;
     }
-    let s = Known::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?.full()?;
+    let s = ClosedForm::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?.as_full()?;
     Some(Rewrite::Node(Op::Full(s), vec![]))
 }
 
-fn known_series(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn known_series(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let series = |op: &Op| matches!(op, Op::Iota { .. } | Op::Full(_));
     if series(&node.op) {
         return None;
     }
-    let Known::Affine(value) = Known::of_node(cx.context(), &node.op, &node.inputs, &node.ty)? else {
+    let ClosedForm::Affine(value) = ClosedForm::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?
+    else {
         return None;
     };
     let (axis, step) = value.only_axis()?;
@@ -36,7 +37,7 @@ fn known_series(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         "iota",
         Op::Iota { start: value.start, step },
         &[],
-        Type::new(node.ty.dtype, vec![extent.clone()]),
+        TensorType::new(node.ty.dtype, vec![extent.clone()]),
     );
     let mut shape = vec![Dim::from(1); node.ty.rank()];
     shape[axis] = extent.clone();

@@ -3,22 +3,25 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use symmc_ir::{Collective, CollectiveKind, Graph, Group, GroupId, Members, NodeId, Op, ReduceOp, ValueId};
+use symmc_ir::{
+    Collective, CollectiveKind, CollectiveReduceOp, Graph, GroupDef, GroupId, GroupMembers, NodeId, Op,
+    ValueId,
+};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "equal_groups",
         equation: "a collective or a shard = the same on another group with the same cells, where the program has that",
         apply: equal_groups,
     },
-    Rule {
+    RewriteRule {
         name: "gather_of_gather",
         equation: "all_gather(all_gather(x)) = all_gather(x) on the group whose cells have the ranks of both in order",
         apply: gather_of_gather,
     },
-    Rule {
+    RewriteRule {
         name: "all_reduce_of_all_reduce",
         equation: "all_reduce(all_reduce(x)) = all_reduce(x) on the group whose cells have the ranks of both, for maxima, minima and \
                    sums of integers",
@@ -26,7 +29,7 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-fn equal_groups(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn equal_groups(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let group = node.op.group()?;
     let graph = cx.graph();
     let others: Vec<GroupId> =
@@ -39,78 +42,83 @@ fn equal_groups(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 /// A collective of a collective of the same kind, which nothing else needs.
-struct Nested {
+struct NestedCollective {
     kind: CollectiveKind,
     outer: GroupId,
     inner: GroupId,
     x: ValueId,
 }
 
-impl Nested {
-    fn of(cx: &Rewriter, node: &Candidate) -> Option<Nested> {
+impl NestedCollective {
+    fn match_node(cx: &Rewriter, node: &CandidateNode) -> Option<NestedCollective> {
         let (Op::Collective(outer), &[between]) = (&node.op, &node.inputs[..]) else { return None };
         let Some((Op::Collective(inner), &[x])) = cx.def(between) else { return None };
         let is_nested = inner.kind == outer.kind && !cx.is_shared(between);
-        is_nested.then(|| Nested { kind: outer.kind.clone(), outer: outer.group, inner: inner.group, x })
+        is_nested.then(|| NestedCollective {
+            kind: outer.kind.clone(),
+            outer: outer.group,
+            inner: inner.group,
+            x,
+        })
     }
 
-    fn on(&self, group: GroupId) -> Rewrite {
+    fn with_group(&self, group: GroupId) -> Rewrite {
         let kind = self.kind.clone();
         Rewrite::Node(Op::Collective(Collective { kind, group, variant: None }), vec![self.x])
     }
 
     /// The group with the ranks of both, added if the program has none.
-    fn group(&self, cx: &mut Rewriter, order: Order) -> Option<GroupId> {
-        let found = GroupOfBoth::new(cx.graph(), self.inner, self.outer, order)?;
+    fn group(&self, cx: &mut Rewriter, order: RankOrder) -> Option<GroupId> {
+        let found = MergedGroup::new(cx.graph(), self.inner, self.outer, order)?;
         match found {
-            GroupOfBoth::Known(group) => Some(group),
-            GroupOfBoth::New { cells, name } => cx.group_of(cells, &name),
+            MergedGroup::Known(group) => Some(group),
+            MergedGroup::New { cells, name } => cx.find_or_add_group(cells, &name),
         }
     }
 }
 
 /// The group on which one collective replaces a collective on an inner group followed by one on an outer group.
-enum GroupOfBoth {
+enum MergedGroup {
     Known(GroupId),
     New { cells: Vec<Vec<u32>>, name: String },
 }
 
-impl GroupOfBoth {
-    fn new(graph: &Graph, inner: GroupId, outer: GroupId, order: Order) -> Option<GroupOfBoth> {
-        let cells = cells_of_both(graph, inner, outer, order)?;
+impl MergedGroup {
+    fn new(graph: &Graph, inner: GroupId, outer: GroupId, order: RankOrder) -> Option<MergedGroup> {
+        let cells = merged_cells(graph, inner, outer, order)?;
         let sorted = sorted_cells(cells.clone());
         let has_ranks = |group: &GroupId| match order {
-            Order::Given => false,
-            Order::Any => graph.cells(*group).map(sorted_cells).as_ref() == Some(&sorted),
+            RankOrder::Given => false,
+            RankOrder::Any => graph.cells(*group).map(sorted_cells).as_ref() == Some(&sorted),
         };
         let known = graph.group_with_cells(&cells).or_else(|| graph.groups.keys().find(has_ranks));
         let name = |group: GroupId| &graph.groups[group].name;
-        let new = || GroupOfBoth::New { name: format!("{}.{}", name(inner), name(outer)), cells };
-        Some(known.map_or_else(new, GroupOfBoth::Known))
+        let new = || MergedGroup::New { name: format!("{}.{}", name(inner), name(outer)), cells };
+        Some(known.map_or_else(new, MergedGroup::Known))
     }
 }
 
 /// For all-reduces of all-reduces of one kind, by their inner and outer groups, the group that has the ranks of both; it is added if the
 /// program has none.
-pub(crate) fn groups_of_all_reduces(graph: &mut Graph) -> BTreeMap<(GroupId, GroupId), GroupId> {
+pub(crate) fn merged_all_reduce_groups(graph: &mut Graph) -> BTreeMap<(GroupId, GroupId), GroupId> {
     let all_reduce = |node: NodeId| match &graph.nodes[node].op {
         Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)) => Some(c),
         _ => None,
     };
     let nested = |node: NodeId| {
         let outer = all_reduce(node)?;
-        let inner = all_reduce(graph.def_node(*graph.nodes[node].inputs.first()?)?)?;
+        let inner = all_reduce(graph.defining_node(*graph.nodes[node].inputs.first()?)?)?;
         (inner.kind == outer.kind).then_some((inner.group, outer.group))
     };
     let pairs: BTreeSet<(GroupId, GroupId)> = graph.nodes.keys().filter_map(nested).collect();
     let mut out = BTreeMap::new();
     for (inner, outer) in pairs {
-        let group = match GroupOfBoth::new(graph, inner, outer, Order::Any) {
+        let group = match MergedGroup::new(graph, inner, outer, RankOrder::Any) {
             None => continue,
-            Some(GroupOfBoth::Known(group)) => group,
-            Some(GroupOfBoth::New { name, .. }) if graph.groups.values().any(|g| g.name == name) => continue,
-            Some(GroupOfBoth::New { cells, name }) => {
-                graph.groups.push(Group { name, members: Members::Cells(cells) })
+            Some(MergedGroup::Known(group)) => group,
+            Some(MergedGroup::New { name, .. }) if graph.groups.values().any(|g| g.name == name) => continue,
+            Some(MergedGroup::New { cells, name }) => {
+                graph.groups.push(GroupDef { name, members: GroupMembers::Cells(cells) })
             }
         };
         out.insert((inner, outer), group);
@@ -120,7 +128,7 @@ pub(crate) fn groups_of_all_reduces(graph: &mut Graph) -> BTreeMap<(GroupId, Gro
 
 /// Whether the order of the ranks of a cell changes the result.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Order {
+enum RankOrder {
     Given,
     Any,
 }
@@ -133,7 +141,7 @@ fn sorted_cells(mut cells: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
 
 /// The ranks from which each rank has operands after a collective on `inner` and then one on `outer`, in their order, as the cells of one group.
 /// `None` if these are no cells, or if a rank would be in a cell twice.
-fn cells_of_both(graph: &Graph, inner: GroupId, outer: GroupId, order: Order) -> Option<Vec<Vec<u32>>> {
+fn merged_cells(graph: &Graph, inner: GroupId, outer: GroupId, order: RankOrder) -> Option<Vec<Vec<u32>>> {
     let ranks = graph.ranks? as usize;
     let within = graph.cells(inner)?;
     let mut cell_of = vec![None; ranks];
@@ -147,7 +155,7 @@ fn cells_of_both(graph: &Graph, inner: GroupId, outer: GroupId, order: Order) ->
         for &rank in &cell {
             from.extend_from_slice(&within[cell_of[rank as usize]?]);
         }
-        if order == Order::Any {
+        if order == RankOrder::Any {
             from.sort_unstable();
         }
         let known = cells.iter().position(|known| *known == from);
@@ -165,21 +173,24 @@ fn cells_of_both(graph: &Graph, inner: GroupId, outer: GroupId, order: Order) ->
     are_cells.then_some(cells)
 }
 
-fn gather_of_gather(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let nested = Nested::of(cx, node).filter(|nested| nested.kind == CollectiveKind::AllGather)?;
-    let group = nested.group(cx, Order::Given)?;
-    Some(nested.on(group))
+fn gather_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let nested =
+        NestedCollective::match_node(cx, node).filter(|nested| nested.kind == CollectiveKind::AllGather)?;
+    let group = nested.group(cx, RankOrder::Given)?;
+    Some(nested.with_group(group))
 }
 
-fn all_reduce_of_all_reduce(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
-    let nested = Nested::of(cx, node)?;
+fn all_reduce_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let nested = NestedCollective::match_node(cx, node)?;
     let CollectiveKind::AllReduce(op) = nested.kind else { return None };
     let order = match (op, node.ty.dtype.is_float()) {
-        (ReduceOp::Avg, _) | (ReduceOp::Sum | ReduceOp::Prod, true) => return None,
+        (CollectiveReduceOp::Avg, _) | (CollectiveReduceOp::Sum | CollectiveReduceOp::Prod, true) => {
+            return None;
+        }
         // Of zeros of both signs the first is taken.
-        (ReduceOp::Max | ReduceOp::Min, true) => Order::Given,
-        (_, false) => Order::Any,
+        (CollectiveReduceOp::Max | CollectiveReduceOp::Min, true) => RankOrder::Given,
+        (_, false) => RankOrder::Any,
     };
     let group = nested.group(cx, order)?;
-    Some(nested.on(group))
+    Some(nested.with_group(group))
 }

@@ -1,53 +1,53 @@
 //! Ops that change nothing, and ops that a simpler one expresses bit for bit.
 
-use symmc_ir::known::{Known, exact};
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Scalar, Type, UnaryOp, ValueId};
+use symmc_ir::closed_form::{ClosedForm, is_stored_exactly};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, UnaryOp, ValueId};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule { name: "copy", equation: "copy(x) = x (values never change)", apply: copy },
-    Rule { name: "cast_to_same", equation: "cast(x) to the dtype of x = x", apply: cast_to_same },
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule { name: "copy", equation: "copy(x) = x (values never change)", apply: copy },
+    RewriteRule { name: "cast_to_same", equation: "cast(x) to the dtype of x = x", apply: cast_to_same },
+    RewriteRule {
         name: "cast_of_widening",
         equation: "cast(cast(x)) = cast(x) where the inner cast loses nothing",
         apply: cast_of_widening,
     },
-    Rule {
+    RewriteRule {
         name: "scalar_operand",
         equation: "x op full(s) = expand(x op s); full(s) op x = expand(s op x)",
         apply: scalar_operand,
     },
-    Rule {
+    RewriteRule {
         name: "neutral_scalar",
         equation: "x * 1 = x / 1 = x ** 1 = x - 0.0 = x + -0.0 = x; for integers x + 0 = x - 0 = x // 1 = x; \
                    for bool x and true = x or false = x xor false = x",
         apply: neutral_scalar,
     },
-    Rule { name: "square", equation: "x ** 2 = x * x", apply: square },
-    Rule { name: "involution", equation: "neg(neg(x)) = not(not(x)) = x", apply: involution },
-    Rule {
+    RewriteRule { name: "square", equation: "x ** 2 = x * x", apply: square },
+    RewriteRule { name: "involution", equation: "neg(neg(x)) = not(not(x)) = x", apply: involution },
+    RewriteRule {
         name: "select_known",
         equation: "select(full(c), x, y) = expand(x) if c, else expand(y); select(c, x, x) = expand(x)",
         apply: select_known,
     },
-    Rule {
+    RewriteRule {
         name: "index_of_rows",
         equation: "index(x, iota of axis 0, iota of axis 1, .., y) = gather_elements(x, y) along the last axis",
         apply: index_of_rows,
     },
 ];
 
-fn copy(_: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn copy(_: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     (node.op == Op::Copy).then(|| Rewrite::Value(node.inputs[0]))
 }
 
-fn cast_to_same(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn cast_to_same(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let same = node.op == Op::Cast && *cx.ty(node.inputs[0]) == node.ty;
     same.then(|| Rewrite::Value(node.inputs[0]))
 }
 
-fn cast_of_widening(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn cast_of_widening(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::Cast {
         return None;
     }
@@ -56,11 +56,11 @@ fn cast_of_widening(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     middle.represents(cx.ty(x).dtype).then_some(Rewrite::Node(Op::Cast, vec![x]))
 }
 
-fn scalar_operand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn scalar_operand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Binary(op) = node.op else { return None };
     let scalar = |cx: &Rewriter, v: ValueId| {
-        let s = cx.known(v).and_then(Known::full)?;
-        exact(cx.ty(v).dtype, s).then_some(s)
+        let s = cx.known_elements(v).and_then(ClosedForm::as_full)?;
+        is_stored_exactly(cx.ty(v).dtype, s).then_some(s)
     };
     for (scalar_left, x, s) in
         [(false, node.inputs[0], node.inputs[1]), (true, node.inputs[1], node.inputs[0])]
@@ -70,14 +70,14 @@ fn scalar_operand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         if cx.shape(x) == node.ty.shape {
             return Some(Rewrite::Node(op, vec![x]));
         }
-        let ty = Type::new(node.ty.dtype, cx.shape(x));
+        let ty = TensorType::new(node.ty.dtype, cx.shape(x));
         let narrow = cx.emit("narrow", op, &[x], ty);
         return Some(Rewrite::Node(Op::Expand, vec![narrow]));
     }
     None
 }
 
-fn neutral_scalar(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn neutral_scalar(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     use BinaryOp::*;
     let Op::BinaryScalar { op, scalar, scalar_left } = &node.op else { return None };
     let dtype = cx.ty(node.inputs[0]).dtype;
@@ -101,14 +101,14 @@ fn neutral_scalar(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     neutral.then_some(Rewrite::Value(node.inputs[0]))
 }
 
-fn square(_: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn square(_: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::BinaryScalar { op: BinaryOp::Pow, scalar, scalar_left: false } = node.op else { return None };
     let x = node.inputs[0];
-    let two = matches!(scalar, Scalar::Int(2)) || scalar == Scalar::Float(Float(2.0));
+    let two = matches!(scalar, Scalar::Int(2)) || scalar == Scalar::Float(FloatAttribute(2.0));
     two.then_some(Rewrite::Node(Op::Binary(BinaryOp::Mul), vec![x, x]))
 }
 
-fn involution(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn involution(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Unary(op @ (UnaryOp::Neg | UnaryOp::Not)) = node.op else { return None };
     match cx.def(node.inputs[0]) {
         Some((Op::Unary(inner), &[x])) if *inner == op => Some(Rewrite::Value(x)),
@@ -116,9 +116,9 @@ fn involution(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
 }
 
-fn select_known(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn select_known(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
-    let chosen = match cx.known(cond).and_then(Known::full) {
+    let chosen = match cx.known_elements(cond).and_then(ClosedForm::as_full) {
         Some(Scalar::Bool(true)) => x,
         Some(Scalar::Bool(false)) => y,
         _ if x == y => x,
@@ -131,7 +131,7 @@ fn select_known(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     })
 }
 
-fn index_of_rows(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn index_of_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Index { axis: 0 }, Some((&x, indices))) = (&node.op, node.inputs.split_first()) else {
         return None;
     };
@@ -142,8 +142,8 @@ fn index_of_rows(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let counts = |(axis, &v): (usize, &ValueId)| {
         let shape = cx.shape(v);
         let Some(own) = (axis + shape.len()).checked_sub(rows.len()) else { return false };
-        match cx.known(v) {
-            Some(Known::Affine(affine)) => {
+        match cx.known_elements(v) {
+            Some(ClosedForm::Affine(affine)) => {
                 let steps = affine.step.iter().enumerate();
                 let is_count = affine.start == 0 && steps.into_iter().all(|(a, &s)| s == i64::from(a == own));
                 is_count && shape.get(own) == extents.get(axis)
@@ -158,6 +158,7 @@ fn index_of_rows(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     shape.push(Dim::from(1));
     let axis = rows.len();
     let last = cx.reshape(last, shape.clone());
-    let found = cx.emit("element", Op::GatherElements { axis }, &[x, last], Type::new(node.ty.dtype, shape));
+    let found =
+        cx.emit("element", Op::GatherElements { axis }, &[x, last], TensorType::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Reshape, vec![found]))
 }

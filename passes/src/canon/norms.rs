@@ -4,38 +4,40 @@
 //! one after another: first the norm in its own dtype, then the casts around it, then the weight. A norm whose root or mean is
 //! needed by others, as in training graphs, stays as it is: its reduction has to run anyway, and one step can do both.
 
-use symmc_ir::{BinaryOp, DType, Float, Op, Reduction, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, UnaryOp, ValueId};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "rms_norm",
         equation: "x * rsqrt(mean(x * x) + eps) = x * (1 / sqrt(mean(x * x) + eps)) = x / sqrt(mean(x * x) + eps) = \
                    rms_norm(x), for f32 and f64",
         apply: rms_norm,
     },
-    Rule {
+    RewriteRule {
         name: "rms_norm_between_casts",
         equation: "cast(rms_norm(cast(x))) = rms_norm(x); cast(rms_norm(cast(x), cast(w))) = rms_norm(x, w), \
                    rounding last",
-        apply: between_casts,
+        apply: rms_norm_between_casts,
     },
-    Rule {
+    RewriteRule {
         name: "rms_norm_weight",
         equation: "rms_norm(x) * w = rms_norm(x, w), rounding first",
         apply: weight,
     },
 ];
 
-fn rms_norm(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn rms_norm(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Binary(op), &[a, b]) = (&node.op, &node.inputs[..]) else { return None };
     if !matches!(node.ty.dtype, DType::F32 | DType::F64) {
         return None;
     }
     let found = match op {
-        BinaryOp::Mul => scale_of(cx, a, b, UnaryOp::Rsqrt).or_else(|| scale_of(cx, b, a, UnaryOp::Rsqrt)),
-        BinaryOp::Div => scale_of(cx, a, b, UnaryOp::Sqrt),
+        BinaryOp::Mul => {
+            match_norm_scale(cx, a, b, UnaryOp::Rsqrt).or_else(|| match_norm_scale(cx, b, a, UnaryOp::Rsqrt))
+        }
+        BinaryOp::Div => match_norm_scale(cx, a, b, UnaryOp::Sqrt),
         _ => None,
     };
     let (x, axes, eps) = found?;
@@ -43,10 +45,15 @@ fn rms_norm(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 /// Whether `scale` is `root(mean(x * x) + eps)` over the last axes of `x`: `x`, their number and `eps`.
-fn scale_of(cx: &Rewriter, x: ValueId, scale: ValueId, root: UnaryOp) -> Option<(ValueId, usize, Float)> {
-    let (found, sum) = rooted(cx, scale)?;
+fn match_norm_scale(
+    cx: &Rewriter,
+    x: ValueId,
+    scale: ValueId,
+    root: UnaryOp,
+) -> Option<(ValueId, usize, FloatAttribute)> {
+    let (found, sum) = match_root(cx, scale)?;
     let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[mean]) = cx.def(sum)? else { return None };
-    let (Op::Reduce { op: Reduction::Mean, axes, keep: true }, &[square]) = cx.def(mean)? else {
+    let (Op::Reduce { op: ReductionKind::Mean, axes, keep: true }, &[square]) = cx.def(mean)? else {
         return None;
     };
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
@@ -54,11 +61,11 @@ fn scale_of(cx: &Rewriter, x: ValueId, scale: ValueId, root: UnaryOp) -> Option<
     // Where the mean or the root is needed besides, as for a gradient, the norm would read the operand a second time.
     let shared = || [scale, sum, mean].into_iter().any(|v| cx.is_shared(v));
     let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty() && !shared();
-    matches.then_some((x, axes.len(), Float(scalar.as_f64())))
+    matches.then_some((x, axes.len(), FloatAttribute(scalar.as_f64())))
 }
 
 /// Which root of what a value is, where `1 / sqrt(x)` is `rsqrt(x)`.
-fn rooted(cx: &Rewriter, value: ValueId) -> Option<(UnaryOp, ValueId)> {
+fn match_root(cx: &Rewriter, value: ValueId) -> Option<(UnaryOp, ValueId)> {
     let inverted = match cx.def(value)? {
         (Op::Unary(UnaryOp::Reciprocal), &[x]) => x,
         (Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: true }, &[x])
@@ -76,14 +83,14 @@ fn rooted(cx: &Rewriter, value: ValueId) -> Option<(UnaryOp, ValueId)> {
 }
 
 /// The operand of a widening cast, if that gives `value` and the operand has this dtype.
-fn widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
+fn match_widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
     match cx.def(value) {
         Some((Op::Cast, &[x])) if cx.ty(x).dtype == from => Some(x),
         _ => None,
     }
 }
 
-fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn rms_norm_between_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::Cast || !matches!(node.ty.dtype, DType::F16 | DType::BF16) {
         return None;
     }
@@ -91,12 +98,12 @@ fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     if cx.is_shared(node.inputs[0]) {
         return None;
     }
-    let inputs = inputs.iter().map(|&v| widened(cx, v, node.ty.dtype)).collect::<Option<Vec<_>>>()?;
+    let inputs = inputs.iter().map(|&v| match_widened(cx, v, node.ty.dtype)).collect::<Option<Vec<_>>>()?;
     let op = Op::RmsNorm { axes: *axes, eps: *eps, round_first: inputs.len() == 1 };
     Some(Rewrite::Node(op, inputs))
 }
 
-fn weight(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn weight(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Binary(BinaryOp::Mul), &[a, b]) = (&node.op, &node.inputs[..]) else { return None };
     for (normed, w) in [(a, b), (b, a)] {
         let Some((Op::RmsNorm { axes, eps, .. }, &[x])) = cx.def(normed) else { continue };

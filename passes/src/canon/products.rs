@@ -1,10 +1,10 @@
 //! Products that flatten the leading axes of their operand and restore them afterwards.
 
-use symmc_ir::{Op, Type};
+use symmc_ir::{Op, TensorType};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[Rule {
+pub const RULES: &[RewriteRule] = &[RewriteRule {
     name: "matmul_of_flattened",
     equation: "reshape(matmul(reshape(x), w)) = matmul(reshape(x), w) where w has two axes and the last axis stays",
     apply: matmul_of_flattened,
@@ -12,7 +12,7 @@ pub const RULES: &[Rule] = &[Rule {
 
 /// The operand must be a reshape already: another one in its place costs nothing then, while the reshape of
 /// a strided view would be a copy.
-fn matmul_of_flattened(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn matmul_of_flattened(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let product = cx.def(*node.inputs.first()?);
     let (Op::Reshape, Some((Op::MatMul, &[flat, w]))) = (&node.op, product) else { return None };
     let Some((Op::Reshape, _)) = cx.def(flat) else { return None };
@@ -23,7 +23,7 @@ fn matmul_of_flattened(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     }
     let mut shape = leading.to_vec();
     shape.push(inner.clone());
-    let fits = Type::new(node.ty.dtype, shape.clone()).numel() == cx.ty(flat).numel();
+    let fits = TensorType::new(node.ty.dtype, shape.clone()).numel() == cx.ty(flat).numel();
     if !fits {
         return None;
     }

@@ -7,35 +7,35 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{
-    BinaryOp, Collective, CollectiveKind, DType, Dim, Float, Gives, GroupId, Op, ReduceOp, Scalar, Type,
-    ValueId,
+    BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, DType, Dim, FloatAttribute, GroupId, Op,
+    ResultDistribution, Scalar, TensorType, ValueId,
 };
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "collective_of_replicated",
         equation: "a collective of x, which the ranks of a cell all have, = x, n * x, x n times, or pieces of these",
         apply: collective_of_replicated,
     },
-    Rule {
+    RewriteRule {
         name: "gather_of_shards",
         equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, where the ranks \
                    of a cell all have x, f works element by element, and y is small",
         apply: gather_of_shards,
     },
-    Rule {
+    RewriteRule {
         name: "shard_of_gather",
         equation: "shard(all_gather(x)) = x along the leading axis of one group",
         apply: shard_of_gather,
     },
-    Rule {
+    RewriteRule {
         name: "shard_of_all_reduce",
         equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, where nothing else needs the sum",
         apply: shard_of_all_reduce,
     },
-    Rule {
+    RewriteRule {
         name: "shard_of_moved",
         equation: "shard(f(x, y)) = f(shard(x), shard(y)) where f works element by element or permutes axes, nothing else needs its \
                    result, and the pieces of all operands but one need no copy",
@@ -47,22 +47,23 @@ pub const RULES: &[Rule] = &[
 /// the time of a message counts, not that of its bytes, and element-wise work on all pieces takes no longer than on one.
 const MOST_REDUCED: i64 = 256 << 10;
 
-fn collective_of_replicated(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Collective(Collective { kind, group, .. }), &[x]) = (&node.op, &node.inputs[..]) else {
         return None;
     };
     let ranks = cx.graph().group_size(*group).filter(|&n| n > 1)?;
-    if !cx.replication(x).holds_within(&cx.graph().cells(*group)?) {
+    if !cx.replication(x).is_uniform_within_cells(&cx.graph().cells(*group)?) {
         return None;
     }
     let facts = kind.facts();
     // A rank to which nobody sends has zeros.
-    let lacks_sender = facts.gives == Gives::FromSender && (0..ranks).any(|rank| kind.sender(rank).is_none());
-    if kind.has_sizes() || lacks_sender {
+    let lacks_sender = facts.result_distribution == ResultDistribution::FromSender
+        && (0..ranks).any(|rank| kind.sender_to(rank).is_none());
+    if kind.has_device_splits() || lacks_sender {
         return None;
     }
-    let repeated = match kind.reduction() {
-        Some(op) => Some(Repeated::new(op, node.ty.dtype, ranks)?),
+    let repeated = match kind.reduce_op() {
+        Some(op) => Some(RepeatedReduction::new(op, node.ty.dtype, ranks)?),
         None => None,
     };
     let mut own = x;
@@ -74,7 +75,7 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &Candidate) -> Option<Rewri
         own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
     }
     Some(match repeated {
-        Some(repeated) => repeated.applied(cx, own),
+        Some(repeated) => repeated.emit_reduction(cx, own),
         None if facts.result_pieces => copies(cx, own, ranks),
         None => Rewrite::Value(own),
     })
@@ -82,7 +83,7 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &Candidate) -> Option<Rewri
 
 /// A reduction of equal values, as it can be computed from one of them with the same bits.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Repeated {
+enum RepeatedReduction {
     Same,
     /// It is this many times the value.
     Times(u32),
@@ -90,13 +91,13 @@ enum Repeated {
     Average(u32),
 }
 
-impl Repeated {
+impl RepeatedReduction {
     /// The reduction of `ranks` equal values of a dtype.
     ///
     /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x, rounded once, for up to five: 2x and
     /// 4x are exact, and the rounding of 3x is undone when x is added to it. The sum of six is not: adding x to the rounded 5x
     /// differs from 6x. Numbers of 8 or 11 bits are summed in f32 without rounding, as far as their number has as few bits.
-    fn new(op: ReduceOp, dtype: DType, ranks: u32) -> Option<Repeated> {
+    fn new(op: CollectiveReduceOp, dtype: DType, ranks: u32) -> Option<RepeatedReduction> {
         let exact = match dtype {
             DType::F32 | DType::F64 => ranks <= 5,
             DType::BF16 => ranks <= 1 << 8,
@@ -104,35 +105,35 @@ impl Repeated {
             _ => true,
         };
         match op {
-            ReduceOp::Max | ReduceOp::Min => Some(Repeated::Same),
-            ReduceOp::Sum if exact && dtype != DType::Bool => Some(Repeated::Times(ranks)),
+            CollectiveReduceOp::Max | CollectiveReduceOp::Min => Some(RepeatedReduction::Same),
+            CollectiveReduceOp::Sum if exact && dtype != DType::Bool => Some(RepeatedReduction::Times(ranks)),
             // Sums of f16 stay far below the end of f32.
-            ReduceOp::Avg if exact && dtype == DType::F16 => Some(Repeated::Same),
-            ReduceOp::Avg if exact && dtype.is_float() => Some(Repeated::Average(ranks)),
-            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod => None,
+            CollectiveReduceOp::Avg if exact && dtype == DType::F16 => Some(RepeatedReduction::Same),
+            CollectiveReduceOp::Avg if exact && dtype.is_float() => Some(RepeatedReduction::Average(ranks)),
+            CollectiveReduceOp::Sum | CollectiveReduceOp::Avg | CollectiveReduceOp::Prod => None,
         }
     }
 
-    fn applied(self, cx: &mut Rewriter, x: ValueId) -> Rewrite {
+    fn emit_reduction(self, cx: &mut Rewriter, x: ValueId) -> Rewrite {
         let ty = cx.ty(x).clone();
         let by = |op: BinaryOp, n: u32| {
             let scalar = match ty.dtype.is_float() {
-                true => Scalar::Float(Float(f64::from(n))),
-                false => Scalar::Int(i64::from(n)).wrapped(ty.dtype),
+                true => Scalar::Float(FloatAttribute(f64::from(n))),
+                false => Scalar::Int(i64::from(n)).wrap_to(ty.dtype),
             };
             Op::BinaryScalar { op, scalar, scalar_left: false }
         };
         match self {
-            Repeated::Same => Rewrite::Value(x),
-            Repeated::Times(n) => Rewrite::Node(by(BinaryOp::Mul, n), vec![x]),
-            Repeated::Average(n) if ty.dtype == DType::BF16 => {
-                let wide = Type::new(DType::F32, ty.shape.clone());
+            RepeatedReduction::Same => Rewrite::Value(x),
+            RepeatedReduction::Times(n) => Rewrite::Node(by(BinaryOp::Mul, n), vec![x]),
+            RepeatedReduction::Average(n) if ty.dtype == DType::BF16 => {
+                let wide = TensorType::new(DType::F32, ty.shape.clone());
                 let wider = cx.emit("wide", Op::Cast, &[x], wide.clone());
                 let sum = cx.emit("sum", by(BinaryOp::Mul, n), &[wider], wide.clone());
                 let average = cx.emit("average", by(BinaryOp::Div, n), &[sum], wide);
                 Rewrite::Node(Op::Cast, vec![average])
             }
-            Repeated::Average(n) => {
+            RepeatedReduction::Average(n) => {
                 let sum = cx.emit("sum", by(BinaryOp::Mul, n), &[x], ty.clone());
                 Rewrite::Node(by(BinaryOp::Div, n), vec![sum])
             }
@@ -149,7 +150,7 @@ fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
     Rewrite::Node(Op::Reshape, vec![several])
 }
 
-fn gather_of_shards(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn gather_of_shards(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Collective(Collective { kind: CollectiveKind::AllGather, group, .. }), &[x]) =
         (&node.op, &node.inputs[..])
     else {
@@ -160,21 +161,21 @@ fn gather_of_shards(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         return None;
     }
     let (cells, ranks) = (cx.graph().cells(*group)?, cx.graph().group_size(*group)?);
-    let gathered = Gathered { group: *group, cells, ranks };
-    gathered.computed(cx, x).map(Rewrite::Value)
+    let gathered = GatherOfPieces { group: *group, cells, ranks };
+    gathered.emit_whole(cx, x).map(Rewrite::Value)
 }
 
 /// The most values that are computed whole in the place of one gather.
 const MOST_WHOLE: usize = 32;
 
 /// What a gather of pieces is, computed from whole values.
-struct Gathered {
+struct GatherOfPieces {
     group: GroupId,
     cells: Vec<Vec<u32>>,
     ranks: u32,
 }
 
-impl Gathered {
+impl GatherOfPieces {
     fn has_cells_of(&self, cx: &Rewriter, group: GroupId) -> bool {
         cx.graph().have_same_cells(self.group, group)
     }
@@ -205,12 +206,12 @@ impl Gathered {
         let (op, inputs) = cx.def(x)?;
         match op {
             Op::Shard { axis: 0, group } => {
-                let is_known =
-                    self.has_cells_of(cx, *group) && cx.replication(inputs[0]).holds_within(&self.cells);
+                let is_known = self.has_cells_of(cx, *group)
+                    && cx.replication(inputs[0]).is_uniform_within_cells(&self.cells);
                 is_known.then(Vec::new)
             }
             Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(_), group, .. }) => {
-                let is_small = cx.ty(inputs[0]).bytes().upper(cx.symbols()) <= MOST_REDUCED;
+                let is_small = cx.ty(inputs[0]).bytes().upper_bound(cx.symbols()) <= MOST_REDUCED;
                 (is_small && self.has_cells_of(cx, *group) && !cx.is_shared(x)).then(Vec::new)
             }
             op if op.is_element_wise() && !op.divides_integers(cx.ty(x).dtype) && !cx.is_shared(x) => {
@@ -231,11 +232,11 @@ impl Gathered {
     fn is_same_for_all_pieces(&self, cx: &Rewriter, operand: ValueId, result: ValueId) -> bool {
         let (own, rank) = (cx.shape(operand), cx.shape(result).len());
         let is_broadcast = own.len() < rank || own.first().is_some_and(|d| d.as_const() == Some(1));
-        is_broadcast && cx.replication(operand).holds_within(&self.cells)
+        is_broadcast && cx.replication(operand).is_uniform_within_cells(&self.cells)
     }
 
     /// `x` of all ranks of a cell, from whole values.
-    fn computed(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
+    fn emit_whole(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
         let mut whole: HashMap<ValueId, ValueId> = HashMap::new();
         for v in self.values_to_compute(cx, x)? {
             let divided = self.divided_operands(cx, v)?;
@@ -263,7 +264,7 @@ impl Gathered {
 }
 
 /// The collective that gives a value, and its operand.
-fn collective_of(cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId)> {
+fn collective_and_operand(cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId)> {
     match cx.def(v)? {
         (Op::Collective(c), &[x]) => Some((c.clone(), x)),
         _ => None,
@@ -271,23 +272,23 @@ fn collective_of(cx: &Rewriter, v: ValueId) -> Option<(Collective, ValueId)> {
 }
 
 /// The group, and the operand, of a shard along the leading axis.
-fn leading_shard(node: &Candidate) -> Option<(GroupId, ValueId)> {
+fn leading_shard(node: &CandidateNode) -> Option<(GroupId, ValueId)> {
     match (&node.op, &node.inputs[..]) {
         (Op::Shard { axis: 0, group }, &[x]) => Some((*group, x)),
         _ => None,
     }
 }
 
-fn shard_of_gather(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn shard_of_gather(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (group, gathered) = leading_shard(node)?;
-    let (c, x) = collective_of(cx, gathered)?;
+    let (c, x) = collective_and_operand(cx, gathered)?;
     let is_inverse = c.kind == CollectiveKind::AllGather && cx.graph().have_same_cells(c.group, group);
     is_inverse.then_some(Rewrite::Value(x))
 }
 
-fn shard_of_all_reduce(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (group, sum) = leading_shard(node)?;
-    let (c, x) = collective_of(cx, sum)?;
+    let (c, x) = collective_and_operand(cx, sum)?;
     let CollectiveKind::AllReduce(op) = c.kind else { return None };
     if !cx.graph().have_same_cells(c.group, group) || cx.is_shared(sum) {
         return None;
@@ -311,8 +312,8 @@ fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, dept
     };
     match cx.def(v) {
         Some((Op::Collective(c), _)) if has_piece(c) => 0,
-        Some((op, inputs)) if depth > 0 && is_moved(cx, op, v) && !cx.is_shared(v) => {
-            let operands = divided_operands(cx, op, inputs, axis, cx.shape(v).len());
+        Some((op, inputs)) if depth > 0 && computes_by_pieces(cx, op, v) && !cx.is_shared(v) => {
+            let operands = sharded_operands(cx, op, inputs, axis, cx.shape(v).len());
             operands.into_iter().map(|(i, at)| copies_for_piece(cx, inputs[i], at, group, depth - 1)).sum()
         }
         _ => 1,
@@ -320,12 +321,12 @@ fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, dept
 }
 
 /// Whether an op that gives `v` computes a piece of it from pieces of its operands.
-fn is_moved(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
+fn computes_by_pieces(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
     op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
 }
 
 /// The operands that must be sharded to compute a shard of an element-wise result, each with its axis.
-fn divided_operands(
+fn sharded_operands(
     cx: &Rewriter,
     op: &Op,
     inputs: &[ValueId],
@@ -343,16 +344,16 @@ fn divided_operands(
     inputs.iter().enumerate().filter_map(|(i, v)| Some((i, along(v)?))).collect()
 }
 
-fn shard_of_moved(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (&Op::Shard { axis, group }, &[moved]) = (&node.op, &node.inputs[..]) else { return None };
     let (op, inputs) = cx.def(moved)?;
     let most = match op {
         // A piece of a permuted value is stored in the order in which it is read.
         Op::Permute { .. } => 0,
-        op if is_moved(cx, op, moved) => 1,
+        op if computes_by_pieces(cx, op, moved) => 1,
         _ => return None,
     };
-    let divided = divided_operands(cx, op, inputs, axis, node.ty.rank());
+    let divided = sharded_operands(cx, op, inputs, axis, node.ty.rank());
     let copies = |&(i, at): &(usize, usize)| copies_for_piece(cx, inputs[i], at, group, MOST_MOVED);
     if divided.is_empty() || divided.iter().map(copies).sum::<usize>() > most || cx.is_shared(moved) {
         return None;

@@ -9,26 +9,26 @@
 //!
 //! Not here: complex numbers, which the IR does not have.
 
-use symmc_ir::{BinaryOp, Dim, Op, Type, UnaryOp, ValueId, infer};
+use symmc_ir::{BinaryOp, Dim, Op, TensorType, UnaryOp, ValueId, infer};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "rotary_embedding",
         equation: "x * cos + rotate_half(x) * sin = (a * cos - b * sin, b * cos + a * sin) of the pairs (a, b) of x = \
                    rotary_embedding(x, cos, sin)",
-        apply: written_out,
+        apply: recognize_rotary,
     },
-    Rule {
+    RewriteRule {
         name: "rotary_embedding_of_part",
         equation: "concat(rotary_embedding(x[..r]), x[r..]) = rotary_embedding(x) of width r",
-        apply: of_part,
+        apply: rotary_of_slice,
     },
-    Rule {
+    RewriteRule {
         name: "rotary_embedding_between_casts",
         equation: "cast(rotary_embedding(cast(x), cos, sin)) = rotary_embedding(x, cos, sin)",
-        apply: between_casts,
+        apply: rotary_between_casts,
     },
 ];
 
@@ -37,13 +37,13 @@ const MOST_STEPS: usize = 16;
 
 /// Elements of a value: `start`, `start + step`, … along all its axes from `lead` on, taken as one.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Piece {
+struct RotaryPiece {
     value: ValueId,
-    at: Region,
+    at: PieceRegion,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Region {
+struct PieceRegion {
     lead: usize,
     /// The extents of the leading axes where the piece is used: those of the value but for axes of extent 1.
     rows: Vec<Dim>,
@@ -54,42 +54,42 @@ struct Region {
 }
 
 /// A node, which need not be in the graph yet.
-struct Node<'a> {
+struct NodeRef<'a> {
     op: &'a Op,
     inputs: &'a [ValueId],
     shape: &'a [Dim],
 }
 
-impl<'a> Node<'a> {
-    fn of(cx: &'a Rewriter, value: ValueId) -> Option<Self> {
+impl<'a> NodeRef<'a> {
+    fn of_value(cx: &'a Rewriter, value: ValueId) -> Option<Self> {
         let (op, inputs) = cx.def(value)?;
-        Some(Node { op, inputs, shape: cx.shape(value) })
+        Some(NodeRef { op, inputs, shape: cx.shape(value) })
     }
 }
 
 /// A product that is added, or subtracted where it is negative.
-struct Product {
+struct RotaryProduct {
     negative: bool,
-    factors: [Piece; 2],
+    factors: [RotaryPiece; 2],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Pairs {
+enum PairLayout {
     Halves,
     Neighbours,
 }
 
-impl Pairs {
+impl PairLayout {
     /// The step within the members of one kind, and the distance of the first two members, for `half` pairs.
-    fn geometry(self, half: i64) -> (i64, i64) {
+    fn step_and_distance(self, half: i64) -> (i64, i64) {
         match self {
-            Pairs::Halves => (1, half),
-            Pairs::Neighbours => (2, 1),
+            PairLayout::Halves => (1, half),
+            PairLayout::Neighbours => (2, 1),
         }
     }
 }
 
-fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn recognize_rotary(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (axis, last) = (node.ty.rank().checked_sub(1)?, node.ty.shape.last()?);
     let joins = match &node.op {
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => true,
@@ -98,21 +98,22 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
         _ => false,
     };
     let width = last.as_const().filter(|w| joins && node.ty.dtype.is_float() && *w >= 4 && w % 2 == 0)?;
-    let both = [Pairs::Halves, Pairs::Neighbours];
-    let (pairs, found) = both.into_iter().find_map(|pairs| Some((pairs, turned(cx, node, pairs)?)))?;
+    let both = [PairLayout::Halves, PairLayout::Neighbours];
+    let (pairs, found) =
+        both.into_iter().find_map(|pairs| Some((pairs, match_rotation(cx, node, pairs)?)))?;
     let [x, cos, sin] = found.operands.map(|part| part.emit(cx));
-    let interleaved = found.pairs == Pairs::Neighbours;
+    let interleaved = found.pairs == PairLayout::Neighbours;
     let op = Op::RotaryEmbedding { width: usize::try_from(width).ok()?, interleaved };
     let types = [cx.ty(x), cx.ty(cos), cx.ty(sin)];
-    let fits =
-        infer::infer(&op, &types, None).is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
+    let fits = infer::infer_types(&op, &types, None)
+        .is_ok_and(|t| t.as_deref() == Some(std::slice::from_ref(&node.ty)));
     if !fits || found.pairs == pairs {
         return fits.then(|| Rewrite::Node(op, vec![x, cos, sin]));
     }
     let y = cx.emit("turned", op, &[x, cos, sin], node.ty.clone());
-    let (step, distance) = found.pairs.geometry(width / 2);
+    let (step, distance) = found.pairs.step_and_distance(width / 2);
     let halves = [0, distance].map(|start| {
-        let part = Part {
+        let part = RowSlice {
             value: y,
             rows: node.ty.shape[..axis].to_vec(),
             extent: width,
@@ -125,14 +126,14 @@ fn written_out(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     Some(Rewrite::Node(Op::Concat { axis }, halves.to_vec()))
 }
 
-struct Found {
+struct RotaryMatch {
     /// How pairs lie in what is turned, which may not be how they lie in the result.
-    pairs: Pairs,
-    operands: [Part; 3],
+    pairs: PairLayout,
+    operands: [RowSlice; 3],
 }
 
 /// Elements of each row of a value.
-struct Part {
+struct RowSlice {
     value: ValueId,
     rows: Vec<Dim>,
     /// The elements that a row of the value has.
@@ -142,64 +143,67 @@ struct Part {
     len: i64,
 }
 
-impl Part {
+impl RowSlice {
     /// Both members of the pairs of which these are the first ones.
-    fn of_pairs(self) -> Part {
-        Part { step: 1, len: 2 * self.len, ..self }
+    fn into_pairs(self) -> RowSlice {
+        RowSlice { step: 1, len: 2 * self.len, ..self }
     }
 
     /// The value of these elements alone.
     fn emit(self, cx: &mut Rewriter) -> ValueId {
         let shape = |n: i64| [&self.rows[..], &[Dim::from(n)]].concat();
         let flat = cx.reshape(self.value, shape(self.extent));
-        let ty = Type::new(cx.ty(flat).dtype, shape(self.len));
+        let ty = TensorType::new(cx.ty(flat).dtype, shape(self.len));
         let op = Op::Slice { axis: self.rows.len(), start: Dim::from(self.start), step: self.step };
         if self.len == self.extent { flat } else { cx.emit("part", op, &[flat], ty) }
     }
 }
 
 /// What a node turns, if its pairs lie so.
-fn turned(cx: &Rewriter, node: &Candidate, pairs: Pairs) -> Option<Found> {
+fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Option<RotaryMatch> {
     let (last, rows) = node.ty.shape.split_last()?;
     let half = last.as_const()? / 2;
-    let (step, distance) = pairs.geometry(half);
+    let (step, distance) = pairs.step_and_distance(half);
     let member = |start| {
-        let node = Node { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
-        let at = Region { lead: rows.len(), rows: rows.to_vec(), start, step, len: half, negative: false };
-        sum(cx, &node, &at, MOST_STEPS)
+        let node = NodeRef { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
+        let at =
+            PieceRegion { lead: rows.len(), rows: rows.to_vec(), start, step, len: half, negative: false };
+        match_sum(cx, &node, &at, MOST_STEPS)
     };
     let (a, b) = (member(0)?, member(distance)?);
     // The first members are a * cos - b * sin, the second ones b * cos + a * sin.
-    let found = |own: Pairs| {
-        let wanted = Wanted { rows, half, own, each: own == pairs };
-        orders(&a).find_map(|first| orders(&b).find_map(|second| matched(cx, &wanted, [&first, &second])))
+    let found = |own: PairLayout| {
+        let wanted = RotaryPattern { rows, half, own, each: own == pairs };
+        operand_orders(&a).find_map(|first| {
+            operand_orders(&b).find_map(|second| match_sums(cx, &wanted, [&first, &second]))
+        })
     };
     // Neighbours may be written as halves, which is a concatenation; halves are not written as neighbours.
-    found(pairs).or_else(|| (pairs == Pairs::Halves).then(|| found(Pairs::Neighbours)).flatten())
+    found(pairs).or_else(|| (pairs == PairLayout::Halves).then(|| found(PairLayout::Neighbours)).flatten())
 }
 
-struct Wanted<'a> {
+struct RotaryPattern<'a> {
     rows: &'a [Dim],
     half: i64,
     /// How pairs lie in what is turned.
-    own: Pairs,
+    own: PairLayout,
     /// Whether there may be a cosine for each element.
     each: bool,
 }
 
 /// A sum of two products: the factors of the first that are turned and that turn, and those of the second.
-struct Sum<'a> {
-    own: [&'a Piece; 2],
-    other: [&'a Piece; 2],
+struct RotarySum<'a> {
+    own: [&'a RotaryPiece; 2],
+    other: [&'a RotaryPiece; 2],
     negative: [bool; 2],
 }
 
 /// The ways to take the products of a sum and their factors.
-fn orders(sum: &[Product; 2]) -> impl Iterator<Item = Sum<'_>> {
+fn operand_orders(sum: &[RotaryProduct; 2]) -> impl Iterator<Item = RotarySum<'_>> {
     (0..8).map(move |n: usize| {
         let (own, other) = (&sum[n & 1], &sum[1 - (n & 1)]);
         let order = |swapped: bool| if swapped { [1, 0] } else { [0, 1] };
-        Sum {
+        RotarySum {
             own: order(n & 2 != 0).map(|k| &own.factors[k]),
             other: order(n & 4 != 0).map(|k| &other.factors[k]),
             negative: [own.negative, other.negative],
@@ -207,16 +211,21 @@ fn orders(sum: &[Product; 2]) -> impl Iterator<Item = Sum<'_>> {
     })
 }
 
-fn matched(cx: &Rewriter, wanted: &Wanted<'_>, [first, second]: [&Sum<'_>; 2]) -> Option<Found> {
-    let (step, distance) = wanted.own.geometry(wanted.half);
-    let chains = |pieces: [&Piece; 2]| pieces.map(|p| chain(cx, p));
+fn match_sums(
+    cx: &Rewriter,
+    wanted: &RotaryPattern<'_>,
+    [first, second]: [&RotarySum<'_>; 2],
+) -> Option<RotaryMatch> {
+    let (step, distance) = wanted.own.step_and_distance(wanted.half);
+    let chains = |pieces: [&RotaryPiece; 2]| pieces.map(|p| trace_chain(cx, p));
     // What is turned: the first member in a product with a cosine and in one with a sine, and so the second.
     let [own_a, other_b] = chains([first.own[0], first.other[0]]);
     let [own_b, other_a] = chains([second.own[0], second.other[0]]);
-    let of =
-        |chain: &[Piece], root: &Piece| chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative);
-    let mut roots =
-        pieces(&own_a, &other_b, distance).filter(|(a, _)| a.at.step == step && a.at.rows == wanted.rows);
+    let of = |chain: &[RotaryPiece], root: &RotaryPiece| {
+        chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative)
+    };
+    let mut roots = pieces_at_distance(&own_a, &other_b, distance)
+        .filter(|(a, _)| a.at.step == step && a.at.rows == wanted.rows);
     let (a, negative_x) = roots
         .find_map(|(a, b)| Some((a, [a.at.negative, b.at.negative, of(&own_b, b)?, of(&other_a, a)?])))?;
     let of_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
@@ -224,135 +233,138 @@ fn matched(cx: &Rewriter, wanted: &Wanted<'_>, [first, second]: [&Sum<'_>; 2]) -
     let [cos_b, sin_b] = chains([second.own[1], second.other[1]]);
     let numbers = |each: bool| {
         let distance = if each { distance } else { 0 };
-        let root = |a, b| pieces(a, b, distance).find(|(p, _)| !each || p.at.step == step);
+        let root = |a, b| pieces_at_distance(a, b, distance).find(|(p, _)| !each || p.at.step == step);
         let ((ca, cb), (sa, sb)) = (root(&cos_a, &cos_b)?, root(&sin_a, &sin_b)?);
         let signs = [ca, sa, cb, sb].map(|p| p.at.negative);
         let negative = [0, 1, 2, 3].map(|i| of_product[i] ^ negative_x[i] ^ signs[i]);
         if negative != [false, true, false, false] {
             return None;
         }
-        let (cos, sin) = (ca.part(cx)?, sa.part(cx)?);
-        Some([cos, sin].map(|p| if each { p.of_pairs() } else { p }))
+        let (cos, sin) = (ca.to_row_slice(cx)?, sa.to_row_slice(cx)?);
+        Some([cos, sin].map(|p| if each { p.into_pairs() } else { p }))
     };
     // One number for a pair is less to read.
     let [cos, sin] = numbers(false).or_else(|| wanted.each.then(|| numbers(true)).flatten())?;
-    Some(Found { pairs: wanted.own, operands: [a.part(cx)?.of_pairs(), cos, sin] })
+    Some(RotaryMatch { pairs: wanted.own, operands: [a.to_row_slice(cx)?.into_pairs(), cos, sin] })
 }
 
 /// Pieces of one value, the first from one chain and the second from another, that begin at this distance.
-fn pieces<'a>(
-    from: &'a [Piece],
-    to: &'a [Piece],
+fn pieces_at_distance<'a>(
+    from: &'a [RotaryPiece],
+    to: &'a [RotaryPiece],
     distance: i64,
-) -> impl Iterator<Item = (&'a Piece, &'a Piece)> {
+) -> impl Iterator<Item = (&'a RotaryPiece, &'a RotaryPiece)> {
     from.iter().flat_map(move |a| {
-        let same = move |b: &&Piece| {
-            let moved = Region { start: a.at.start + distance, negative: b.at.negative, ..a.at.clone() };
+        let same = move |b: &&RotaryPiece| {
+            let moved = PieceRegion { start: a.at.start + distance, negative: b.at.negative, ..a.at.clone() };
             a.value == b.value && b.at == moved
         };
         to.iter().find(same).map(|b| (a, b))
     })
 }
 
-impl Piece {
-    fn same_elements(&self, other: &Piece) -> bool {
-        let at = Region { negative: other.at.negative, ..self.at.clone() };
+impl RotaryPiece {
+    fn same_elements(&self, other: &RotaryPiece) -> bool {
+        let at = PieceRegion { negative: other.at.negative, ..self.at.clone() };
         self.value == other.value && at == other.at
     }
 
-    fn part(&self, cx: &Rewriter) -> Option<Part> {
-        let Region { lead, rows, start, step, len, .. } = self.at.clone();
-        let extent = tail(cx.shape(self.value), lead)?.iter().product();
-        Some(Part { value: self.value, rows, extent, start, step, len })
+    fn to_row_slice(&self, cx: &Rewriter) -> Option<RowSlice> {
+        let PieceRegion { lead, rows, start, step, len, .. } = self.at.clone();
+        let extent = constant_extents(cx.shape(self.value), lead)?.iter().product();
+        Some(RowSlice { value: self.value, rows, extent, start, step, len })
     }
 }
 
 /// A piece, and what it is a piece of, one op further each time.
-fn chain(cx: &Rewriter, piece: &Piece) -> Vec<Piece> {
-    let further = |p: &Piece| inward(cx, &Node::of(cx, p.value)?, &p.at);
+fn trace_chain(cx: &Rewriter, piece: &RotaryPiece) -> Vec<RotaryPiece> {
+    let further = |p: &RotaryPiece| trace_operand(cx, &NodeRef::of_value(cx, p.value)?, &p.at);
     std::iter::successors(Some(piece.clone()), further).take(MOST_STEPS).collect()
 }
 
 /// The two products that elements of a node are the sum of, at most so many ops further.
-fn sum(cx: &Rewriter, node: &Node<'_>, at: &Region, most: usize) -> Option<[Product; 2]> {
+fn match_sum(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, most: usize) -> Option<[RotaryProduct; 2]> {
     let most = most.checked_sub(1)?;
     if let Op::Binary(op @ (BinaryOp::Add | BinaryOp::Sub)) = node.op {
-        let [a, mut b] = operands(cx, node, at)?;
+        let [a, mut b] = operand_pieces(cx, node, at)?;
         b.at.negative ^= *op == BinaryOp::Sub;
-        return Some([product(cx, &a, most)?, product(cx, &b, most)?]);
+        return Some([match_product(cx, &a, most)?, match_product(cx, &b, most)?]);
     }
-    let piece = inward(cx, node, at)?;
-    sum(cx, &Node::of(cx, piece.value)?, &piece.at, most)
+    let piece = trace_operand(cx, node, at)?;
+    match_sum(cx, &NodeRef::of_value(cx, piece.value)?, &piece.at, most)
 }
 
 /// The product that a piece is, at most so many ops further.
-fn product(cx: &Rewriter, piece: &Piece, most: usize) -> Option<Product> {
+fn match_product(cx: &Rewriter, piece: &RotaryPiece, most: usize) -> Option<RotaryProduct> {
     let most = most.checked_sub(1)?;
-    let node = Node::of(cx, piece.value)?;
+    let node = NodeRef::of_value(cx, piece.value)?;
     if !matches!(node.op, Op::Binary(BinaryOp::Mul)) {
-        return product(cx, &inward(cx, &node, &piece.at)?, most);
+        return match_product(cx, &trace_operand(cx, &node, &piece.at)?, most);
     }
-    let mut factors = operands(cx, &node, &piece.at)?;
+    let mut factors = operand_pieces(cx, &node, &piece.at)?;
     factors.iter_mut().for_each(|f| f.at.negative = false);
-    Some(Product { negative: piece.at.negative, factors })
+    Some(RotaryProduct { negative: piece.at.negative, factors })
 }
 
 /// The elements of both operands of an element-wise node that its elements are made of.
-fn operands(cx: &Rewriter, node: &Node<'_>, at: &Region) -> Option<[Piece; 2]> {
-    let operand = |index: usize| operand(cx, node, at, *node.inputs.get(index)?);
+fn operand_pieces(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<[RotaryPiece; 2]> {
+    let operand = |index: usize| operand_piece(cx, node, at, *node.inputs.get(index)?);
     Some([operand(0)?, operand(1)?])
 }
 
 /// The elements of an operand of an element-wise node that its elements are made of; none where it broadcasts to them.
-fn operand(cx: &Rewriter, node: &Node<'_>, at: &Region, value: ValueId) -> Option<Piece> {
+fn operand_piece(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, value: ValueId) -> Option<RotaryPiece> {
     let shape = cx.shape(value);
     let lead = at.lead.checked_sub(node.shape.len().checked_sub(shape.len())?)?;
     let same = shape[lead..] == node.shape[at.lead..];
-    same.then(|| Piece { value, at: Region { lead, rows: shape[..lead].to_vec(), ..at.clone() } })
+    same.then(|| RotaryPiece { value, at: PieceRegion { lead, rows: shape[..lead].to_vec(), ..at.clone() } })
 }
 
 /// The extents of a shape from `lead` on, if all are numbers.
-fn tail(shape: &[Dim], lead: usize) -> Option<Vec<i64>> {
+fn constant_extents(shape: &[Dim], lead: usize) -> Option<Vec<i64>> {
     shape.get(lead..)?.iter().map(Dim::as_const).collect()
 }
 
 /// Where elements of a node come from, if it only moves or negates them.
-fn inward(cx: &Rewriter, node: &Node<'_>, at: &Region) -> Option<Piece> {
+fn trace_operand(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<RotaryPiece> {
     let &value = node.inputs.first()?;
     match node.op {
-        Op::Unary(UnaryOp::Neg) => Some(Piece { value, at: Region { negative: !at.negative, ..at.clone() } }),
-        Op::Reshape => reshaped(cx.shape(value), node, at).map(|at| Piece { value, at }),
-        Op::Slice { axis, start, step } => {
-            let cut = Cut { axis: *axis, start: start.as_const()?, step: *step };
-            sliced(cx.shape(value), node, at, &cut).map(|at| Piece { value, at })
+        Op::Unary(UnaryOp::Neg) => {
+            Some(RotaryPiece { value, at: PieceRegion { negative: !at.negative, ..at.clone() } })
         }
-        Op::Concat { axis } => concatenated(cx, node, at, *axis),
-        Op::Expand => expanded(cx.shape(value), node, at).map(|at| Piece { value, at }),
+        Op::Reshape => trace_reshape(cx.shape(value), node, at).map(|at| RotaryPiece { value, at }),
+        Op::Slice { axis, start, step } => {
+            let cut = SliceParams { axis: *axis, start: start.as_const()?, step: *step };
+            trace_slice(cx.shape(value), node, at, &cut).map(|at| RotaryPiece { value, at })
+        }
+        Op::Concat { axis } => trace_concat(cx, node, at, *axis),
+        Op::Expand => trace_expand(cx.shape(value), node, at).map(|at| RotaryPiece { value, at }),
         _ => None,
     }
 }
 
 /// The leading axes stay but for those of extent 1; in row-major order nothing moves.
-fn reshaped(from: &[Dim], node: &Node<'_>, at: &Region) -> Option<Region> {
-    let all: i64 = tail(node.shape, at.lead)?.iter().product();
+fn trace_reshape(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
+    let all: i64 = constant_extents(node.shape, at.lead)?.iter().product();
     let longer =
         |shape: &[Dim]| shape.iter().filter(|d| d.as_const() != Some(1)).cloned().collect::<Vec<_>>();
     let rows = longer(&node.shape[..at.lead]);
     let fits = |&lead: &usize| {
-        longer(&from[..lead]) == rows && tail(from, lead).is_some_and(|t| t.iter().product::<i64>() == all)
+        longer(&from[..lead]) == rows
+            && constant_extents(from, lead).is_some_and(|t| t.iter().product::<i64>() == all)
     };
     let lead = (0..=from.len()).rev().find(fits)?;
-    Some(Region { lead, ..at.clone() })
+    Some(PieceRegion { lead, ..at.clone() })
 }
 
-struct Cut {
+struct SliceParams {
     axis: usize,
     start: i64,
     step: i64,
 }
 
-fn sliced(from: &[Dim], node: &Node<'_>, at: &Region, cut: &Cut) -> Option<Region> {
-    let (kept, whole) = (tail(node.shape, at.lead)?, tail(from, at.lead)?);
+fn trace_slice(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion, cut: &SliceParams) -> Option<PieceRegion> {
+    let (kept, whole) = (constant_extents(node.shape, at.lead)?, constant_extents(from, at.lead)?);
     let axis = cut.axis.checked_sub(at.lead)?;
     let (outer, inner): (i64, i64) = (kept[..axis].iter().product(), kept[axis + 1..].iter().product());
     let (start, step) = match (outer, inner, kept[axis]) {
@@ -361,12 +373,12 @@ fn sliced(from: &[Dim], node: &Node<'_>, at: &Region, cut: &Cut) -> Option<Regio
         (_, 1, 1) => (at.start * whole[axis] + cut.start, at.step * whole[axis]),
         _ => return None,
     };
-    Some(Region { start, step, ..at.clone() })
+    Some(PieceRegion { start, step, ..at.clone() })
 }
 
-fn concatenated(cx: &Rewriter, node: &Node<'_>, at: &Region, axis: usize) -> Option<Piece> {
+fn trace_concat(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, axis: usize) -> Option<RotaryPiece> {
     let axis_within = axis.checked_sub(at.lead)?;
-    let all = tail(node.shape, at.lead)?;
+    let all = constant_extents(node.shape, at.lead)?;
     let (outer, inner): (i64, i64) =
         (all[..axis_within].iter().product(), all[axis_within + 1..].iter().product());
     let mut low = 0;
@@ -375,37 +387,37 @@ fn concatenated(cx: &Rewriter, node: &Node<'_>, at: &Region, axis: usize) -> Opt
         let end = low + n;
         let (first, last) = (at.start, at.start + (at.len - 1) * at.step);
         if outer == 1 && low * inner <= first && last < end * inner {
-            return Some(Piece { value, at: Region { start: first - low * inner, ..at.clone() } });
+            return Some(RotaryPiece { value, at: PieceRegion { start: first - low * inner, ..at.clone() } });
         }
         // One of a stack.
         let count = all[axis_within];
         if inner == 1 && n == 1 && at.step % count == 0 && at.start % count == low {
             let (start, step) = (at.start / count, at.step / count);
-            return Some(Piece { value, at: Region { start, step, ..at.clone() } });
+            return Some(RotaryPiece { value, at: PieceRegion { start, step, ..at.clone() } });
         }
         low = end;
     }
     None
 }
 
-fn expanded(from: &[Dim], node: &Node<'_>, at: &Region) -> Option<Region> {
+fn trace_expand(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
     let lead = at.lead.checked_sub(node.shape.len().checked_sub(from.len())?)?;
     // Axes of extent 1 that came or went before would be counted wrong.
     if at.rows != node.shape[..at.lead] {
         return None;
     }
-    let (wide, narrow) = (tail(node.shape, at.lead)?, tail(from, lead)?);
-    let at = Region { lead, rows: from[..lead].to_vec(), ..at.clone() };
+    let (wide, narrow) = (constant_extents(node.shape, at.lead)?, constant_extents(from, lead)?);
+    let at = PieceRegion { lead, rows: from[..lead].to_vec(), ..at.clone() };
     if wide == narrow {
         return Some(at);
     }
     // Each element repeated.
     let (n, _) = wide.split_last()?;
     let repeated = narrow.last() == Some(&1) && narrow[..narrow.len() - 1] == wide[..wide.len() - 1];
-    (repeated && at.step % n == 0).then(|| Region { start: at.start / n, step: at.step / n, ..at })
+    (repeated && at.step % n == 0).then(|| PieceRegion { start: at.start / n, step: at.step / n, ..at })
 }
 
-fn of_part(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn rotary_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
     if axis + 1 != node.ty.rank() {
         return None;
@@ -439,7 +451,7 @@ fn of_part(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     Some(Rewrite::Node(node.op.clone(), inputs))
 }
 
-fn between_casts(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn rotary_between_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Cast, &[wide]) = (&node.op, &node.inputs[..]) else { return None };
     let (op @ Op::RotaryEmbedding { .. }, &[inner, cos, sin]) = cx.def(wide)? else { return None };
     let op = op.clone();

@@ -4,86 +4,90 @@
 //! ([`super::broadcasts`]); permutations that only move axes of extent 1 become reshapes, so that they join
 //! their neighbours.
 
-use symmc_ir::known::{Known, is_within, non_unit};
-use symmc_ir::{Collective, CollectiveKind, Dim, Op, Type, ValueId};
+use symmc_ir::closed_form::{ClosedForm, is_range_within_axis, non_unit_axes};
+use symmc_ir::{Collective, CollectiveKind, Dim, Op, TensorType, ValueId};
 
-use crate::rewrite::{Candidate, Rewrite, Rewriter, Rule};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-pub const RULES: &[Rule] = &[
-    Rule {
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
         name: "view_of_nothing",
         equation: "reshape, expand, permute, slice, pad or concat that changes nothing = x",
         apply: view_of_nothing,
     },
-    Rule {
+    RewriteRule {
         name: "reshape_of_reshape",
         equation: "reshape(reshape(x)) = reshape(x)",
         apply: reshape_of_reshape,
     },
-    Rule {
+    RewriteRule {
         name: "reshape_of_reduction",
         equation: "reshape(reduce(x)) = reduce(x) that keeps its axes, where only those come back and nothing else needs the reduction",
         apply: reshape_of_reduction,
     },
-    Rule {
+    RewriteRule {
         name: "permute_of_permute",
         equation: "permute(permute(x, p), q) = permute(x, p∘q)",
         apply: permute_of_permute,
     },
-    Rule {
+    RewriteRule {
         name: "permute_of_units",
         equation: "permute(x) that keeps the order of the axes longer than 1 = reshape(x)",
         apply: permute_of_units,
     },
-    Rule {
+    RewriteRule {
         name: "reshape_of_transpose",
         equation: "reshape(transpose(x)) = transpose(reshape(x)) of the last two axes, where only those before change",
         apply: reshape_of_transpose,
     },
-    Rule { name: "expand_of_expand", equation: "expand(expand(x)) = expand(x)", apply: expand_of_expand },
-    Rule {
+    RewriteRule {
+        name: "expand_of_expand",
+        equation: "expand(expand(x)) = expand(x)",
+        apply: expand_of_expand,
+    },
+    RewriteRule {
         name: "reshape_of_expand",
         equation: "reshape(expand(x)) = expand(reshape(x)) where only axes of extent 1 come and go",
         apply: reshape_of_expand,
     },
-    Rule {
+    RewriteRule {
         name: "permute_of_expand",
         equation: "permute(expand(x)) = expand(permute(x))",
         apply: permute_of_expand,
     },
-    Rule {
+    RewriteRule {
         name: "slice_of_expand",
         equation: "slice(expand(x)) = expand(x) along an expanded axis, else expand(slice(x))",
         apply: slice_of_expand,
     },
-    Rule {
+    RewriteRule {
         name: "slice_of_slice",
         equation: "slice(slice(x, s, t), u, v) = slice(x, s + t*u, t*v) along one axis",
         apply: slice_of_slice,
     },
-    Rule {
+    RewriteRule {
         name: "slice_of_pad",
         equation: "slice(pad(x)) = slice(x) where it stays within x",
         apply: slice_of_pad,
     },
-    Rule {
+    RewriteRule {
         name: "slice_of_concat",
         equation: "slice(concat(.., x, ..)) = slice(x) where it stays within x",
         apply: slice_of_concat,
     },
-    Rule {
+    RewriteRule {
         name: "index_of_positions",
         equation: "take or index of x at numbers and at series along axes of their own = slice(x) with its axes moved",
         apply: index_of_positions,
     },
-    Rule {
+    RewriteRule {
         name: "concat_of_slices",
         equation: "concat(.., x[a..b], x[b..c], ..) = concat(.., x[a..c], ..)",
         apply: concat_of_slices,
     },
 ];
 
-fn view_of_nothing(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn view_of_nothing(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let x = *node.inputs.first()?;
     let same = *cx.ty(x) == node.ty;
     let nothing = match &node.op {
@@ -100,14 +104,14 @@ fn view_of_nothing(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     (nothing && same).then_some(Rewrite::Value(x))
 }
 
-fn reshape_of_reshape(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn reshape_of_reshape(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     match (&node.op, cx.def(node.inputs.first().copied()?)) {
         (Op::Reshape, Some((Op::Reshape, &[x]))) => Some(Rewrite::Node(Op::Reshape, vec![x])),
         _ => None,
     }
 }
 
-fn reshape_of_reduction(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn reshape_of_reduction(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Reshape, &[reduced]) = (&node.op, &node.inputs[..]) else { return None };
     let (Op::Reduce { op, axes, keep: false }, &[x]) = cx.def(reduced)? else { return None };
     let kept = cx.shape(x).iter().enumerate();
@@ -116,14 +120,14 @@ fn reshape_of_reduction(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> 
     fits.then(|| Rewrite::Node(Op::Reduce { op: *op, axes: axes.clone(), keep: true }, vec![x]))
 }
 
-fn permute_of_permute(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn permute_of_permute(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Permute { perm } = &node.op else { return None };
     let Some((Op::Permute { perm: inner }, &[x])) = cx.def(node.inputs[0]) else { return None };
     let perm = perm.iter().map(|&p| inner[p]).collect();
     Some(Rewrite::Node(Op::Permute { perm }, vec![x]))
 }
 
-fn permute_of_units(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn permute_of_units(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Permute { perm } = &node.op else { return None };
     let x = node.inputs[0];
     let shape = cx.shape(x);
@@ -131,7 +135,7 @@ fn permute_of_units(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     order.is_sorted().then_some(Rewrite::Node(Op::Reshape, vec![x]))
 }
 
-fn reshape_of_transpose(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn reshape_of_transpose(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Reshape, Some((Op::Permute { perm }, &[x]))) = (&node.op, cx.def(*node.inputs.first()?)) else {
         return None;
     };
@@ -149,7 +153,7 @@ fn reshape_of_transpose(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> 
 }
 
 /// The operand of an expand, if that is what gives `value`.
-fn expanded(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
+fn match_expand(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
     match cx.def(value) {
         Some((Op::Expand, &[x])) => Some(x),
         _ => None,
@@ -157,52 +161,52 @@ fn expanded(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
 }
 
 /// The shape of an expand's operand with the axes that it adds in front as extent 1.
-fn aligned(cx: &Rewriter, x: ValueId, rank: usize) -> Vec<Dim> {
+fn pad_shape(cx: &Rewriter, x: ValueId, rank: usize) -> Vec<Dim> {
     let mut shape = vec![Dim::from(1); rank.saturating_sub(cx.shape(x).len())];
     shape.extend_from_slice(cx.shape(x));
     shape
 }
 
-fn expand_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn expand_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::Expand {
         return None;
     }
-    let x = expanded(cx, node.inputs[0])?;
+    let x = match_expand(cx, node.inputs[0])?;
     Some(Rewrite::Node(Op::Expand, vec![x]))
 }
 
-fn reshape_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn reshape_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::Reshape {
         return None;
     }
-    let x = expanded(cx, node.inputs[0])?;
+    let x = match_expand(cx, node.inputs[0])?;
     let wide = cx.shape(node.inputs[0]);
-    if !non_unit(wide).map(|(_, d)| d).eq(non_unit(&node.ty.shape).map(|(_, d)| d)) {
+    if !non_unit_axes(wide).map(|(_, d)| d).eq(non_unit_axes(&node.ty.shape).map(|(_, d)| d)) {
         return None;
     }
-    let narrow = aligned(cx, x, wide.len());
+    let narrow = pad_shape(cx, x, wide.len());
     let mut shape = vec![Dim::from(1); node.ty.rank()];
-    for ((to, _), (from, _)) in non_unit(&node.ty.shape).zip(non_unit(wide)) {
+    for ((to, _), (from, _)) in non_unit_axes(&node.ty.shape).zip(non_unit_axes(wide)) {
         shape[to] = narrow[from].clone();
     }
     let x = cx.reshape(x, shape);
     Some(Rewrite::Node(Op::Expand, vec![x]))
 }
 
-fn permute_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn permute_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Permute { perm } = &node.op else { return None };
-    let x = expanded(cx, node.inputs[0])?;
-    let shape = aligned(cx, x, perm.len());
+    let x = match_expand(cx, node.inputs[0])?;
+    let shape = pad_shape(cx, x, perm.len());
     let x = cx.reshape(x, shape.clone());
-    let ty = Type::new(node.ty.dtype, perm.iter().map(|&p| shape[p].clone()).collect::<Vec<_>>());
+    let ty = TensorType::new(node.ty.dtype, perm.iter().map(|&p| shape[p].clone()).collect::<Vec<_>>());
     let x = cx.emit("permute", node.op.clone(), &[x], ty);
     Some(Rewrite::Node(Op::Expand, vec![x]))
 }
 
-fn slice_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn slice_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Slice { axis, start, step } = &node.op else { return None };
     let wide = node.inputs[0];
-    let x = expanded(cx, wide)?;
+    let x = match_expand(cx, wide)?;
     let added = cx.shape(wide).len() - cx.shape(x).len();
     let own = axis.checked_sub(added).filter(|&a| cx.shape(x)[a].as_const() != Some(1));
     let Some(own) = own else { return Some(Rewrite::Node(Op::Expand, vec![x])) };
@@ -212,7 +216,7 @@ fn slice_of_expand(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     Some(Rewrite::Node(Op::Expand, vec![x]))
 }
 
-fn slice_of_slice(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn slice_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Slice { axis, start, step } = &node.op else { return None };
     let Some((Op::Slice { axis: inner_axis, start: first, step: by }, &[x])) = cx.def(node.inputs[0]) else {
         return None;
@@ -223,13 +227,13 @@ fn slice_of_slice(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 /// The first and the last position that a slice of this result type reads; `None` if it may read none.
-fn span(cx: &Rewriter, axis: usize, start: &Dim, step: i64, ty: &Type) -> Option<(Dim, Dim)> {
+fn span(cx: &Rewriter, axis: usize, start: &Dim, step: i64, ty: &TensorType) -> Option<(Dim, Dim)> {
     let extent = &ty.shape[axis];
     let last = start.clone() + (extent.clone() - Dim::from(1)) * Dim::from(step);
     (extent.bounds(cx.symbols()).0 >= 1).then(|| (start.clone(), last))
 }
 
-fn slice_of_pad(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn slice_of_pad(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Slice { axis, start, step } = &node.op else { return None };
     let Some((Op::Pad { low, .. }, &[x])) = cx.def(node.inputs[0]) else { return None };
     let (shape, padded) = (cx.shape(x), cx.shape(node.inputs[0]));
@@ -243,7 +247,7 @@ fn slice_of_pad(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 }
 
 /// The rules of this theme that are tried last: other passes look for slices and concatenations.
-pub const LAST_RULES: &[Rule] = &[Rule {
+pub const LAST_RULES: &[RewriteRule] = &[RewriteRule {
     name: "concat_of_gathered_pieces",
     equation: "concat(x[..m], x[m..2m], ..) along another axis, of the pieces that all ranks gave to an all_gather x = a reshape of a permuted \
                view of x",
@@ -252,7 +256,7 @@ pub const LAST_RULES: &[Rule] = &[Rule {
 
 /// The pieces of all ranks, one after another along another axis than the first, are a view of what was gathered with its axes in
 /// another order, which one kernel stores, or the all_gather itself (`Form::Gather`).
-fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
     let piece = cx.shape(*node.inputs.first()?).to_vec();
     let Some((Op::Slice { .. }, &[x])) = cx.def(node.inputs[0]) else { return None };
@@ -275,12 +279,12 @@ fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &Candidate) -> Option<Rewr
     let by_rank = cx.reshape(x, by_rank);
     let perm: Vec<usize> = (1..=axis).chain([0]).chain(axis + 1..=piece.len()).collect();
     let ty = cx.ty(by_rank).clone();
-    let ty = Type::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
+    let ty = TensorType::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
     let moved = cx.emit("moved", Op::Permute { perm }, &[by_rank], ty);
     Some(Rewrite::Value(cx.reshape(moved, node.ty.shape.clone())))
 }
 
-fn slice_of_concat(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn slice_of_concat(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Slice { axis, start, step } = &node.op else { return None };
     let Some((Op::Concat { axis: along }, pieces)) = cx.def(node.inputs[0]) else { return None };
     if axis != along {
@@ -300,7 +304,7 @@ fn slice_of_concat(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     None
 }
 
-fn concat_of_slices(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn concat_of_slices(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
     let slice = |cx: &Rewriter, v: ValueId| match cx.def(v) {
         Some((Op::Slice { axis: a, start, step: 1 }, &[x])) if *a == axis => Some((x, start.clone())),
@@ -321,7 +325,7 @@ fn concat_of_slices(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
 
 /// Elements at positions that are known: the result is a view. Positions that are not known to lie within the axis for all
 /// sizes become one only where the run checks them.
-fn index_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
+fn index_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Take { axis } | Op::Index { axis }) = &node.op else { return None };
     let (&x, indices) = node.inputs.split_first()?;
     let shape = cx.shape(x).to_vec();
@@ -329,17 +333,17 @@ fn index_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     // Each axis that is indexed: where it starts, its step, and the axis of the indices that moves it.
     let mut moved = Vec::with_capacity(indices.len());
     for (k, &index) in indices.iter().enumerate() {
-        let (start, step, along) = match cx.known(index)? {
-            Known::Full(s) => (s.as_i64(), 1, None),
-            Known::Affine(a) => {
+        let (start, step, along) = match cx.known_elements(index)? {
+            ClosedForm::Full(s) => (s.as_i64(), 1, None),
+            ClosedForm::Affine(a) => {
                 let (own, step) = a.only_axis()?;
                 (a.start, step, Some(own + inner.checked_sub(a.step.len())?))
             }
         };
         let count = along.map_or(Dim::from(1), |a| node.ty.shape[axis + a].clone());
         let last = Dim::from(start) + (count.clone() - Dim::from(1)) * Dim::from(step);
-        let inside =
-            cx.indices_are_checked() || is_within(&Dim::from(start), &last, &shape[axis + k], cx.symbols());
+        let inside = cx.indices_are_checked()
+            || is_range_within_axis(&Dim::from(start), &last, &shape[axis + k], cx.symbols());
         let never = shape[axis + k].provably_le(&last, cx.symbols());
         let outside = start < 0 || step < 1 || never || !inside;
         let again = along.is_some() && moved.iter().any(|m: &(i64, i64, Option<usize>, Dim)| m.2 == along);
@@ -360,7 +364,7 @@ fn index_of_positions(cx: &mut Rewriter, node: &Candidate) -> Option<Rewrite> {
     let perm: Vec<usize> =
         (0..*axis).chain(order.iter().map(|k| axis + k)).chain(axis + moved.len()..shape.len()).collect();
     let ty = cx.ty(value).clone();
-    let turned = Type::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
+    let turned = TensorType::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
     value = cx.emit("axes", Op::Permute { perm }, &[value], turned);
     let mut narrow = node.ty.shape.clone();
     for a in 0..inner {

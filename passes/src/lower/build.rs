@@ -2,27 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
+use symmc_ir::{EntityMap, Graph, GraphOutput, NodeId, TensorType, ValueId};
 
-use super::placing::Operand;
-use super::region::Region;
-use super::solve::Solution;
-use crate::rewrite::Names;
+use super::region::RewriteRegion;
+use super::region_plan::StepSource;
+use super::solve::RegionSolution;
+use crate::rewrite::UniqueNames;
 
-pub struct Solved<'a> {
-    pub region: &'a Region,
-    pub solution: &'a Solution,
+pub struct SolvedRegion<'a> {
+    pub region: &'a RewriteRegion,
+    pub solution: &'a RegionSolution,
 }
 
 /// The program with its regions replaced, and for each region the names of its steps, empty for those that
 /// nothing needed. Inputs and symbols are those of `graph`.
-pub fn build(graph: &Graph, solved: &[Solved]) -> Option<(Graph, Vec<Vec<String>>)> {
+pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph, Vec<Vec<String>>)> {
     let to = graph.without_nodes();
-    let mut builder = Builder {
+    let mut builder = RegionGraphBuilder {
         from: graph,
         to,
-        names: Names::default(),
-        map: Table::filled(None, graph.values.len()),
+        names: UniqueNames::default(),
+        map: EntityMap::filled(None, graph.values.len()),
         done: solved.iter().map(|s| vec![None; s.solution.steps.len()]).collect(),
     };
     // Names that stay are taken first, so that new nodes cannot have them.
@@ -56,7 +56,7 @@ pub fn build(graph: &Graph, solved: &[Solved]) -> Option<(Graph, Vec<Vec<String>
     }
     for output in &graph.outputs {
         let value = builder.map[output.value]?;
-        builder.to.outputs.push(Output { value, kind: output.kind });
+        builder.to.outputs.push(GraphOutput { value, kind: output.kind });
     }
     let names = builder.done.iter().map(|steps| {
         steps.iter().map(|s| s.map_or(String::new(), |n| builder.to.node_name(n).to_string())).collect()
@@ -65,42 +65,49 @@ pub fn build(graph: &Graph, solved: &[Solved]) -> Option<(Graph, Vec<Vec<String>
     Some((builder.to, names))
 }
 
-struct Builder<'a> {
+struct RegionGraphBuilder<'a> {
     from: &'a Graph,
     to: Graph,
-    names: Names,
-    map: Table<ValueId, Option<ValueId>>,
+    names: UniqueNames,
+    map: EntityMap<ValueId, Option<ValueId>>,
     /// For each region, the node that each of its steps became.
     done: Vec<Vec<Option<NodeId>>>,
 }
 
-impl Builder<'_> {
+impl RegionGraphBuilder<'_> {
     /// Adds what a node of a region needs, if anything outside of the region uses it.
-    fn region_node(&mut self, solved: &[Solved], r: usize, i: usize) -> Option<()> {
-        let Solved { region, solution } = &solved[r];
+    fn region_node(&mut self, solved: &[SolvedRegion], r: usize, i: usize) -> Option<()> {
+        let SolvedRegion { region, solution } = &solved[r];
         let old = &self.from.nodes[region.nodes[i]].outputs;
         for (k, &old) in old.iter().enumerate() {
             if !region.key.form.nodes[i].uses[k].outside {
                 continue;
             }
             let source = solution.results.get(i)?.get(k).copied()??;
-            self.map[old] = Some(self.value(solved, r, i, source)?);
+            self.map[old] = Some(self.add_operand_value(solved, r, i, source)?);
         }
         Some(())
     }
 
-    fn value(&mut self, solved: &[Solved], r: usize, near: usize, source: Operand) -> Option<ValueId> {
-        let Solved { region, solution } = &solved[r];
+    fn add_operand_value(
+        &mut self,
+        solved: &[SolvedRegion],
+        r: usize,
+        near: usize,
+        source: StepSource,
+    ) -> Option<ValueId> {
+        let SolvedRegion { region, solution } = &solved[r];
         match source {
-            Operand::Leaf(i) => self.map[*region.leaves.get(i)?],
-            Operand::Step(step, result) => {
+            StepSource::Leaf(i) => self.map[*region.leaves.get(i)?],
+            StepSource::Step(step, result) => {
                 let node = match self.done[r][step] {
                     Some(node) => node,
                     None => {
                         let operands = solution.steps[step].operands.iter();
-                        let inputs =
-                            operands.map(|&o| self.value(solved, r, near, o)).collect::<Option<Vec<_>>>()?;
-                        let results = self.results(region, solution, near, step);
+                        let inputs = operands
+                            .map(|&o| self.add_operand_value(solved, r, near, o))
+                            .collect::<Option<Vec<_>>>()?;
+                        let results = self.step_results(region, solution, near, step);
                         let node = self.to.add_node(solution.steps[step].op.clone(), inputs, results);
                         self.done[r][step] = Some(node);
                         node
@@ -113,19 +120,21 @@ impl Builder<'_> {
 
     /// Names and types of the results of a step: the names of the node that it stands for, else names made
     /// from that of the node `near` which it helps to compute.
-    fn results(
+    fn step_results(
         &mut self,
-        region: &Region,
-        solution: &Solution,
+        region: &RewriteRegion,
+        solution: &RegionSolution,
         near: usize,
         step: usize,
-    ) -> Vec<(String, Type)> {
+    ) -> Vec<(String, TensorType)> {
         let from = &solution.steps[step];
         let old = |i: usize| &self.from.nodes[region.nodes[i]].outputs;
         let name = |k: usize| match from.stands_for {
-            Some(i) if old(i).len() == from.types.len() => (true, self.from.name_of(old(i)[k]).to_string()),
+            Some(i) if old(i).len() == from.types.len() => {
+                (true, self.from.value_name(old(i)[k]).to_string())
+            }
             _ => {
-                let near = self.from.name_of(old(near)[0]);
+                let near = self.from.value_name(old(near)[0]);
                 let op = symmc_ir::text::op_name(&from.op);
                 (false, if k == 0 { format!("{near}.{op}") } else { format!("{near}.{op}.{k}") })
             }

@@ -18,29 +18,30 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::{Layout, layouts, view_of};
+use symmc_ir::layout::{Layout, compute_layouts, view_layout};
 use symmc_ir::{
-    Collective, CollectiveKind, DType, Dim, Graph, InputId, Node, NodeId, Op, Table, Type, ValueId, Variant,
+    Collective, CollectiveKind, CollectiveVariant, DType, Dim, EntityMap, Graph, InputId, Node, NodeId, Op,
+    TensorType, ValueId,
 };
-use symmc_plan::{Alternative, AppliedRule, Decision};
+use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
-use super::beside;
-use super::context::{Context, Overlap, Schedule, Surroundings};
-use super::losses::{self, LossModel, Losses};
+use super::concurrent_compute;
+use super::context::{AssumedSchedule, LowerContext, Overlap, RegionSurroundings};
+use super::joint_costs::{self, JointLossModel, JointLosses};
 
 /// Collectives that become one, in the order in which their operands are there.
-pub type Set = Vec<NodeId>;
+pub type CollectiveSet = Vec<NodeId>;
 
 /// The most bytes of a coalesced collective: the start-up is a negligible part of larger ones.
 const MOST_BYTES: u64 = 1 << 28;
 /// The most sets that are open at once: they are bits of a word.
-const OPEN: usize = u64::BITS as usize;
+const MAX_OPEN_SETS: usize = u64::BITS as usize;
 /// The least that a member has to save, in microseconds; less is noise of the profile.
-const LEAST_US: f64 = 0.25;
+const MIN_SAVED_US: f64 = 0.25;
 
 /// Which collectives are near and small enough for one set.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Reach {
+pub struct CoalesceReach {
     /// How much computation may stand between the operands of the first and the last member, in microseconds.
     pub window_us: f64,
     /// The least part of the time of a member, alone, that is start-up, from 0 to 1: 0 for collectives of all sizes.
@@ -48,7 +49,7 @@ pub struct Reach {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Joining {
+pub enum JoinMode {
     /// As one collective, of operands that lie side by side.
     Packed,
     /// As one step, each with its own operand and result.
@@ -57,8 +58,8 @@ pub enum Joining {
 
 #[derive(Clone, Debug)]
 pub struct CoalesceConfig {
-    pub joining: Joining,
-    pub reach: Reach,
+    pub joining: JoinMode,
+    pub reach: CoalesceReach,
     /// The collectives, by the names of their results, that stay as they are.
     pub kept: BTreeSet<String>,
 }
@@ -69,7 +70,12 @@ pub const COALESCE: &str = "coalesce_collectives";
 const ABSORBED: &str = "absorbed";
 
 /// Copies the overlap and the exit barriers that a schedule shows of the members of each set to the coalesced collective of this name.
-pub fn rename(graph: &Graph, sets: &[Set], names: &[String], schedule: &mut Schedule) {
+pub fn rename_in_schedule(
+    graph: &Graph,
+    sets: &[CollectiveSet],
+    names: &[String],
+    schedule: &mut AssumedSchedule,
+) {
     for (set, name) in sets.iter().zip(names) {
         let members = || set.iter().map(|&id| graph.node_name(id));
         if let Overlap::Scheduled(overlap) = &mut schedule.overlap {
@@ -84,15 +90,15 @@ pub fn rename(graph: &Graph, sets: &[Set], names: &[String], schedule: &mut Sche
 
 /// The decisions of a program with coalesced collectives as decisions of the program before: the first member of each set stands for
 /// the coalesced collective, and the others are absorbed.
-pub fn decisions(
+pub fn expand_decisions(
     graph: &Graph,
-    sets: &[Set],
+    sets: &[CollectiveSet],
     names: &[String],
-    context: &Context,
+    context: &LowerContext,
     decisions: Vec<Decision>,
 ) -> Vec<Decision> {
     let rule = || AppliedRule { name: COALESCE.into(), us: None };
-    let set_of: HashMap<&str, &Set> = names.iter().map(String::as_str).zip(sets).collect();
+    let set_of: HashMap<&str, &CollectiveSet> = names.iter().map(String::as_str).zip(sets).collect();
     let mut out = Vec::with_capacity(decisions.len());
     for mut decision in decisions {
         let Some((&first, others)) = set_of.get(decision.collective.as_str()).and_then(|s| s.split_first())
@@ -104,18 +110,29 @@ pub fn decisions(
         decision.rules.insert(0, rule());
         out.push(decision);
         for &id in others {
-            let Some((collective, bytes)) = sized(graph, context, &graph.nodes[id]) else { continue };
-            let estimate = |v| {
-                context.estimate(&collective.kind, collective.group, v, bytes, 0.0, Surroundings::default())
+            let Some((collective, bytes)) = sized_collective(graph, context, &graph.nodes[id]) else {
+                continue;
             };
-            let way = |name: &str, us: f64| Alternative {
+            let estimate = |v| {
+                context.estimate_us(
+                    &collective.kind,
+                    collective.group,
+                    v,
+                    bytes,
+                    0.0,
+                    RegionSurroundings::default(),
+                )
+            };
+            let way = |name: &str, us: f64| DecisionAlternative {
                 name: name.into(),
                 us: (us * 1000.0).round() / 1000.0,
                 copy_us: 0.0,
                 saved_us: 0.0,
             };
             let mut alternatives = vec![way(ABSORBED, 0.0)];
-            alternatives.extend(estimate(Variant::Plain).map(|us| way(Variant::Plain.name(), us)));
+            alternatives.extend(
+                estimate(CollectiveVariant::Plain).map(|us| way(CollectiveVariant::Plain.name(), us)),
+            );
             out.push(Decision {
                 collective: graph.node_name(id).to_string(),
                 nodes: Vec::new(),
@@ -131,52 +148,54 @@ pub fn decisions(
 
 /// The properties that collectives share that can be coalesced, or that can run as one step.
 #[derive(PartialEq, Eq, Hash)]
-enum Kinship {
+enum JoinKey {
     Packed { kind: CollectiveKind, cells: Option<Vec<Vec<u32>>>, dtype: DType },
     Together { cells: Option<Vec<Vec<u32>>> },
 }
 
 /// How the members of a set lie within the coalesced operand and result, each as rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rows {
+pub struct MemberRows {
     /// The rows of the operand: 1, or as many as the group has ranks.
     pub operand: i64,
     pub result: i64,
 }
 
-impl Rows {
+impl MemberRows {
     /// Those of a kind of collective among so many ranks; none for collectives that cannot be coalesced.
-    pub fn of(kind: &CollectiveKind, ranks: u32) -> Option<Rows> {
-        if ranks < 2 || kind.has_sizes() {
+    pub fn for_kind(kind: &CollectiveKind, ranks: u32) -> Option<MemberRows> {
+        if ranks < 2 || kind.has_device_splits() {
             return None;
         }
         let facts = kind.facts();
         let of = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
         let (operand, result) = (of(facts.operand_pieces), of(facts.result_pieces));
-        Some(Rows { operand, result })
+        Some(MemberRows { operand, result })
     }
 }
 
-struct Candidate {
+struct JoinCandidate {
     /// Its [`Kinship`], by number.
     kin: usize,
     bytes: u64,
     alone_us: f64,
     copies_us: f64,
     /// What is lost if it runs with others as one step.
-    losses: Losses,
+    losses: JointLosses,
 }
 
 /// The sets of a program that save time by the profile, each with at least two members.
-pub fn sets(
+pub fn find_sets(
     graph: &Graph,
-    context: &Context,
+    context: &LowerContext,
     bound: &BTreeSet<InputId>,
     config: &CoalesceConfig,
-) -> Vec<Set> {
+) -> Vec<CollectiveSet> {
     let most = match config.joining {
-        Joining::Packed => usize::MAX,
-        Joining::Together => context.profile.dispatches.collectives.map_or(0, |limits| limits.nodes as usize),
+        JoinMode::Packed => usize::MAX,
+        JoinMode::Together => {
+            context.profile.dispatches.collectives.map_or(0, |limits| limits.nodes as usize)
+        }
     };
     if most < 2 {
         return Vec::new();
@@ -186,18 +205,18 @@ pub fn sets(
         return Vec::new();
     }
     let needs = vec![0; graph.nodes.len()];
-    let mut walk = Walk { graph, context, config, most, needs, open: Vec::new(), done: Vec::new() };
+    let mut walk = CoalesceWalk { graph, context, config, most, needs, open: Vec::new(), done: Vec::new() };
     let mut now_us = 0.0;
     for id in by_operands(graph) {
         walk.close_before(now_us);
-        let defs = graph.nodes[id].inputs.iter().filter_map(|&v| graph.def_node(v));
+        let defs = graph.nodes[id].inputs.iter().filter_map(|&v| graph.defining_node(v));
         walk.needs[id.index()] = defs.fold(0, |all, def| all | walk.needs[def.index()]);
         match candidates.get(&id) {
             Some(candidate) => {
-                let slot = walk.join(id, candidate, now_us);
+                let slot = walk.join_set(id, candidate, now_us);
                 walk.needs[id.index()] = 1 << slot;
             }
-            None => now_us += beside::computation_of(graph, id, context),
+            None => now_us += concurrent_compute::node_computation_us(graph, id, context),
         }
     }
     walk.open.drain(..).flatten().for_each(|open| walk.done.push(open.members));
@@ -209,10 +228,10 @@ pub fn sets(
 /// The nodes in an order in which they can run: program order, with collectives and views right after their operands.
 fn by_operands(graph: &Graph) -> Vec<NodeId> {
     // For each node the last one in front of it that stays in its place.
-    let mut place: Table<NodeId, NodeId> = graph.nodes.keys().collect();
+    let mut place: EntityMap<NodeId, NodeId> = graph.nodes.keys().collect();
     for (id, node) in graph.nodes.iter() {
         if node.op.is_view() || node.op.as_collective().is_some() {
-            let operands = node.inputs.iter().filter_map(|&v| graph.def_node(v)).map(|def| place[def]);
+            let operands = node.inputs.iter().filter_map(|&v| graph.defining_node(v)).map(|def| place[def]);
             place[id] = operands.max().unwrap_or(NodeId::new(0));
         }
     }
@@ -224,14 +243,14 @@ fn by_operands(graph: &Graph) -> Vec<NodeId> {
 /// The collectives that have others like them.
 fn candidates(
     graph: &Graph,
-    context: &Context,
+    context: &LowerContext,
     bound: &BTreeSet<InputId>,
     config: &CoalesceConfig,
-) -> HashMap<NodeId, Candidate> {
-    let mut numbers: HashMap<Kinship, usize> = HashMap::new();
+) -> HashMap<NodeId, JoinCandidate> {
+    let mut numbers: HashMap<JoinKey, usize> = HashMap::new();
     let mut of: Vec<Vec<NodeId>> = Vec::new();
     for (id, node) in graph.nodes.iter() {
-        let Some(kinship) = kinship(graph, context, node, config.joining)
+        let Some(kinship) = join_key(graph, context, node, config.joining)
             .filter(|_| !config.kept.contains(graph.node_name(id)))
         else {
             continue;
@@ -245,22 +264,23 @@ fn candidates(
     if of.is_empty() {
         return HashMap::new();
     }
-    let copies = (config.joining == Joining::Packed).then(|| Copies::new(graph, context));
-    let losses = (config.joining == Joining::Together).then(|| LossModel::new(graph, context, bound));
+    let copies = (config.joining == JoinMode::Packed).then(|| CopyCosts::new(graph, context));
+    let losses = (config.joining == JoinMode::Together).then(|| JointLossModel::new(graph, context, bound));
     let mut taken = BTreeSet::new();
     let mut out = HashMap::new();
     for (kin, nodes) in of.into_iter().enumerate() {
         for id in nodes {
             let node = &graph.nodes[id];
-            let Some((collective, bytes)) = sized(graph, context, node) else { continue };
+            let Some((collective, bytes)) = sized_collective(graph, context, node) else { continue };
             let times = fastest(context, collective, bytes).zip(fastest(context, collective, 1));
             let Some((alone_us, startup_us)) = times else { continue };
             if startup_us < config.reach.least_startup * alone_us {
                 continue;
             }
             let copies_us = copies.as_ref().map_or(0.0, |c| c.needed_us(node, collective, &mut taken));
-            let losses = losses.as_ref().map_or(Losses::default(), |l| l.of(node, collective));
-            out.insert(id, Candidate { kin, bytes, alone_us, copies_us, losses });
+            let losses =
+                losses.as_ref().map_or(JointLosses::default(), |l| l.collective_losses(node, collective));
+            out.insert(id, JoinCandidate { kin, bytes, alone_us, copies_us, losses });
         }
     }
     out
@@ -272,7 +292,7 @@ fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
     // How many of the nodes stand on the longest way to each node.
     let mut depth: Vec<usize> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter() {
-        let defs = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+        let defs = node.inputs.iter().filter_map(|&v| graph.defining_node(v));
         let longest = defs.map(|def| depth[def.index()]).max().unwrap_or(0);
         depth.push(longest + usize::from(next.next_if_eq(&&id).is_some()));
     }
@@ -280,15 +300,15 @@ fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
 }
 
 /// The kinship of a collective; none if it cannot be in a set.
-fn kinship(graph: &Graph, context: &Context, node: &Node, joining: Joining) -> Option<Kinship> {
-    let (collective, bytes) = sized(graph, context, node)?;
-    Rows::of(&collective.kind, context.ranks(collective.group))?;
+fn join_key(graph: &Graph, context: &LowerContext, node: &Node, joining: JoinMode) -> Option<JoinKey> {
+    let (collective, bytes) = sized_collective(graph, context, node)?;
+    MemberRows::for_kind(&collective.kind, context.ranks(collective.group))?;
     if bytes == 0 || bytes >= MOST_BYTES {
         return None;
     }
     Some(match joining {
-        Joining::Together => Kinship::Together { cells: graph.cells(collective.group) },
-        Joining::Packed => Kinship::Packed {
+        JoinMode::Together => JoinKey::Together { cells: graph.cells(collective.group) },
+        JoinMode::Packed => JoinKey::Packed {
             kind: collective.kind.clone(),
             cells: graph.cells(collective.group),
             dtype: graph.ty(*node.inputs.first()?).dtype,
@@ -297,7 +317,11 @@ fn kinship(graph: &Graph, context: &Context, node: &Node, joining: Joining) -> O
 }
 
 /// A collective with the bytes that its estimates are for.
-pub fn sized<'g>(graph: &'g Graph, context: &Context, node: &'g Node) -> Option<(&'g Collective, u64)> {
+pub fn sized_collective<'g>(
+    graph: &'g Graph,
+    context: &LowerContext,
+    node: &'g Node,
+) -> Option<(&'g Collective, u64)> {
     let (collective, &[operand], &[result]) = (node.op.as_collective()?, &node.inputs[..], &node.outputs[..])
     else {
         return None;
@@ -306,29 +330,30 @@ pub fn sized<'g>(graph: &'g Graph, context: &Context, node: &'g Node) -> Option<
 }
 
 /// The time of the fastest variant with nothing next to it.
-fn fastest(context: &Context, collective: &Collective, bytes: u64) -> Option<f64> {
+fn fastest(context: &LowerContext, collective: &Collective, bytes: u64) -> Option<f64> {
     let kind = &collective.kind;
-    let variants = context.profile.variants(kind).into_iter();
-    let of = |v| context.estimate(kind, collective.group, v, bytes, 0.0, Surroundings::default());
+    let variants = context.profile.supported_variants(kind).into_iter();
+    let of = |v| context.estimate_us(kind, collective.group, v, bytes, 0.0, RegionSurroundings::default());
     variants.filter_map(of).min_by(f64::total_cmp)
 }
 
-struct Copies<'a> {
+struct CopyCosts<'a> {
     graph: &'a Graph,
-    context: &'a Context,
-    layouts: Table<ValueId, Layout>,
+    context: &'a LowerContext,
+    layouts: EntityMap<ValueId, Layout>,
     returned: BTreeSet<ValueId>,
     /// Collectives that are one kernel with the step that follows.
     fused: BTreeSet<ValueId>,
 }
 
-impl<'a> Copies<'a> {
-    fn new(graph: &'a Graph, context: &'a Context) -> Self {
-        let fused = symmc_dispatch::fused(graph, &context.profile).into_iter().map(|(value, _)| value);
-        Copies {
+impl<'a> CopyCosts<'a> {
+    fn new(graph: &'a Graph, context: &'a LowerContext) -> Self {
+        let fused =
+            symmc_dispatch::fusible_collectives(graph, &context.profile).into_iter().map(|(value, _)| value);
+        CopyCosts {
             graph,
             context,
-            layouts: layouts(graph),
+            layouts: compute_layouts(graph),
             returned: graph.outputs.iter().map(|o| o.value).collect(),
             fused: fused.collect(),
         }
@@ -336,9 +361,11 @@ impl<'a> Copies<'a> {
 
     /// The time of the copies of a member's operand and result. `taken` holds the bases that lie in a coalesced operand already.
     fn needed_us(&self, node: &Node, collective: &Collective, taken: &mut BTreeSet<ValueId>) -> f64 {
-        let Some(rows) = Rows::of(&collective.kind, self.context.ranks(collective.group)) else { return 0.0 };
+        let Some(rows) = MemberRows::for_kind(&collective.kind, self.context.ranks(collective.group)) else {
+            return 0.0;
+        };
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return 0.0 };
-        let copied = !self.can_lie_in_place(operand, rows.operand, taken);
+        let copied = !self.can_be_placed_in_operand(operand, rows.operand, taken);
         let out = self.returned.contains(&result) || !self.is_view(result, rows.result);
         let of = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
         // The step that follows is a kernel of its own otherwise.
@@ -355,11 +382,11 @@ impl<'a> Copies<'a> {
     }
 
     /// Whether an operand can be computed where it lies in the coalesced operand.
-    fn can_lie_in_place(&self, operand: ValueId, rows: i64, taken: &mut BTreeSet<ValueId>) -> bool {
+    fn can_be_placed_in_operand(&self, operand: ValueId, rows: i64, taken: &mut BTreeSet<ValueId>) -> bool {
         let (graph, layout) = (self.graph, &self.layouts[operand]);
         let (own, base) = (graph.ty(operand), graph.ty(layout.base));
         let whole = layout.is_contiguous(own) && own.numel() == base.numel();
-        let computed = graph.def_node(layout.base).is_some() && !self.returned.contains(&layout.base);
+        let computed = graph.defining_node(layout.base).is_some() && !self.returned.contains(&layout.base);
         rows == 1 && whole && computed && taken.insert(layout.base)
     }
 
@@ -370,59 +397,59 @@ impl<'a> Copies<'a> {
             return true;
         }
         let Some(columns) = ty.numel().exact_div(&Dim::from(rows)) else { return false };
-        let part = Type::new(ty.dtype, vec![Dim::from(rows), columns.clone()]);
+        let part = TensorType::new(ty.dtype, vec![Dim::from(rows), columns.clone()]);
         // Any distance of rows that is not that of their elements.
         let strides = vec![columns * Dim::from(2), Dim::from(1)];
         let layout = Layout { base: result, offset: Dim::from(0), strides };
-        view_of(&Op::Reshape, &layout, &part, ty).is_some()
+        view_layout(&Op::Reshape, &layout, &part, ty).is_some()
     }
 }
 
 /// A set that may still grow.
-struct Open {
+struct OpenSet {
     kin: usize,
-    members: Set,
+    members: CollectiveSet,
     bytes: u64,
     saved_us: f64,
     alone_us: f64,
     copies_us: f64,
-    losses: Losses,
+    losses: JointLosses,
     /// The computation in front of its first member.
     since_us: f64,
     /// The open sets that it depends on.
     needs: u64,
 }
 
-struct Walk<'a> {
+struct CoalesceWalk<'a> {
     graph: &'a Graph,
-    context: &'a Context,
+    context: &'a LowerContext,
     config: &'a CoalesceConfig,
     most: usize,
     /// For each node of the walk so far the open sets that it depends on, apart from those that these depend on.
     needs: Vec<u64>,
     /// The open sets by their bits.
-    open: Vec<Option<Open>>,
-    done: Vec<Set>,
+    open: Vec<Option<OpenSet>>,
+    done: Vec<CollectiveSet>,
 }
 
-impl Walk<'_> {
+impl CoalesceWalk<'_> {
     /// Adds a collective to the open set that gains most by it, or opens one. Gives the bit of the set.
-    fn join(&mut self, id: NodeId, candidate: &Candidate, now_us: f64) -> usize {
-        let before = self.closure(self.needs[id.index()]);
+    fn join_set(&mut self, id: NodeId, candidate: &JoinCandidate, now_us: f64) -> usize {
+        let before = self.dependency_closure(self.needs[id.index()]);
         let gains = self.open.iter().enumerate().filter_map(|(slot, open)| {
             let open = open.as_ref().filter(|open| open.kin == candidate.kin && before & (1 << slot) == 0)?;
             let saved_us = self.saved_us(id, open, candidate)?;
             let more_us = saved_us - open.saved_us;
-            (more_us > LEAST_US).then_some((slot, saved_us))
+            (more_us > MIN_SAVED_US).then_some((slot, saved_us))
         });
         let best = gains.max_by(|(a, x), (b, y)| x.total_cmp(y).then(b.cmp(a)));
         let Some((slot, saved_us)) = best else {
             let slot = self.free_slot();
-            let before = self.closure(self.needs[id.index()]);
-            let &Candidate { kin, bytes, alone_us, copies_us, losses } = candidate;
+            let before = self.dependency_closure(self.needs[id.index()]);
+            let &JoinCandidate { kin, bytes, alone_us, copies_us, losses } = candidate;
             let (members, since_us, needs) = (vec![id], now_us, before);
             let open =
-                Open { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, losses, since_us, needs };
+                OpenSet { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, losses, since_us, needs };
             self.open[slot] = Some(open);
             return slot;
         };
@@ -431,7 +458,7 @@ impl Walk<'_> {
             open.bytes = open.bytes.saturating_add(candidate.bytes);
             open.alone_us += candidate.alone_us;
             open.copies_us += candidate.copies_us;
-            open.losses = losses::sum(open.losses, candidate.losses);
+            open.losses = joint_costs::sum_losses(open.losses, candidate.losses);
             open.saved_us = saved_us;
         }
         for (other, open) in self.open.iter_mut().enumerate() {
@@ -443,30 +470,30 @@ impl Walk<'_> {
     }
 
     /// The time that a set saves with another member.
-    fn saved_us(&self, id: NodeId, open: &Open, candidate: &Candidate) -> Option<f64> {
+    fn saved_us(&self, id: NodeId, open: &OpenSet, candidate: &JoinCandidate) -> Option<f64> {
         let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MOST_BYTES)?;
         if open.members.len() >= self.most {
             return None;
         }
         let collective = self.graph.nodes[id].op.as_collective()?;
         let joined_us = match self.config.joining {
-            Joining::Packed => {
+            JoinMode::Packed => {
                 fastest(self.context, collective, bytes)? + open.copies_us + candidate.copies_us
             }
-            Joining::Together => {
+            JoinMode::Together => {
                 let members = open.members.iter().chain([&id]);
                 let all: Vec<(&Collective, u64)> = members
-                    .map(|&id| sized(self.graph, self.context, &self.graph.nodes[id]))
+                    .map(|&id| sized_collective(self.graph, self.context, &self.graph.nodes[id]))
                     .collect::<Option<_>>()?;
-                let losses = losses::sum(open.losses, candidate.losses);
-                losses::best_variant(self.context, &all, &losses, Surroundings::default())?.1
+                let losses = joint_costs::sum_losses(open.losses, candidate.losses);
+                joint_costs::best_joint_variant(self.context, &all, &losses, RegionSurroundings::default())?.1
             }
         };
         Some(open.alone_us + candidate.alone_us - joined_us)
     }
 
     /// These open sets and those that they depend on.
-    fn closure(&self, sets: u64) -> u64 {
+    fn dependency_closure(&self, sets: u64) -> u64 {
         let needed = self.open.iter().enumerate().filter(|(slot, _)| sets & (1 << slot) != 0);
         needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |all, open| all | open.needs)
     }
@@ -474,7 +501,7 @@ impl Walk<'_> {
     /// Closes the sets that began too long ago.
     fn close_before(&mut self, now_us: f64) {
         for slot in 0..self.open.len() {
-            let is_late = |open: &Open| now_us - open.since_us > self.config.reach.window_us;
+            let is_late = |open: &OpenSet| now_us - open.since_us > self.config.reach.window_us;
             if self.open[slot].as_ref().is_some_and(is_late) {
                 self.close(slot);
             }
@@ -485,7 +512,7 @@ impl Walk<'_> {
         if let Some(slot) = self.open.iter().position(Option::is_none) {
             return slot;
         }
-        if self.open.len() < OPEN {
+        if self.open.len() < MAX_OPEN_SETS {
             self.open.push(None);
             return self.open.len() - 1;
         }

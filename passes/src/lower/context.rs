@@ -6,12 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use symmc_ir::machine::{Operations, Profile};
-use symmc_ir::{CollectiveKind, Dim, Exit, GroupId, Numerics, Symbols, Table, Type, Variant};
+use symmc_ir::machine::{MachineProfile, OperationCounts};
+use symmc_ir::{
+    CollectiveKind, CollectiveVariant, Dim, EntityMap, ExitBarrierPolicy, GroupId, Numerics, SymbolTable,
+    TensorType,
+};
 
 /// Where the e-graph of one region stops growing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct EGraphLimits {
     pub nodes: usize,
     pub iterations: usize,
 }
@@ -27,101 +30,104 @@ pub enum Overlap {
 
 /// What a schedule makes of the collectives of a region.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Surroundings {
+pub struct RegionSurroundings {
     /// Microseconds of computation that can run beside them.
-    pub beside_us: f64,
+    pub concurrent_us: f64,
     /// Whether droppable exit barriers are kept, as far as is known.
     pub exit_kept: bool,
 }
 
 #[derive(Clone, Default)]
-pub struct Schedule {
+pub struct AssumedSchedule {
     pub overlap: Overlap,
     /// The collectives, by their names, of which a plan keeps droppable exit barriers.
     pub exits_kept: BTreeSet<String>,
 }
 
-impl Schedule {
+impl AssumedSchedule {
     /// What it has beside a step of collectives of these names, and whether exit barriers of one of them are kept.
-    pub fn surroundings_of<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> Surroundings {
+    pub fn surroundings_of<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> RegionSurroundings {
         let beside_us = match &self.overlap {
             Overlap::Possible => 0.0,
             Overlap::Scheduled(us) => {
                 names.clone().filter_map(|name| us.get(name)).fold(0.0, |most, &us| us.max(most))
             }
         };
-        Surroundings { beside_us, exit_kept: names.into_iter().any(|name| self.exits_kept.contains(name)) }
+        RegionSurroundings {
+            concurrent_us: beside_us,
+            exit_kept: names.into_iter().any(|name| self.exits_kept.contains(name)),
+        }
     }
 }
 
 #[derive(Clone, PartialEq)]
-pub struct Context {
-    pub profile: Profile,
-    pub sizes: Table<GroupId, u32>,
-    pub symbols: Symbols,
+pub struct LowerContext {
+    pub profile: MachineProfile,
+    pub sizes: EntityMap<GroupId, u32>,
+    pub symbols: SymbolTable,
     /// The variants that may be chosen; `None` for all.
-    pub variants: Option<Vec<Variant>>,
+    pub variants: Option<Vec<CollectiveVariant>>,
     /// The most bytes of symmetric memory that one collective may ask for.
     pub symmetric: Option<u64>,
     pub numerics: Numerics,
-    pub limits: Limits,
+    pub limits: EGraphLimits,
     /// The group that has the ranks of an inner and an outer group, where an all-reduce follows one of the same kind.
-    pub groups_of_both: BTreeMap<(GroupId, GroupId), GroupId>,
+    pub merged_groups: BTreeMap<(GroupId, GroupId), GroupId>,
 }
 
-impl Context {
+impl LowerContext {
     pub fn ranks(&self, group: GroupId) -> u32 {
         self.sizes.get(group).copied().unwrap_or(1)
     }
 
-    pub fn bytes(&self, ty: &Type) -> u64 {
-        self.upper(&ty.bytes())
+    pub fn bytes(&self, ty: &TensorType) -> u64 {
+        self.upper_bound(&ty.bytes())
     }
 
-    pub fn upper(&self, dim: &Dim) -> u64 {
-        u64::try_from(dim.upper(&self.symbols)).unwrap_or(0)
+    pub fn upper_bound(&self, dim: &Dim) -> u64 {
+        u64::try_from(dim.upper_bound(&self.symbols)).unwrap_or(0)
     }
 
-    pub fn copy_us(&self, ty: &Type) -> f64 {
+    pub fn copy_us(&self, ty: &TensorType) -> f64 {
         self.profile.copy_us(self.bytes(ty))
     }
 
     /// The time of a kernel that copies so many bytes within a rank.
     pub fn copy_kernel_us(&self, bytes: u64) -> f64 {
-        self.profile.compute_us(bytes.saturating_mul(2), Operations::default())
+        self.profile.compute_us(bytes.saturating_mul(2), OperationCounts::default())
     }
 
     /// The bytes that estimates of a collective are for (see [`symmc_ir::machine`]).
-    pub fn collective_bytes(&self, kind: &CollectiveKind, operand: &Type, result: &Type) -> u64 {
+    pub fn collective_bytes(&self, kind: &CollectiveKind, operand: &TensorType, result: &TensorType) -> u64 {
         self.bytes(if kind.facts().is_sized_by_result() { result } else { operand })
     }
 
     /// What a collective adds to a run, if this variant may run it. A droppable exit barrier that is not known to be kept counts
     /// as dropped where even keeping it is no slower than plain, else as kept: whatever becomes of it, the choice never loses
     /// to plain.
-    pub fn estimate(
+    pub fn estimate_us(
         &self,
         kind: &CollectiveKind,
         group: GroupId,
-        variant: Variant,
+        variant: CollectiveVariant,
         bytes: u64,
         copy_us: f64,
-        surroundings: Surroundings,
+        surroundings: RegionSurroundings,
     ) -> Option<f64> {
-        self.estimate_several(&[(kind, bytes)], group, variant, copy_us, surroundings)
+        self.estimate_joint_us(&[(kind, bytes)], group, variant, copy_us, surroundings)
     }
 
     /// The same for collectives that run as one step, each a kind and its bytes, against plain ones one after another.
-    pub fn estimate_several(
+    pub fn estimate_joint_us(
         &self,
         collectives: &[(&CollectiveKind, u64)],
         group: GroupId,
-        variant: Variant,
+        variant: CollectiveVariant,
         copy_us: f64,
-        surroundings: Surroundings,
+        surroundings: RegionSurroundings,
     ) -> Option<f64> {
-        let allowed =
-            variant == Variant::Plain || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
+        let allowed = variant == CollectiveVariant::Plain
+            || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let &(first, _) = collectives.first()?;
         let contract = variant.contract(first).filter(|_| allowed)?;
         let n = self.ranks(group);
@@ -131,14 +137,17 @@ impl Context {
         if collectives.iter().any(is_large) {
             return None;
         }
-        let Surroundings { beside_us, exit_kept } = surroundings;
-        let time = |exit| self.profile.added_by_several(collectives, variant, exit, n, beside_us);
+        let RegionSurroundings { concurrent_us: beside_us, exit_kept } = surroundings;
+        let time =
+            |exit| self.profile.estimate_added_us_of_collectives(collectives, variant, exit, n, beside_us);
         let kept = time(Some(true))?;
         let mut plain = 0.0;
         for &(kind, bytes) in collectives {
-            plain += self.profile.added(kind, Variant::Plain, None, bytes, n, beside_us)?;
+            plain +=
+                self.profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, beside_us)?;
         }
-        let droppable = contract.exit == Exit::Droppable && !exit_kept && kept + copy_us <= plain;
+        let droppable =
+            contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept + copy_us <= plain;
         if droppable { time(Some(false)).or(Some(kept)) } else { Some(kept) }
     }
 }

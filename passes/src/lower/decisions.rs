@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use egg::{Id, Language};
 use symmc_ir::Op;
 
-use super::extract::{self, Cost, Taken, Uses};
-use super::imported::Imported;
-use super::language::{self, Graph, Lang};
-use super::placing::{Operand, Plan};
-use super::region::Form;
+use super::extract::{self, Cost, CostModel, Extraction};
+use super::imported_region::ImportedRegion;
+use super::language::{self, Lang, LangEGraph};
+use super::region::RegionForm;
+use super::region_plan::{RegionPlan, StepSource};
 
-pub struct Decided {
+pub struct RegionDecision {
     pub node: usize,
     /// The node of the region whose value the steps give: the same, or a sum of several collectives.
     pub root: usize,
@@ -34,47 +34,50 @@ const PLAIN: &str = "plain";
 const MAX_DEPTH: usize = 16;
 
 /// What decides about one region.
-pub struct Chooser<'a> {
-    pub graph: &'a Graph,
-    pub imported: &'a Imported,
-    pub uses: &'a Uses,
-    pub taken: &'a Taken,
-    pub best: &'a Taken,
+pub struct DecisionBuilder<'a> {
+    pub graph: &'a LangEGraph,
+    pub imported: &'a ImportedRegion,
+    pub uses: &'a CostModel,
+    pub taken: &'a Extraction,
+    pub best: &'a Extraction,
     /// The region as it was imported, run by plain.
-    pub plain: &'a Taken,
+    pub plain: &'a Extraction,
 }
 
-impl Chooser<'_> {
+impl DecisionBuilder<'_> {
     /// The values that stand for the results of the nodes of the region.
-    pub fn results(&self, plan: &Plan) -> Vec<Vec<Option<Operand>>> {
-        let of = |&id: &Id| plan.at.get(&self.graph.find(id)).copied();
+    pub fn result_operands(&self, plan: &RegionPlan) -> Vec<Vec<Option<StepSource>>> {
+        let of = |&id: &Id| plan.class_operands.get(&self.graph.find(id)).copied();
         self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
     }
 
-    pub fn decisions(&self, form: &Form, plan: &Plan) -> Option<Vec<Decided>> {
+    pub fn build_decisions(&self, form: &RegionForm, plan: &RegionPlan) -> Option<Vec<RegionDecision>> {
         let mut out = Vec::new();
         let mut claimed: BTreeSet<usize> = BTreeSet::new();
         for (i, node) in form.nodes.iter().enumerate() {
             let Op::Collective(collective) = &node.op else { continue };
             let class = self.graph.find(self.imported.nodes[i].class);
             let x = self.imported.nodes[i].node.children().get(self.attributes(i))?;
-            let operand = language::value(self.graph, *x)?.ty()?.clone();
+            let operand = language::class_value(self.graph, *x)?.ty()?.clone();
             let result = node.types.first()?;
             let bytes = self.graph.analysis.context.collective_bytes(&collective.kind, &operand, result);
-            let (name, steps) = match (plan.at.get(&class), self.taken.get(&class)) {
+            let (name, steps) = match (plan.class_operands.get(&class), self.taken.get(&class)) {
                 (Some(_), Some(taken)) => {
                     let mut steps = Vec::new();
                     self.steps_of(class, plan, &mut steps);
                     // What an equal collective before it is run by counts with that one.
                     steps.retain(|&step| claimed.insert(step));
-                    let way =
-                        if steps.is_empty() { ABSORBED.to_string() } else { self.way(i, class, taken)?.0 };
+                    let way = if steps.is_empty() {
+                        ABSORBED.to_string()
+                    } else {
+                        self.alternative_of_node(i, class, taken)?.0
+                    };
                     (way, steps)
                 }
                 _ => (ABSORBED.to_string(), Vec::new()),
             };
-            let alternatives = self.alternatives(i, class, &name)?;
-            out.push(Decided {
+            let alternatives = self.list_alternatives(i, class, &name)?;
+            out.push(RegionDecision {
                 node: i,
                 root: i,
                 steps,
@@ -84,29 +87,36 @@ impl Chooser<'_> {
                 rules: Vec::new(),
             });
         }
-        self.claim(plan, &claimed, &mut out)?;
+        self.claim_shared_steps(plan, &claimed, &mut out)?;
         Some(out)
     }
 
     /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these. One that
     /// is absorbed by an equal one is not among them if there are others.
-    fn claim(&self, plan: &Plan, claimed: &BTreeSet<usize>, decisions: &mut [Decided]) -> Option<()> {
+    fn claim_shared_steps(
+        &self,
+        plan: &RegionPlan,
+        claimed: &BTreeSet<usize>,
+        decisions: &mut [RegionDecision],
+    ) -> Option<()> {
         let mut names = Vec::new();
         let mut sum = Cost::default();
         let mut steps = Vec::new();
         let mut root = None;
-        for (&class, &source) in &plan.at {
-            let (Operand::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
+        for (&class, &source) in &plan.class_operands {
+            let (StepSource::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
             let Lang::Collective(name, Some(variant), _) = node else { continue };
             if !claimed.contains(&step) {
-                let own = extract::cost(self.graph, class, node, self.uses)?;
+                let own = extract::node_cost(self.graph, class, node, self.uses)?;
                 sum += own;
-                root = root.or_else(|| self.served(class));
+                root = root.or_else(|| self.served_node(class));
                 names.push(format!("{name}.{variant}"));
                 steps.push(step);
             }
         }
-        let equal = |d: &Decided| plan.at.contains_key(&self.graph.find(self.imported.nodes[d.node].class));
+        let equal = |d: &RegionDecision| {
+            plan.class_operands.contains_key(&self.graph.find(self.imported.nodes[d.node].class))
+        };
         let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
         let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
         if !steps.is_empty() {
@@ -121,10 +131,10 @@ impl Chooser<'_> {
     }
 
     /// The node of the region whose value a class is, or is needed for.
-    fn served(&self, class: Id) -> Option<usize> {
+    fn served_node(&self, class: Id) -> Option<usize> {
         let mut open = vec![class];
         while let Some(class) = open.pop() {
-            if let Some(node) = self.imported.find(self.graph, class) {
+            if let Some(node) = self.imported.node_of_class(self.graph, class) {
                 return Some(node);
             }
             let reads = |node: &Lang| node.children().iter().any(|&child| self.graph.find(child) == class);
@@ -141,21 +151,22 @@ impl Chooser<'_> {
     }
 
     /// The collective steps that run a class, up to other nodes of the region.
-    fn steps_of(&self, class: Id, plan: &Plan, out: &mut Vec<usize>) {
+    fn steps_of(&self, class: Id, plan: &RegionPlan, out: &mut Vec<usize>) {
         let Some(node) = self.taken.get(&class) else { return };
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
-            if self.imported.find(self.graph, child).is_none() {
+            if self.imported.node_of_class(self.graph, child).is_none() {
                 self.steps_of(child, plan, out);
             }
         }
-        if let (Lang::Collective(..), Some(Operand::Step(step, 0))) = (node, plan.at.get(&class))
+        if let (Lang::Collective(..), Some(StepSource::Step(step, 0))) =
+            (node, plan.class_operands.get(&class))
             && !out.contains(step)
         {
             out.push(*step);
         }
     }
 
-    fn alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
+    fn list_alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
         let mut out: Vec<(String, Cost)> = Vec::new();
         if chosen == ABSORBED {
             out.push((ABSORBED.to_string(), Cost::default()));
@@ -163,10 +174,10 @@ impl Chooser<'_> {
         let mut nodes: Vec<&Lang> = self.graph[class].nodes.iter().collect();
         nodes.sort_unstable();
         for n in nodes {
-            self.ways(node, class, n, &mut out);
+            self.collect_alternatives(node, class, n, &mut out);
         }
         out.retain(|(name, _)| name != PLAIN);
-        out.push((PLAIN.to_string(), self.as_imported(class, &self.imported.by_plain(self.graph, node))?));
+        out.push((PLAIN.to_string(), self.imported_cost(class, &self.imported.by_plain(self.graph, node))?));
         out.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         let mut names = BTreeSet::new();
         out.retain(|(name, _)| names.insert(name.clone()));
@@ -175,11 +186,11 @@ impl Chooser<'_> {
 
     /// The cost of a collective of the region as it was imported, `node` by plain, with the collectives that it needs and
     /// nothing else does.
-    fn as_imported(&self, class: Id, node: &Lang) -> Option<Cost> {
-        let mut sum = extract::cost(self.graph, class, node, self.uses)?;
+    fn imported_cost(&self, class: Id, node: &Lang) -> Option<Cost> {
+        let mut sum = extract::node_cost(self.graph, class, node, self.uses)?;
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
             if !self.taken.contains_key(&child) {
-                let below = self.as_imported(child, self.plain.get(&child)?)?;
+                let below = self.imported_cost(child, self.plain.get(&child)?)?;
                 sum += below;
             }
         }
@@ -188,16 +199,16 @@ impl Chooser<'_> {
 
     /// The ways that begin with a node of a class: one for a collective, for others one for each node of what
     /// they are computed from.
-    fn ways(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
-        let Some((name, cost)) = self.way(imported, class, node) else { return };
+    fn collect_alternatives(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
+        let Some((name, cost)) = self.alternative_of_node(imported, class, node) else { return };
         out.push((name, cost));
         let (Lang::Reshape([_, x]) | Lang::Cast([_, x]) | Lang::SumPieces([.., x])) = node else { return };
         let below = self.graph.find(*x);
-        let Some(own) = extract::cost(self.graph, class, node, self.uses) else { return };
+        let Some(own) = extract::node_cost(self.graph, class, node, self.uses) else { return };
         let mut nodes: Vec<&Lang> = self.graph[below].nodes.iter().collect();
         nodes.sort_unstable();
         for n in nodes.into_iter().filter(|n| matches!(n, Lang::Collective(..))) {
-            if let Some((name, mut cost)) = self.way(imported, below, n) {
+            if let Some((name, mut cost)) = self.alternative_of_node(imported, below, n) {
                 cost += own;
                 out.push((name, cost));
             }
@@ -206,10 +217,10 @@ impl Chooser<'_> {
 
     /// The name and the cost of running a collective of the region by a node of its class, and what only that
     /// needs. `None` if the node cannot be run.
-    fn way(&self, imported: usize, class: Id, node: &Lang) -> Option<(String, Cost)> {
+    fn alternative_of_node(&self, imported: usize, class: Id, node: &Lang) -> Option<(String, Cost)> {
         let mut parts = Vec::new();
         let mut sum = Cost::default();
-        self.walk(class, node, 0, &mut parts, &mut sum)?;
+        self.collect_costs(class, node, 0, &mut parts, &mut sum)?;
         let own = match &self.imported.nodes[imported].node {
             Lang::Collective(name, ..) => name.name(),
             _ => "",
@@ -222,7 +233,7 @@ impl Chooser<'_> {
         Some((name, sum))
     }
 
-    fn walk(
+    fn collect_costs(
         &self,
         class: Id,
         node: &Lang,
@@ -235,16 +246,16 @@ impl Chooser<'_> {
         }
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
             let elsewhere =
-                self.imported.find(self.graph, child).is_some() && self.taken.contains_key(&child);
+                self.imported.node_of_class(self.graph, child).is_some() && self.taken.contains_key(&child);
             if !elsewhere {
                 let below = self.taken.get(&child).or(self.best.get(&child))?;
-                self.walk(child, below, depth + 1, parts, sum)?;
+                self.collect_costs(child, below, depth + 1, parts, sum)?;
             }
         }
         if let Lang::Collective(name, Some(variant), _) = node {
             parts.push((name.name(), variant.name()));
         }
-        let own = extract::cost(self.graph, class, node, self.uses)?;
+        let own = extract::node_cost(self.graph, class, node, self.uses)?;
         *sum += own;
         Some(())
     }

@@ -16,11 +16,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::AddAssign;
 
 use egg::{Id, Language};
-use symmc_ir::machine::Operations;
-use symmc_ir::{CollectiveKind, CollectiveName, Variant};
+use symmc_ir::machine::OperationCounts;
+use symmc_ir::{CollectiveKind, CollectiveName, CollectiveVariant};
 
-use super::context::Surroundings;
-use super::language::{self, Graph, Lang};
+use super::context::RegionSurroundings;
+use super::language::{self, Lang, LangEGraph};
 
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cost {
@@ -41,35 +41,38 @@ impl AddAssign for Cost {
 }
 
 /// The classes whose use makes a difference to costs.
-pub struct Uses {
+pub struct CostModel {
     /// Of values that the program returns.
     pub outputs: BTreeSet<Id>,
     /// Of collectives, with these and the variants that are one step with the node that follows.
-    pub fused: BTreeSet<(Id, CollectiveName, Variant)>,
-    pub surroundings: Surroundings,
+    pub fused: BTreeSet<(Id, CollectiveName, CollectiveVariant)>,
+    pub surroundings: RegionSurroundings,
     /// The costs of collectives that were asked for.
     costs: RefCell<HashMap<Lang, Option<Cost>>>,
 }
 
-impl Uses {
+impl CostModel {
     /// The uses of outputs, and of collectives that are one step with the node that follows, in a region with these surroundings.
     pub fn new(
         outputs: BTreeSet<Id>,
-        fused: BTreeSet<(Id, CollectiveName, Variant)>,
-        surroundings: Surroundings,
-    ) -> Uses {
-        Uses { outputs, fused, surroundings, costs: RefCell::default() }
+        fused: BTreeSet<(Id, CollectiveName, CollectiveVariant)>,
+        surroundings: RegionSurroundings,
+    ) -> CostModel {
+        CostModel { outputs, fused, surroundings, costs: RefCell::default() }
     }
 
     /// These uses, with more collectives that are one step with the node that follows.
-    pub fn with_fused(mut self, more: impl Iterator<Item = (Id, CollectiveName, Variant)>) -> Uses {
+    pub fn with_fused(
+        mut self,
+        more: impl Iterator<Item = (Id, CollectiveName, CollectiveVariant)>,
+    ) -> CostModel {
         self.fused.extend(more);
         self.costs.take();
         self
     }
 }
 
-pub type Taken = BTreeMap<Id, Lang>;
+pub type Extraction = BTreeMap<Id, Lang>;
 
 /// Rounds of the search; regions need about as many as they are deep.
 const MAX_ROUNDS: usize = 64;
@@ -77,31 +80,31 @@ const MAX_ROUNDS: usize = 64;
 pub const EPSILON: f64 = 1e-9;
 
 /// The cost of a node of a class, without what it uses; `None` if it cannot be run.
-pub fn cost(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
+pub fn node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Option<Cost> {
     if !matches!(node, Lang::Collective(..)) {
-        return estimated(graph, class, node, uses);
+        return estimate_node_cost(graph, class, node, uses);
     }
     // Estimates of collectives take most of the time of a search, which asks for each many times.
     if let Some(&known) = uses.costs.borrow().get(node) {
         return known;
     }
-    let cost = estimated(graph, class, node, uses);
+    let cost = estimate_node_cost(graph, class, node, uses);
     uses.costs.borrow_mut().insert(node.clone(), cost);
     cost
 }
 
-fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost> {
+fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Option<Cost> {
     let context = &graph.analysis.context;
-    let copy = |id: Id| Some(context.copy_us(language::value(graph, id)?.ty()?));
+    let copy = |id: Id| Some(context.copy_us(language::class_value(graph, id)?.ty()?));
     let us = |us: f64| Some(Cost { us, ..Cost::default() });
     match node {
         Lang::Leaf(_) | Lang::Attr(_) | Lang::Result(..) => Some(Cost::default()),
-        Lang::Reshape([_, x]) if language::value(graph, *x)?.contiguous => Some(Cost::default()),
+        Lang::Reshape([_, x]) if language::class_value(graph, *x)?.contiguous => Some(Cost::default()),
         Lang::Reshape(_) => us(copy(class)?),
         Lang::Cast([_, x]) | Lang::SumPieces([.., x]) => {
-            let bytes = |id| Some(context.bytes(language::value(graph, id)?.ty()?));
+            let bytes = |id| Some(context.bytes(language::class_value(graph, id)?.ty()?));
             let moved = bytes(*x)?.saturating_add(bytes(class)?);
-            us(context.profile.compute_us(moved, Operations::default()))
+            us(context.profile.compute_us(moved, OperationCounts::default()))
         }
         // One more operand to read.
         Lang::Add(_) => us(1.5 * copy(class)?),
@@ -110,7 +113,8 @@ fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost>
             let (collective, operands) = language::as_collective(graph, node)?;
             let contract = collective.variant?.contract(&collective.kind)?;
             let &x = operands.first()?;
-            let (operand, result) = (language::value(graph, x)?, language::value(graph, class)?.ty()?);
+            let (operand, result) =
+                (language::class_value(graph, x)?, language::class_value(graph, class)?.ty()?);
             let fixed = !operand.placeable || uses.outputs.contains(&graph.find(x));
             // Variants that need no symmetric operand pay for a strided one alike.
             let packing = if operand.contiguous { 0.0 } else { copy(x)? };
@@ -121,10 +125,10 @@ fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost>
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
             let (kind, variant) = (&collective.kind, collective.variant?);
             let around = uses.surroundings;
-            let run = context.estimate(kind, collective.group, variant, bytes, moving + out, around)?;
+            let run = context.estimate_us(kind, collective.group, variant, bytes, moving + out, around)?;
             let copy_us = packing + moving + out;
             let saved_us = match kind {
-                _ if !uses.fused.contains(&(class, kind.named(), variant)) => 0.0,
+                _ if !uses.fused.contains(&(class, kind.collective_name(), variant)) => 0.0,
                 // The reduction is not stored and read again.
                 CollectiveKind::AllReduce(_) => context.profile.copy_us(bytes).min(run),
                 // What is gathered is not copied.
@@ -137,23 +141,27 @@ fn estimated(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Option<Cost>
 }
 
 /// The cheapest nodes for some roots, and for every class the cheapest by itself given those.
-pub fn cheapest(graph: &Graph, roots: &[Id], uses: &Uses) -> Option<(Taken, Taken)> {
-    let mut taken = Taken::new();
+pub fn extract_cheapest(
+    graph: &LangEGraph,
+    roots: &[Id],
+    uses: &CostModel,
+) -> Option<(Extraction, Extraction)> {
+    let mut taken = Extraction::new();
     for &root in roots {
-        let best = search(graph, uses, &taken);
-        collect(graph, graph.find(root), &best, &mut taken)?;
+        let best = search_best_nodes(graph, uses, &taken);
+        collect_extraction(graph, graph.find(root), &best, &mut taken)?;
     }
-    let all = cheapest_beside(graph, uses, &taken);
+    let all = best_nodes_given(graph, uses, &taken);
     Some((taken, all))
 }
 
 /// For every class the cheapest by itself, given what is taken.
-pub fn cheapest_beside(graph: &Graph, uses: &Uses, taken: &Taken) -> Taken {
-    search(graph, uses, taken).into_iter().map(|(id, best)| (id, best.node)).collect()
+pub fn best_nodes_given(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -> Extraction {
+    search_best_nodes(graph, uses, taken).into_iter().map(|(id, best)| (id, best.node)).collect()
 }
 
 /// Of the nodes of a class that are a collective run by some variant, the cheapest with the same operands.
-pub fn cheapest_variant(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> Lang {
+pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Lang {
     let Lang::Collective(name, ..) = node else { return node.clone() };
     let found = |n: &Lang| n.clone().map_children(|child| graph.find(child));
     let of = found(node);
@@ -162,26 +170,26 @@ pub fn cheapest_variant(graph: &Graph, class: Id, node: &Lang, uses: &Uses) -> L
     };
     let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(found).filter(alike).collect();
     nodes.sort_by_key(|n| (!is_plain(n), n.clone()));
-    let costs = nodes.into_iter().filter_map(|n| Some((cost(graph, class, &n, uses)?.us, n)));
+    let costs = nodes.into_iter().filter_map(|n| Some((node_cost(graph, class, &n, uses)?.us, n)));
     costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
 }
 
-pub fn total(graph: &Graph, taken: &Taken, uses: &Uses) -> Option<f64> {
-    taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + cost(graph, class, node, uses)?.us))
+pub fn extraction_us(graph: &LangEGraph, taken: &Extraction, uses: &CostModel) -> Option<f64> {
+    taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + node_cost(graph, class, node, uses)?.us))
 }
 
 /// How many collectives run and how many bytes they have. An all-gather of a reduce-scatter, or of the sum of what an
 /// all-to-all exchanges, that nothing else uses is an all-reduce in two steps, and counts as one, also with a cast between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Traffic {
+pub struct CollectiveTraffic {
     pub collectives: usize,
     /// Their bytes ([`Context::collective_bytes`](super::context::Context::collective_bytes)).
     pub bytes: u64,
 }
 
-impl Traffic {
+impl CollectiveTraffic {
     /// The traffic of taken nodes, of which the values of `roots` are used elsewhere too.
-    pub fn of(graph: &Graph, taken: &Taken, roots: &[Id]) -> Option<Traffic> {
+    pub fn of_extraction(graph: &LangEGraph, taken: &Extraction, roots: &[Id]) -> Option<CollectiveTraffic> {
         let mut users: BTreeMap<Id, Vec<&Lang>> = BTreeMap::new();
         for node in taken.values() {
             node.children().iter().for_each(|&child| users.entry(graph.find(child)).or_default().push(node));
@@ -189,7 +197,7 @@ impl Traffic {
         let classes: BTreeMap<&Lang, Id> = taken.iter().map(|(&class, node)| (node, class)).collect();
         let class_of = |node: &Lang| classes.get(node).copied();
         let used_elsewhere = |class: Id| roots.iter().any(|&root| graph.find(root) == class);
-        let mut out = Traffic::default();
+        let mut out = CollectiveTraffic::default();
         for (&class, node) in taken.iter().filter(|(_, node)| matches!(node, Lang::Collective(..))) {
             let (collective, operands) = language::as_collective(graph, node)?;
             let only_user = |class: Id| match users.get(&class).map(Vec::as_slice) {
@@ -210,8 +218,8 @@ impl Traffic {
             if behind_cast.or(user).is_some_and(gathers) {
                 continue;
             }
-            let operand = language::value(graph, *operands.first()?)?.ty()?;
-            let result = language::value(graph, class)?.ty()?;
+            let operand = language::class_value(graph, *operands.first()?)?.ty()?;
+            let result = language::class_value(graph, class)?.ty()?;
             out.collectives += 1;
             out.bytes += graph.analysis.context.collective_bytes(&collective.kind, operand, result);
         }
@@ -219,19 +227,19 @@ impl Traffic {
     }
 
     /// Whether neither the number nor the bytes of the collectives exceed those of `other`.
-    pub fn is_within(&self, other: &Traffic) -> bool {
+    pub fn is_within(&self, other: &CollectiveTraffic) -> bool {
         self.collectives <= other.collectives && self.bytes <= other.bytes
     }
 }
 
-struct Best {
+struct BestNode {
     node: Lang,
     own: f64,
     total: f64,
     needs: BTreeSet<Id>,
 }
 
-fn search(graph: &Graph, uses: &Uses, taken: &Taken) -> BTreeMap<Id, Best> {
+fn search_best_nodes(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -> BTreeMap<Id, BestNode> {
     let mut classes: Vec<Id> = graph.classes().map(|c| c.id).collect();
     classes.sort_unstable();
     // The runnable nodes of each class with their costs, plain first.
@@ -242,16 +250,16 @@ fn search(graph: &Graph, uses: &Uses, taken: &Taken) -> BTreeMap<Id, Best> {
             None => {
                 let mut nodes: Vec<&Lang> = graph[id].nodes.iter().collect();
                 nodes.sort_by_key(|n| (!is_plain(n), *n));
-                nodes.iter().filter_map(|n| Some(((*n).clone(), cost(graph, id, n, uses)?.us))).collect()
+                nodes.iter().filter_map(|n| Some(((*n).clone(), node_cost(graph, id, n, uses)?.us))).collect()
             }
         })
         .collect();
-    let mut best: BTreeMap<Id, Best> = BTreeMap::new();
+    let mut best: BTreeMap<Id, BestNode> = BTreeMap::new();
     for _ in 0..MAX_ROUNDS {
         let mut changed = false;
         for (&id, nodes) in classes.iter().zip(&nodes) {
             for (node, own) in nodes {
-                let Some(found) = assemble(graph, id, node, *own, &best) else { continue };
+                let Some(found) = assemble_best_node(graph, id, node, *own, &best) else { continue };
                 if best.get(&id).is_none_or(|b| found.total < b.total - EPSILON) {
                     best.insert(id, found);
                     changed = true;
@@ -266,7 +274,13 @@ fn search(graph: &Graph, uses: &Uses, taken: &Taken) -> BTreeMap<Id, Best> {
 }
 
 /// A node with all that it needs; `None` while a child has no best node or needs this class itself.
-fn assemble(graph: &Graph, id: Id, node: &Lang, own: f64, best: &BTreeMap<Id, Best>) -> Option<Best> {
+fn assemble_best_node(
+    graph: &LangEGraph,
+    id: Id,
+    node: &Lang,
+    own: f64,
+    best: &BTreeMap<Id, BestNode>,
+) -> Option<BestNode> {
     let mut needs = BTreeSet::new();
     for &child in node.children() {
         needs.extend(&best.get(&graph.find(child))?.needs);
@@ -276,22 +290,27 @@ fn assemble(graph: &Graph, id: Id, node: &Lang, own: f64, best: &BTreeMap<Id, Be
     }
     let total = needs.iter().try_fold(own, |sum, c| Some(sum + best.get(c)?.own))?;
     needs.insert(id);
-    Some(Best { node: node.clone(), own, total, needs })
+    Some(BestNode { node: node.clone(), own, total, needs })
 }
 
 /// Whether a node is a collective that is run by plain.
 pub fn is_plain(node: &Lang) -> bool {
-    matches!(node, Lang::Collective(_, Some(Variant::Plain), _))
+    matches!(node, Lang::Collective(_, Some(CollectiveVariant::Plain), _))
 }
 
 /// Takes the best node of a class and of all that it needs.
-fn collect(graph: &Graph, class: Id, best: &BTreeMap<Id, Best>, taken: &mut Taken) -> Option<()> {
+fn collect_extraction(
+    graph: &LangEGraph,
+    class: Id,
+    best: &BTreeMap<Id, BestNode>,
+    taken: &mut Extraction,
+) -> Option<()> {
     if taken.contains_key(&class) {
         return Some(());
     }
     let node = best.get(&class)?.node.clone();
     for &child in node.children() {
-        collect(graph, graph.find(child), best, taken)?;
+        collect_extraction(graph, graph.find(child), best, taken)?;
     }
     taken.insert(class, node);
     Some(())

@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
 use symmc_ir::{
-    BinaryOp, Collective, CollectiveKind, CollectiveName, DType, Dim, GroupId, Op, ReduceOp, Splits, Type,
-    Variant, infer,
+    AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveName, CollectiveReduceOp,
+    CollectiveVariant, DType, Dim, GroupId, Op, TensorType, infer,
 };
 
-use super::context::Context;
+use super::context::LowerContext;
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Lang {
     /// A value from outside of the region.
     Leaf(usize),
-    Attr(Attr),
+    Attr(LangAttribute),
     /// A collective, or a way to run it: `(all_reduce op group x)`, `(all_gather group x)`, `(all_to_all device group x sizes)`.
-    Collective(CollectiveName, Option<Variant>, Vec<Id>),
+    Collective(CollectiveName, Option<CollectiveVariant>, Vec<Id>),
     Reshape([Id; 2]),
     Cast([Id; 2]),
     Add([Id; 2]),
@@ -37,8 +37,8 @@ pub enum Lang {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Attr {
-    Reduce(ReduceOp),
+pub enum LangAttribute {
+    Reduce(CollectiveReduceOp),
     Group(GroupId),
     /// Even splits of an all-to-all.
     Even,
@@ -58,33 +58,35 @@ pub fn attribute_count(name: CollectiveName) -> usize {
     if name == CollectiveName::AllGather { 1 } else { 2 }
 }
 
-pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<Attr> {
+pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
     let own = match kind {
-        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(Attr::Reduce(*op)),
+        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(LangAttribute::Reduce(*op)),
         CollectiveKind::AllGather => None,
-        CollectiveKind::AllToAll(Splits::Even) => Some(Attr::Even),
-        CollectiveKind::AllToAll(Splits::Device) => Some(Attr::Device),
-        CollectiveKind::Broadcast { root } => Some(Attr::Root(*root)),
-        CollectiveKind::Permute { pairs } => Some(Attr::Pairs(pairs.clone())),
+        CollectiveKind::AllToAll(AllToAllSplits::Even) => Some(LangAttribute::Even),
+        CollectiveKind::AllToAll(AllToAllSplits::Device) => Some(LangAttribute::Device),
+        CollectiveKind::Broadcast { root } => Some(LangAttribute::Root(*root)),
+        CollectiveKind::Permute { pairs } => Some(LangAttribute::Pairs(pairs.clone())),
     };
-    own.into_iter().chain([Attr::Group(group)]).collect()
+    own.into_iter().chain([LangAttribute::Group(group)]).collect()
 }
 
-pub fn collective(
+pub fn build_collective(
     name: CollectiveName,
-    variant: Option<Variant>,
-    attributes: &[&Attr],
+    variant: Option<CollectiveVariant>,
+    attributes: &[&LangAttribute],
 ) -> Option<Collective> {
     let (group, own) = attributes.split_last()?;
-    let Attr::Group(group) = group else { return None };
+    let LangAttribute::Group(group) = group else { return None };
     let kind = match (name, own) {
-        (CollectiveName::AllReduce, [Attr::Reduce(op)]) => CollectiveKind::AllReduce(*op),
-        (CollectiveName::ReduceScatter, [Attr::Reduce(op)]) => CollectiveKind::ReduceScatter(*op),
+        (CollectiveName::AllReduce, [LangAttribute::Reduce(op)]) => CollectiveKind::AllReduce(*op),
+        (CollectiveName::ReduceScatter, [LangAttribute::Reduce(op)]) => CollectiveKind::ReduceScatter(*op),
         (CollectiveName::AllGather, []) => CollectiveKind::AllGather,
-        (CollectiveName::AllToAll, [Attr::Even]) => CollectiveKind::AllToAll(Splits::Even),
-        (CollectiveName::AllToAll, [Attr::Device]) => CollectiveKind::AllToAll(Splits::Device),
-        (CollectiveName::Broadcast, [Attr::Root(root)]) => CollectiveKind::Broadcast { root: *root },
-        (CollectiveName::PermuteRanks, [Attr::Pairs(pairs)]) => {
+        (CollectiveName::AllToAll, [LangAttribute::Even]) => CollectiveKind::AllToAll(AllToAllSplits::Even),
+        (CollectiveName::AllToAll, [LangAttribute::Device]) => {
+            CollectiveKind::AllToAll(AllToAllSplits::Device)
+        }
+        (CollectiveName::Broadcast, [LangAttribute::Root(root)]) => CollectiveKind::Broadcast { root: *root },
+        (CollectiveName::PermuteRanks, [LangAttribute::Pairs(pairs)]) => {
             CollectiveKind::Permute { pairs: pairs.clone() }
         }
         _ => return None,
@@ -93,7 +95,7 @@ pub fn collective(
 }
 
 impl Language for Lang {
-    type Discriminant = (std::mem::Discriminant<Lang>, Option<CollectiveName>, Option<Variant>);
+    type Discriminant = (std::mem::Discriminant<Lang>, Option<CollectiveName>, Option<CollectiveVariant>);
 
     fn discriminant(&self) -> Self::Discriminant {
         let (name, variant) = match self {
@@ -140,8 +142,8 @@ impl fmt::Display for Lang {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Lang::Leaf(i) => write!(f, "leaf{i}"),
-            Lang::Attr(Attr::Reduce(op)) => write!(f, "{op}"),
-            Lang::Attr(Attr::Even) => f.write_str(EVEN),
+            Lang::Attr(LangAttribute::Reduce(op)) => write!(f, "{op}"),
+            Lang::Attr(LangAttribute::Even) => f.write_str(EVEN),
             Lang::Attr(a) => write!(f, "{a:?}"),
             Lang::Collective(name, None, _) => write!(f, "{name}"),
             Lang::Collective(name, Some(v), _) => write!(f, "{name}.{v}"),
@@ -163,7 +165,7 @@ impl FromOp for Lang {
         let pair = <[Id; 2]>::try_from(&children[..]);
         let (name, variant) = op.split_once('.').map_or((op, None), |(n, v)| (n, Some(v)));
         let known = match variant {
-            Some(v) => Variant::from_name(v).map(Some),
+            Some(v) => CollectiveVariant::from_name(v).map(Some),
             None => Some(None),
         };
         if let Some(variant) = known
@@ -175,12 +177,12 @@ impl FromOp for Lang {
             return Ok(Lang::SumPieces([op, group, dtype, x]));
         }
         match (op, pair) {
-            (EVEN, _) if children.is_empty() => Ok(Lang::Attr(Attr::Even)),
+            (EVEN, _) if children.is_empty() => Ok(Lang::Attr(LangAttribute::Even)),
             ("reshape", Ok(x)) => Ok(Lang::Reshape(x)),
             ("cast", Ok(x)) => Ok(Lang::Cast(x)),
             ("add", Ok(x)) => Ok(Lang::Add(x)),
-            _ => match ReduceOp::from_name(op).filter(|_| children.is_empty()) {
-                Some(op) => Ok(Lang::Attr(Attr::Reduce(op))),
+            _ => match CollectiveReduceOp::from_name(op).filter(|_| children.is_empty()) {
+                Some(op) => Ok(Lang::Attr(LangAttribute::Reduce(op))),
                 None => Err(FromOpError::new(op, children)),
             },
         }
@@ -188,63 +190,63 @@ impl FromOp for Lang {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Fact {
-    Attr(Attr),
-    Value(Value),
+pub enum ClassFact {
+    Attr(LangAttribute),
+    Value(ClassValue),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Value {
+pub struct ClassValue {
     /// Its types: one, or those of all results of a collective.
-    pub types: Vec<Type>,
+    pub types: Vec<TensorType>,
     /// Its elements lie contiguously.
     pub contiguous: bool,
     /// It may be placed in the symmetric arena, or lies there.
     pub placeable: bool,
 }
 
-impl Value {
+impl ClassValue {
     /// The type of a value that is no tuple.
-    pub fn ty(&self) -> Option<&Type> {
+    pub fn ty(&self) -> Option<&TensorType> {
         self.types.first()
     }
 }
 
 /// The analysis: the context and the leaves of the region.
-pub struct Facts {
-    pub context: Arc<Context>,
-    pub leaves: Vec<Value>,
+pub struct RegionAnalysis {
+    pub context: Arc<LowerContext>,
+    pub leaves: Vec<ClassValue>,
 }
 
-pub type Graph = EGraph<Lang, Facts>;
+pub type LangEGraph = EGraph<Lang, RegionAnalysis>;
 
-pub fn attr(graph: &Graph, id: Id) -> Option<&Attr> {
+pub fn class_attribute(graph: &LangEGraph, id: Id) -> Option<&LangAttribute> {
     match &graph[id].data {
-        Fact::Attr(a) => Some(a),
-        Fact::Value(_) => None,
+        ClassFact::Attr(a) => Some(a),
+        ClassFact::Value(_) => None,
     }
 }
 
-pub fn value(graph: &Graph, id: Id) -> Option<&Value> {
+pub fn class_value(graph: &LangEGraph, id: Id) -> Option<&ClassValue> {
     match &graph[id].data {
-        Fact::Attr(_) => None,
-        Fact::Value(v) => Some(v),
+        ClassFact::Attr(_) => None,
+        ClassFact::Value(v) => Some(v),
     }
 }
 
-pub fn as_collective<'a>(graph: &Graph, node: &'a Lang) -> Option<(Collective, &'a [Id])> {
+pub fn as_collective<'a>(graph: &LangEGraph, node: &'a Lang) -> Option<(Collective, &'a [Id])> {
     let Lang::Collective(name, variant, children) = node else { return None };
     let (attributes, operands) = children.split_at_checked(attribute_count(*name))?;
-    let attributes = attributes.iter().map(|&a| attr(graph, a)).collect::<Option<Vec<_>>>()?;
-    Some((collective(*name, *variant, &attributes)?, operands))
+    let attributes = attributes.iter().map(|&a| class_attribute(graph, a)).collect::<Option<Vec<_>>>()?;
+    Some((build_collective(*name, *variant, &attributes)?, operands))
 }
 
 /// The value of a node; `None` if its children do not fit, which rules exclude.
-fn computed(graph: &Graph, node: &Lang) -> Option<Value> {
-    let fresh = |types: Vec<Type>| Value { types, contiguous: true, placeable: true };
+fn compute_value(graph: &LangEGraph, node: &Lang) -> Option<ClassValue> {
+    let fresh = |types: Vec<TensorType>| ClassValue { types, contiguous: true, placeable: true };
     let infer = |op: &Op, operands: &[Id], n: Option<u32>| {
-        let types = operands.iter().map(|&x| value(graph, x)?.ty()).collect::<Option<Vec<_>>>()?;
-        infer::infer(op, &types, n).ok()?
+        let types = operands.iter().map(|&x| class_value(graph, x)?.ty()).collect::<Option<Vec<_>>>()?;
+        infer::infer_types(op, &types, n).ok()?
     };
     match node {
         Lang::Leaf(i) => graph.analysis.leaves.get(*i).cloned(),
@@ -255,54 +257,62 @@ fn computed(graph: &Graph, node: &Lang) -> Option<Value> {
             infer(&Op::Collective(collective), operands, Some(n)).map(fresh)
         }
         Lang::Reshape([shape, x]) => {
-            let (Some(Attr::Shape(shape)), x) = (attr(graph, *shape), value(graph, *x)?) else { return None };
-            let types = vec![Type::new(x.ty()?.dtype, shape.clone())];
+            let (Some(LangAttribute::Shape(shape)), x) =
+                (class_attribute(graph, *shape), class_value(graph, *x)?)
+            else {
+                return None;
+            };
+            let types = vec![TensorType::new(x.ty()?.dtype, shape.clone())];
             // A reshape of what is contiguous is a view; any other is stored anew.
-            Some(Value { types, contiguous: true, placeable: x.placeable || !x.contiguous })
+            Some(ClassValue { types, contiguous: true, placeable: x.placeable || !x.contiguous })
         }
         Lang::Cast([dtype, x]) => {
-            let (Some(Attr::DType(dtype)), x) = (attr(graph, *dtype), value(graph, *x)?) else { return None };
-            Some(fresh(vec![Type::new(*dtype, x.ty()?.shape.clone())]))
+            let (Some(LangAttribute::DType(dtype)), x) =
+                (class_attribute(graph, *dtype), class_value(graph, *x)?)
+            else {
+                return None;
+            };
+            Some(fresh(vec![TensorType::new(*dtype, x.ty()?.shape.clone())]))
         }
         Lang::Add(operands) => infer(&Op::Binary(BinaryOp::Add), operands, None).map(fresh),
         Lang::Sum(terms) => {
-            let mut types = terms.iter().map(|&x| value(graph, x)?.ty());
+            let mut types = terms.iter().map(|&x| class_value(graph, x)?.ty());
             let first = types.next()??.clone();
-            let add = |sum: Type, ty: Option<&Type>| {
-                infer::infer(&Op::Binary(BinaryOp::Add), &[&sum, ty?], None).ok()??.into_iter().next()
+            let add = |sum: TensorType, ty: Option<&TensorType>| {
+                infer::infer_types(&Op::Binary(BinaryOp::Add), &[&sum, ty?], None).ok()??.into_iter().next()
             };
             types.try_fold(first, add).map(|ty| fresh(vec![ty]))
         }
         Lang::SumPieces([_, group, dtype, x]) => {
-            let Some(Attr::Group(group)) = attr(graph, *group) else { return None };
-            let Some(Attr::DType(dtype)) = attr(graph, *dtype) else { return None };
-            let mut ty = Type::new(*dtype, value(graph, *x)?.ty()?.shape.clone());
+            let Some(LangAttribute::Group(group)) = class_attribute(graph, *group) else { return None };
+            let Some(LangAttribute::DType(dtype)) = class_attribute(graph, *dtype) else { return None };
+            let mut ty = TensorType::new(*dtype, class_value(graph, *x)?.ty()?.shape.clone());
             let pieces = Dim::from(i64::from(graph.analysis.context.ranks(*group)));
             let rows = ty.shape.first_mut()?;
             *rows = rows.exact_div(&pieces)?;
             Some(fresh(vec![ty]))
         }
         Lang::Result(i, [x]) => {
-            let x = value(graph, *x)?;
-            Some(Value { types: vec![x.types.get(*i)?.clone()], ..x.clone() })
+            let x = class_value(graph, *x)?;
+            Some(ClassValue { types: vec![x.types.get(*i)?.clone()], ..x.clone() })
         }
     }
 }
 
-impl Analysis<Lang> for Facts {
-    type Data = Fact;
+impl Analysis<Lang> for RegionAnalysis {
+    type Data = ClassFact;
 
-    fn make(graph: &mut Graph, node: &Lang, _: Id) -> Fact {
+    fn make(graph: &mut LangEGraph, node: &Lang, _: Id) -> ClassFact {
         if let Lang::Attr(a) = node {
-            return Fact::Attr(a.clone());
+            return ClassFact::Attr(a.clone());
         }
-        let unknown = || Value { types: Vec::new(), contiguous: false, placeable: false };
-        Fact::Value(computed(graph, node).unwrap_or_else(unknown))
+        let unknown = || ClassValue { types: Vec::new(), contiguous: false, placeable: false };
+        ClassFact::Value(compute_value(graph, node).unwrap_or_else(unknown))
     }
 
     /// A class is as well placed as its worst node: the one that is taken is not known yet.
-    fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
-        let (Fact::Value(x), Fact::Value(y)) = (&mut *a, &b) else { return DidMerge(false, false) };
+    fn merge(&mut self, a: &mut ClassFact, b: ClassFact) -> DidMerge {
+        let (ClassFact::Value(x), ClassFact::Value(y)) = (&mut *a, &b) else { return DidMerge(false, false) };
         let merged = (x.contiguous && y.contiguous, x.placeable && y.placeable);
         let changed = DidMerge(merged != (x.contiguous, x.placeable), merged != (y.contiguous, y.placeable));
         (x.contiguous, x.placeable) = merged;

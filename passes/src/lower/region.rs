@@ -13,115 +13,133 @@ use std::sync::Arc;
 
 use petgraph::unionfind::UnionFind;
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::{Layout, view_of};
+use symmc_ir::layout::{Layout, view_layout};
 use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveName, Def, Dim, Graph, GroupId, InputId, Node, NodeId, Numerics,
-    NumericsClass, Op, ReduceOp, Type, ValueId, Variant,
+    BinaryOp, CollectiveKind, CollectiveName, CollectiveReduceOp, CollectiveVariant, Dim, Graph, GroupId,
+    InputId, Node, NodeId, Numerics, NumericsClass, Op, TensorType, ValueDef, ValueId,
 };
 
-use super::beside::beside;
-use super::context::{Context, Schedule, Surroundings};
-use super::language::Value;
+use super::concurrent_compute::concurrent_compute_us;
+use super::context::{AssumedSchedule, LowerContext, RegionSurroundings};
+use super::language::ClassValue;
 use super::sums;
 use crate::rewrite::moves_elements;
 
-pub struct Region {
+pub struct RewriteRegion {
     pub nodes: Vec<NodeId>,
     /// The values that it uses but does not define, in order of first use.
     pub leaves: Vec<ValueId>,
-    pub key: Key,
+    pub key: RegionKey,
 }
 
 /// What a choice depends on, besides the [`Context`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Key {
-    pub form: Arc<Form>,
+pub struct RegionKey {
+    pub form: Arc<RegionForm>,
     /// Microseconds of compute that can run beside it.
-    pub beside: u64,
+    pub concurrent_us: u64,
     /// Whether a plan keeps a droppable exit barrier of one of its collectives.
     pub exit_kept: bool,
 }
 
-impl Key {
-    pub fn surroundings(&self) -> Surroundings {
-        Surroundings { beside_us: self.beside as f64, exit_kept: self.exit_kept }
+impl RegionKey {
+    pub fn surroundings(&self) -> RegionSurroundings {
+        RegionSurroundings { concurrent_us: self.concurrent_us as f64, exit_kept: self.exit_kept }
     }
 }
 
 /// The nodes of a region and what is known of their operands and results.
 #[derive(PartialEq, Eq, Hash, Debug)]
-pub struct Form {
-    pub nodes: Vec<KeyNode>,
-    pub leaves: Vec<Value>,
+pub struct RegionForm {
+    pub nodes: Vec<RegionNode>,
+    pub leaves: Vec<ClassValue>,
 }
 
 #[derive(PartialEq, Eq, Hash, Debug)]
-pub struct KeyNode {
+pub struct RegionNode {
     pub op: Op,
-    pub operands: Vec<Operand>,
-    pub types: Vec<Type>,
-    pub uses: Vec<Use>,
+    pub operands: Vec<RegionOperand>,
+    pub types: Vec<TensorType>,
+    pub uses: Vec<ResultUse>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Operand {
+pub enum RegionOperand {
     Leaf(usize),
     /// A result of an earlier node of the region.
     Inner(usize, usize),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Use {
+pub struct ResultUse {
     /// By a node that is not in the region, or as an output.
     pub outside: bool,
     pub output: bool,
     /// The collective and those of its variants that are one step with the node that follows (`symmc_dispatch::fused`).
-    pub fused: Vec<(CollectiveName, Variant)>,
+    pub fused: Vec<(CollectiveName, CollectiveVariant)>,
 }
 
-pub const MOST: usize = 48;
+pub const MAX_REGION_NODES: usize = 48;
 
-pub fn cut(graph: &Graph, bound: &BTreeSet<InputId>, context: &Context, schedule: &Schedule) -> Vec<Region> {
+pub fn find_regions(
+    graph: &Graph,
+    bound: &BTreeSet<InputId>,
+    context: &LowerContext,
+    schedule: &AssumedSchedule,
+) -> Vec<RewriteRegion> {
     let numerics = context.numerics;
-    let sums =
-        if numerics.allows(NumericsClass::Reassociate) { sums::joined(graph) } else { BTreeMap::new() };
-    let pieces = pieces(graph, &members(graph, numerics, &sums), &sums);
+    let sums = if numerics.allows(NumericsClass::Reassociate) {
+        sums::joined_additions(graph)
+    } else {
+        BTreeMap::new()
+    };
+    let pieces = split_members(graph, &region_members(graph, numerics, &sums), &sums);
     let mut piece_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (i, nodes) in pieces.iter().enumerate() {
         nodes.iter().for_each(|n| piece_of[n.index()] = Some(i));
     }
     let outputs: BTreeSet<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     let outside = used_outside(graph, &piece_of, &outputs);
-    let facts = Facts { bound, outputs, outside, fused: symmc_dispatch::fused(graph, &context.profile) };
-    let hidden = beside(graph, &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(), context, schedule);
+    let facts = RegionFacts {
+        bound,
+        outputs,
+        outside,
+        fused: symmc_dispatch::fusible_collectives(graph, &context.profile),
+    };
+    let hidden = concurrent_compute_us(
+        graph,
+        &pieces.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+        context,
+        schedule,
+    );
     let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
     let regions = pieces.into_iter().zip(hidden);
     regions
         .map(|(nodes, beside)| {
             let exit_kept = kept(&nodes);
-            region(graph, nodes, (beside, exit_kept), &facts)
+            build_region(graph, nodes, (beside, exit_kept), &facts)
         })
         .collect()
 }
 
 /// The members that are connected, in pieces of at most [`MOST`] in program order, by their first nodes.
-fn pieces(
+fn split_members(
     graph: &Graph,
     members: &BTreeSet<NodeId>,
     sums: &BTreeMap<NodeId, Vec<NodeId>>,
 ) -> Vec<Vec<NodeId>> {
     let mut connected = UnionFind::<usize>::new(graph.nodes.len());
-    let mut reduced: HashMap<(ValueId, ReduceOp, GroupId), NodeId> = HashMap::new();
+    let mut reduced: HashMap<(ValueId, CollectiveReduceOp, GroupId), NodeId> = HashMap::new();
     for &n in members {
         let node = &graph.nodes[n];
-        let operands = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+        let operands = node.inputs.iter().filter_map(|&v| graph.defining_node(v));
         // A sum of another tree is a term of this one and no part of it.
         let is_joined = |d: &NodeId| sums.get(&n).is_none_or(|inside| inside.contains(d));
         for d in operands.filter(|d| members.contains(d) && is_joined(d)) {
             connected.union(n.index(), d.index());
         }
         // Reductions of one value can share their work.
-        if let Some((op, group)) = reduction(node) {
+        if let Some((op, group)) = as_reduction(node) {
             let first = *reduced.entry((node.inputs[0], op, group)).or_insert(n);
             connected.union(n.index(), first.index());
         }
@@ -131,16 +149,20 @@ fn pieces(
         whole.entry(connected.find(n.index())).or_default().push(n);
     }
     let mut pieces: Vec<Vec<NodeId>> =
-        whole.values().flat_map(|nodes| nodes.chunks(MOST)).map(<[NodeId]>::to_vec).collect();
+        whole.values().flat_map(|nodes| nodes.chunks(MAX_REGION_NODES)).map(<[NodeId]>::to_vec).collect();
     pieces.sort_by_key(|nodes| nodes.first().copied());
     pieces
 }
 
-fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId>>) -> BTreeSet<NodeId> {
+fn region_members(
+    graph: &Graph,
+    numerics: Numerics,
+    sums: &BTreeMap<NodeId, Vec<NodeId>>,
+) -> BTreeSet<NodeId> {
     let narrows = numerics.allows(NumericsClass::Narrow) || numerics.allows(NumericsClass::NarrowF16);
     let follows_all_reduce = |v: ValueId| {
-        let node = graph.def_node(v).map(|n| &graph.nodes[n]);
-        node.is_some_and(|node| all_reduce(node).is_some())
+        let node = graph.defining_node(v).map(|n| &graph.nodes[n]);
+        node.is_some_and(|node| as_all_reduce(node).is_some())
     };
     let mut out = BTreeSet::new();
     for (n, node) in graph.nodes.iter() {
@@ -150,7 +172,7 @@ fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId
             Op::Cast => {
                 let x = node.inputs[0];
                 (narrows && follows_all_reduce(x))
-                    || (cast_bytes(graph, n) == Ordering::Less && is_moved(graph, x))
+                    || (compare_cast_bytes(graph, n) == Ordering::Less && is_moved_by_collective(graph, x))
             }
             _ => false,
         };
@@ -158,32 +180,36 @@ fn members(graph: &Graph, numerics: Numerics, sums: &BTreeMap<NodeId, Vec<NodeId
             out.insert(n);
         }
         // Casts that feed a collective. Of those that feed an all-reduce only maxima and minima can be taken before it in every plan.
-        let extremum = |op| matches!(op, ReduceOp::Max | ReduceOp::Min);
-        let takes_any = all_reduce(node).is_some_and(|op| narrows || extremum(op));
+        let extremum = |op| matches!(op, CollectiveReduceOp::Max | CollectiveReduceOp::Min);
+        let takes_any = as_all_reduce(node).is_some_and(|op| narrows || extremum(op));
         let takes_wider = moves_elements(&node.op)
             || matches!(node.op.as_collective(), Some(c) if matches!(c.kind, CollectiveKind::ReduceScatter(_)));
-        let casts =
-            node.inputs.iter().filter_map(|&v| graph.def_node(v)).filter(|&d| graph.nodes[d].op == Op::Cast);
+        let casts = node
+            .inputs
+            .iter()
+            .filter_map(|&v| graph.defining_node(v))
+            .filter(|&d| graph.nodes[d].op == Op::Cast);
         out.extend(
-            casts.filter(|&d| takes_any || (takes_wider && cast_bytes(graph, d) == Ordering::Greater)),
+            casts
+                .filter(|&d| takes_any || (takes_wider && compare_cast_bytes(graph, d) == Ordering::Greater)),
         );
     }
     out
 }
 
 /// Whether a value is the result of a collective that only moves elements.
-fn is_moved(graph: &Graph, v: ValueId) -> bool {
-    graph.def_node(v).is_some_and(|n| moves_elements(&graph.nodes[n].op))
+fn is_moved_by_collective(graph: &Graph, v: ValueId) -> bool {
+    graph.defining_node(v).is_some_and(|n| moves_elements(&graph.nodes[n].op))
 }
 
 /// Whether the elements that a cast gives have less, as many or more bytes than those that it reads.
-fn cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
+fn compare_cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
     let node = &graph.nodes[cast];
     let size = |v: ValueId| graph.ty(v).dtype.size();
     size(node.outputs[0]).cmp(&size(node.inputs[0]))
 }
 
-fn reduction(node: &Node) -> Option<(ReduceOp, GroupId)> {
+fn as_reduction(node: &Node) -> Option<(CollectiveReduceOp, GroupId)> {
     let collective = node.op.as_collective()?;
     match collective.kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some((op, collective.group)),
@@ -191,7 +217,7 @@ fn reduction(node: &Node) -> Option<(ReduceOp, GroupId)> {
     }
 }
 
-fn all_reduce(node: &Node) -> Option<ReduceOp> {
+fn as_all_reduce(node: &Node) -> Option<CollectiveReduceOp> {
     match node.op.as_collective()?.kind {
         CollectiveKind::AllReduce(op) => Some(op),
         _ => None,
@@ -202,7 +228,7 @@ fn all_reduce(node: &Node) -> Option<ReduceOp> {
 fn used_outside(graph: &Graph, piece_of: &[Option<usize>], outputs: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
     let mut out = outputs.clone();
     for (n, node) in graph.nodes.iter() {
-        let of = |v: ValueId| graph.def_node(v).and_then(|d| piece_of[d.index()]);
+        let of = |v: ValueId| graph.defining_node(v).and_then(|d| piece_of[d.index()]);
         let elsewhere = |v: &ValueId| of(*v).is_some_and(|piece| piece_of[n.index()] != Some(piece));
         out.extend(node.inputs.iter().copied().filter(elsewhere));
     }
@@ -210,17 +236,25 @@ fn used_outside(graph: &Graph, piece_of: &[Option<usize>], outputs: &BTreeSet<Va
 }
 
 /// What is known of the values of a program.
-struct Facts<'a> {
+struct RegionFacts<'a> {
     bound: &'a BTreeSet<InputId>,
     outputs: BTreeSet<ValueId>,
     outside: BTreeSet<ValueId>,
-    fused: BTreeSet<(ValueId, Variant)>,
+    fused: BTreeSet<(ValueId, CollectiveVariant)>,
 }
 
-fn region(graph: &Graph, nodes: Vec<NodeId>, (beside, exit_kept): (u64, bool), facts: &Facts<'_>) -> Region {
+fn build_region(
+    graph: &Graph,
+    nodes: Vec<NodeId>,
+    (beside, exit_kept): (u64, bool),
+    facts: &RegionFacts<'_>,
+) -> RewriteRegion {
     let fused = |&v: &ValueId| {
-        let name = graph.def_node(v).and_then(|n| graph.nodes[n].op.as_collective()).map(|c| c.kind.named());
-        let variants = Variant::ALL.iter().filter(|&&variant| facts.fused.contains(&(v, variant)));
+        let name = graph
+            .defining_node(v)
+            .and_then(|n| graph.nodes[n].op.as_collective())
+            .map(|c| c.kind.collective_name());
+        let variants = CollectiveVariant::ALL.iter().filter(|&&variant| facts.fused.contains(&(v, variant)));
         variants.filter_map(|&variant| Some((name?, variant))).collect()
     };
     let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
@@ -231,49 +265,49 @@ fn region(graph: &Graph, nodes: Vec<NodeId>, (beside, exit_kept): (u64, bool), f
         let mut operands = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
             let inner = match graph.values[v].def {
-                Def::Node(d, i) => place.get(&d).map(|&at| Operand::Inner(at, i)),
-                Def::Input(_) => None,
+                ValueDef::Node(d, i) => place.get(&d).map(|&at| RegionOperand::Inner(at, i)),
+                ValueDef::Input(_) => None,
             };
             operands.push(inner.unwrap_or_else(|| {
                 let at = leaves.iter().position(|&l| l == v).unwrap_or_else(|| {
                     leaves.push(v);
                     leaves.len() - 1
                 });
-                Operand::Leaf(at)
+                RegionOperand::Leaf(at)
             }));
         }
-        let used = |v| Use {
+        let used = |v| ResultUse {
             outside: facts.outside.contains(v),
             output: facts.outputs.contains(v),
             fused: fused(v),
         };
         let uses = node.outputs.iter().map(used).collect();
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
-        keys.push(KeyNode { op: node.op.clone(), operands, types, uses });
+        keys.push(RegionNode { op: node.op.clone(), operands, types, uses });
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
-    let form = Arc::new(Form { nodes: keys, leaves: known });
-    Region { nodes, leaves, key: Key { form, beside, exit_kept } }
+    let form = Arc::new(RegionForm { nodes: keys, leaves: known });
+    RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us: beside, exit_kept } }
 }
 
 /// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,
 /// which is the symmetric arena only for bound inputs.
-fn leaf(graph: &Graph, v: ValueId, facts: &Facts<'_>) -> Value {
+fn leaf(graph: &Graph, v: ValueId, facts: &RegionFacts<'_>) -> ClassValue {
     let layout = layout(graph, v);
     let placeable = match graph.values[layout.base].def {
-        Def::Input(input) => facts.bound.contains(&input),
-        Def::Node(..) => !facts.outputs.contains(&layout.base),
+        ValueDef::Input(input) => facts.bound.contains(&input),
+        ValueDef::Node(..) => !facts.outputs.contains(&layout.base),
     };
     let ty = graph.ty(v).clone();
-    Value { contiguous: layout.is_contiguous(&ty), placeable, types: vec![ty] }
+    ClassValue { contiguous: layout.is_contiguous(&ty), placeable, types: vec![ty] }
 }
 
 fn layout(graph: &Graph, v: ValueId) -> Layout {
     let ty = graph.ty(v);
     let base = || Layout { base: v, offset: Dim::from(0), strides: ty.contiguous_strides() };
-    let Some(node) = graph.def_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view()) else {
+    let Some(node) = graph.defining_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view()) else {
         return base();
     };
     let Some(&x) = node.inputs.first() else { return base() };
-    view_of(&node.op, &layout(graph, x), graph.ty(x), ty).unwrap_or_else(base)
+    view_layout(&node.op, &layout(graph, x), graph.ty(x), ty).unwrap_or_else(base)
 }

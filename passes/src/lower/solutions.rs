@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use symmc_support::parallel;
 
-use super::context::Context;
-use super::region::{Form, Key};
-use super::solve::{Credit, EGraphs, RuleSets, Solution, solve};
+use super::context::LowerContext;
+use super::region::{RegionForm, RegionKey};
+use super::solve::{CompiledRules, FusionCredit, RegionEGraphs, RegionSolution, solve_region};
 
 /// The most nodes of all e-graphs that are kept, of which each takes about half a kilobyte.
 const MOST_KEPT: usize = 20_000;
@@ -30,44 +30,45 @@ const NODES: usize = 5;
 
 /// The solutions of regions that lowerings of one program share. Clones share what they keep.
 #[derive(Clone, Default)]
-pub struct Solutions {
-    scopes: Arc<Mutex<Vec<Arc<Scope>>>>,
-    counts: Arc<Counts>,
+pub struct SolutionCache {
+    scopes: Arc<Mutex<Vec<Arc<SolutionScope>>>>,
+    counts: Arc<CacheCounts>,
 }
 
 /// How much was done and is kept.
 #[derive(Default)]
-struct Counts {
+struct CacheCounts {
     made: AtomicUsize,
     /// The nodes of those that are kept.
     kept: AtomicUsize,
 }
 
-impl fmt::Debug for Solutions {
+impl fmt::Debug for SolutionCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Solutions").field("scopes", &locked(&self.scopes).len()).finish()
+        f.debug_struct("Solutions").field("scopes", &lock_cache(&self.scopes).len()).finish()
     }
 }
 
-impl Solutions {
-    pub fn egraphs_made(&self) -> usize {
+impl SolutionCache {
+    pub fn egraphs_built(&self) -> usize {
         self.counts.made.load(Relaxed)
     }
 
-    pub(super) fn within(&self, context: Context) -> Result<Arc<Scope>, String> {
-        let mut scopes = locked(&self.scopes);
+    pub(super) fn scope_for(&self, context: LowerContext) -> Result<Arc<SolutionScope>, String> {
+        let mut scopes = lock_cache(&self.scopes);
         // Contexts of one compilation differ in their ranges most often.
-        let is_equal =
-            |scope: &&Arc<Scope>| scope.context.symbols == context.symbols && *scope.context == context;
+        let is_equal = |scope: &&Arc<SolutionScope>| {
+            scope.context.symbols == context.symbols && *scope.context == context
+        };
         if let Some(known) = scopes.iter().find(is_equal) {
             return Ok(known.clone());
         }
         let same_rules = scopes.iter().find(|scope| scope.context.numerics == context.numerics);
         let rules = match same_rules {
             Some(scope) => scope.rules.clone(),
-            None => Arc::new(RuleSets::compiled(context.numerics)?),
+            None => Arc::new(CompiledRules::compiled(context.numerics)?),
         };
-        let scope = Arc::new(Scope {
+        let scope = Arc::new(SolutionScope {
             context: Arc::new(context),
             rules,
             known: Mutex::default(),
@@ -82,53 +83,53 @@ impl Solutions {
     }
 }
 
-pub struct Scope {
-    pub context: Arc<Context>,
-    rules: Arc<RuleSets>,
-    known: Mutex<HashMap<Arc<Form>, Known>>,
+pub struct SolutionScope {
+    pub context: Arc<LowerContext>,
+    rules: Arc<CompiledRules>,
+    known: Mutex<HashMap<Arc<RegionForm>, CachedRegion>>,
     /// Those of all contexts.
-    counts: Arc<Counts>,
+    counts: Arc<CacheCounts>,
     /// The nodes of the e-graphs that are kept here.
     kept: AtomicUsize,
 }
 
-impl Drop for Scope {
+impl Drop for SolutionScope {
     fn drop(&mut self) {
         self.counts.kept.fetch_sub(self.kept.load(Relaxed), Relaxed);
     }
 }
 
 #[derive(Default)]
-struct Known {
+struct CachedRegion {
     /// None until they are made, and where there is no room for them.
-    graphs: Option<Arc<EGraphs>>,
-    solutions: HashMap<Query, Arc<Solution>>,
+    graphs: Option<Arc<RegionEGraphs>>,
+    solutions: HashMap<SolutionQuery, Arc<RegionSolution>>,
 }
 
 /// What a solution depends on besides the context and the form of its region.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Query {
-    beside: u64,
+struct SolutionQuery {
+    concurrent_us: u64,
     exit_kept: bool,
-    credits: Vec<Credit>,
+    credits: Vec<FusionCredit>,
 }
 
 /// A solution, and whether it was found only now.
-pub type Found = (Arc<Solution>, bool);
+pub type SolveOutcome = (Arc<RegionSolution>, bool);
 
-impl Scope {
+impl SolutionScope {
     /// The solutions of regions with these keys and credits, in order; none for regions that cannot be run.
-    pub fn solve_all(&self, regions: &[(&Key, Vec<Credit>)]) -> Vec<Option<Found>> {
+    pub fn solve_all(&self, regions: &[(&RegionKey, Vec<FusionCredit>)]) -> Vec<Option<SolveOutcome>> {
         let nodes: usize = regions.iter().map(|(key, _)| key.form.nodes.len()).sum();
         let regions = regions.iter().collect();
         parallel::map(regions, nodes.saturating_mul(NODES), |(key, credits)| self.solve(key, credits))
     }
 
-    fn solve(&self, key: &Key, credits: &[Credit]) -> Option<Found> {
-        let (beside, exit_kept) = (key.beside, key.exit_kept);
-        let query = Query { beside, exit_kept, credits: credits.to_vec() };
+    fn solve(&self, key: &RegionKey, credits: &[FusionCredit]) -> Option<SolveOutcome> {
+        let (beside, exit_kept) = (key.concurrent_us, key.exit_kept);
+        let query = SolutionQuery { concurrent_us: beside, exit_kept, credits: credits.to_vec() };
         let graphs = {
-            let mut known = locked(&self.known);
+            let mut known = lock_cache(&self.known);
             let known = known.entry(key.form.clone()).or_default();
             if let Some(solution) = known.solutions.get(&query) {
                 return Some((solution.clone(), false));
@@ -138,8 +139,8 @@ impl Scope {
         let are_new = graphs.is_none();
         self.counts.made.fetch_add(usize::from(are_new), Relaxed);
         let graphs = graphs.unwrap_or_default();
-        let solution = Arc::new(solve(key, &graphs, &self.context, &self.rules, credits)?);
-        let mut known = locked(&self.known);
+        let solution = Arc::new(solve_region(key, &graphs, &self.context, &self.rules, credits)?);
+        let mut known = lock_cache(&self.known);
         let known = known.entry(key.form.clone()).or_default();
         if are_new && known.graphs.is_none() {
             let nodes = graphs.nodes();
@@ -155,6 +156,6 @@ impl Scope {
 }
 
 /// What a lock guards. Entries are inserted as a whole, so a thread that panicked leaves none of them half made.
-fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_cache<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }

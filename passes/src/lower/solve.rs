@@ -5,41 +5,41 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use egg::{Id, Rewrite, Runner, SimpleScheduler};
-use symmc_ir::{CollectiveKind, CollectiveName, Numerics, Op, Variant};
+use symmc_ir::{CollectiveKind, CollectiveName, CollectiveVariant, Numerics, Op};
 
-use super::context::Context;
-use super::decisions::{Chooser, Decided};
-use super::exact;
-use super::extract::{self, Taken, Traffic, Uses};
-use super::imported::Imported;
-use super::language::{Facts, Graph, Lang};
-use super::placing::{Operand, Plan, Step, place_all};
-use super::reasons::Ways;
-use super::region::{Form, Key};
+use super::context::LowerContext;
+use super::decisions::{DecisionBuilder, RegionDecision};
+use super::exact_search;
+use super::explanations::DecisionExplainer;
+use super::extract::{self, CollectiveTraffic, CostModel, Extraction};
+use super::imported_region::ImportedRegion;
+use super::language::{Lang, LangEGraph, RegionAnalysis};
+use super::region::{RegionForm, RegionKey};
+use super::region_plan::{RegionPlan, RegionStep, StepSource, plan_classes};
 use super::rules;
 
-pub struct Solution {
+pub struct RegionSolution {
     /// The nodes, each after those that it uses.
-    pub steps: Vec<Step>,
+    pub steps: Vec<RegionStep>,
     /// For each result of each node of the region, the value that stands for it, if it is needed.
-    pub results: Vec<Vec<Option<Operand>>>,
+    pub results: Vec<Vec<Option<StepSource>>>,
     /// For each collective of the region, how it was chosen.
-    pub decisions: Vec<Decided>,
+    pub decisions: Vec<RegionDecision>,
     /// The rules that changed the e-graph, and how often.
     pub fired: Vec<(String, usize)>,
 }
 
 /// A step that is an all-reduce, and a variant that is one step with the addition behind it.
-pub type Credit = (usize, Variant);
+pub type FusionCredit = (usize, CollectiveVariant);
 
-impl Solution {
+impl RegionSolution {
     /// The steps that are all-reduces where the region has none.
-    pub fn new_all_reduces<'a>(&'a self, form: &'a Form) -> impl Iterator<Item = usize> + 'a {
+    pub fn new_all_reduces<'a>(&'a self, form: &'a RegionForm) -> impl Iterator<Item = usize> + 'a {
         let all_reduces = |op: &Op| {
             let kind = op.as_collective().map(|c| &c.kind);
             matches!(kind, Some(CollectiveKind::AllReduce(_)))
         };
-        let is_new = move |step: &Step| {
+        let is_new = move |step: &RegionStep| {
             let stands_for = step.stands_for.and_then(|node| form.nodes.get(node));
             all_reduces(&step.op) && !stands_for.is_some_and(|node| all_reduces(&node.op))
         };
@@ -49,12 +49,12 @@ impl Solution {
 
 /// The e-graphs of a region, each made when it is first needed.
 #[derive(Default)]
-pub struct EGraphs {
-    all: OnceLock<Option<Saturated>>,
-    exact: OnceLock<Option<Saturated>>,
+pub struct RegionEGraphs {
+    all: OnceLock<Option<SaturatedRegion>>,
+    exact: OnceLock<Option<SaturatedRegion>>,
 }
 
-impl EGraphs {
+impl RegionEGraphs {
     /// The nodes of the e-graphs that were made.
     pub fn nodes(&self) -> usize {
         let made = [&self.all, &self.exact].into_iter().filter_map(|graph| graph.get()?.as_ref());
@@ -65,20 +65,21 @@ impl EGraphs {
 /// Chooses how a region is run; `None` if a collective has no way at all, which a profile with plain
 /// excludes. The same again with credits, about steps of the solution without any, chooses their variants for the program that
 /// the rules made.
-pub fn solve(
-    key: &Key,
-    graphs: &EGraphs,
-    context: &Arc<Context>,
-    rules: &RuleSets,
-    credits: &[Credit],
-) -> Option<Solution> {
+pub fn solve_region(
+    key: &RegionKey,
+    graphs: &RegionEGraphs,
+    context: &Arc<LowerContext>,
+    rules: &CompiledRules,
+    credits: &[FusionCredit],
+) -> Option<RegionSolution> {
     let form = &*key.form;
     let with_classes = match rules.all.len() == rules.exact.len() {
         true => None,
-        false => graphs.all.get_or_init(|| Saturated::new(form, context, &rules.all, false)).as_ref(),
+        false => graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref(),
     };
-    let exact = || graphs.exact.get_or_init(|| Saturated::new(form, context, &rules.exact, false)).as_ref();
-    let cheapest = |of| Some((of, Saturated::cheapest(of, key)?));
+    let exact =
+        || graphs.exact.get_or_init(|| SaturatedRegion::new(form, context, &rules.exact, false)).as_ref();
+    let cheapest = |of| Some((of, SaturatedRegion::extract_cheapest(of, key)?));
     let with_classes = with_classes.and_then(cheapest);
     let used = if with_classes.is_some() { &rules.all } else { &rules.exact };
     let found = with_classes.or_else(|| exact().and_then(cheapest));
@@ -86,86 +87,94 @@ pub fn solve(
         Some(found) => found,
         None => {
             let saturated = exact()?;
-            (saturated, saturated.by_variants(key)?)
+            (saturated, saturated.extract_by_variants(key)?)
         }
     };
-    let Saturated { graph, imported, fired } = saturated;
-    let uses = uses(graph, imported, key);
-    let roots = imported.classes(graph, form, |u| u.outside);
-    let credited = credited(graph, credits, &place_all(graph, imported, &taken, &roots)?);
+    let SaturatedRegion { graph, imported, fired } = saturated;
+    let uses = build_cost_model(graph, imported, key);
+    let roots = imported.result_classes(graph, form, |u| u.outside);
+    let credited = credited_classes(graph, credits, &plan_classes(graph, imported, &taken, &roots)?);
     let uses = uses.with_fused(credited.iter().copied());
     for &(class, ..) in &credited {
         let node = extract::cheapest_variant(graph, class, taken.get(&class)?, &uses);
         taken.insert(class, node);
     }
-    let unchanged = imported.plain(graph);
-    let chooser = Chooser { graph, imported, uses: &uses, taken: &taken, best: &best, plain: &unchanged };
-    let plan = place_all(graph, imported, &taken, &roots)?;
-    let results = chooser.results(&plan);
-    let mut decisions = chooser.decisions(form, &plan)?;
+    let unchanged = imported.plain_extraction(graph);
+    let chooser =
+        DecisionBuilder { graph, imported, uses: &uses, taken: &taken, best: &best, plain: &unchanged };
+    let plan = plan_classes(graph, imported, &taken, &roots)?;
+    let results = chooser.result_operands(&plan);
+    let mut decisions = chooser.build_decisions(form, &plan)?;
     let steps = plan.steps;
-    let ways = Ways { graph, imported, taken: &taken };
+    let ways = DecisionExplainer { graph, imported, taken: &taken };
     let open = ways.name_variants(&mut decisions);
     if !open.is_empty() {
-        let Saturated { mut graph, imported, .. } = Saturated::new(form, context, used, true)?;
+        let SaturatedRegion { mut graph, imported, .. } = SaturatedRegion::new(form, context, used, true)?;
         let again = credited.iter().filter_map(|&(class, name, variant)| {
             let same = ways.imported.expression(ways.graph, class, &taken)?;
             Some((graph.lookup_expr(&same)?, name, variant))
         });
-        let uses = self::uses(&graph, &imported, key).with_fused(again);
+        let uses = self::build_cost_model(&graph, &imported, key).with_fused(again);
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
         }
     }
     let fired = fired.clone();
-    Some(Solution { steps, results, decisions, fired })
+    Some(RegionSolution { steps, results, decisions, fired })
 }
 
 /// The classes of all-reduces that are one step with the addition behind them, with the variants for which they are.
-fn credited(graph: &Graph, credits: &[Credit], plan: &Plan) -> Vec<(Id, CollectiveName, Variant)> {
+fn credited_classes(
+    graph: &LangEGraph,
+    credits: &[FusionCredit],
+    plan: &RegionPlan,
+) -> Vec<(Id, CollectiveName, CollectiveVariant)> {
     let class_of = |step| {
-        let found = plan.at.iter().find(|(_, at)| **at == Operand::Step(step, 0));
+        let found = plan.class_operands.iter().find(|(_, at)| **at == StepSource::Step(step, 0));
         found.map(|(&class, _)| graph.find(class))
     };
-    let of = |&(step, variant): &Credit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
+    let of = |&(step, variant): &FusionCredit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
     credits.iter().filter_map(of).collect()
 }
 
-pub struct RuleSets {
+pub struct CompiledRules {
     /// All that the numerics classes of the plan allow.
-    pub all: Vec<Rewrite<Lang, Facts>>,
+    pub all: Vec<Rewrite<Lang, RegionAnalysis>>,
     /// The rules whose two sides have equal bits.
-    exact: Vec<Rewrite<Lang, Facts>>,
+    exact: Vec<Rewrite<Lang, RegionAnalysis>>,
 }
 
-impl RuleSets {
-    pub fn compiled(numerics: Numerics) -> Result<RuleSets, String> {
-        Ok(RuleSets { all: rules::compiled(numerics)?, exact: rules::compiled(Numerics::EXACT)? })
+impl CompiledRules {
+    pub fn compiled(numerics: Numerics) -> Result<CompiledRules, String> {
+        Ok(CompiledRules {
+            all: rules::compile_rules(numerics)?,
+            exact: rules::compile_rules(Numerics::EXACT)?,
+        })
     }
 }
 
 /// A region as an e-graph to which rules were applied.
-pub struct Saturated {
-    pub graph: Graph,
-    pub imported: Imported,
+pub struct SaturatedRegion {
+    pub graph: LangEGraph,
+    pub imported: ImportedRegion,
     fired: Vec<(String, usize)>,
 }
 
-impl Saturated {
+impl SaturatedRegion {
     /// The e-graph of a region once no rule changes it, or a limit is reached; `None` for an op that has no place in a region.
     pub fn new(
-        form: &Form,
-        context: &Arc<Context>,
-        rules: &[Rewrite<Lang, Facts>],
+        form: &RegionForm,
+        context: &Arc<LowerContext>,
+        rules: &[Rewrite<Lang, RegionAnalysis>],
         explained: bool,
-    ) -> Option<Saturated> {
+    ) -> Option<SaturatedRegion> {
         let limits = context.limits;
-        let facts = |leaves| Facts { context: context.clone(), leaves };
-        let graph = Graph::new(facts(form.leaves.clone()));
+        let facts = |leaves| RegionAnalysis { context: context.clone(), leaves };
+        let graph = LangEGraph::new(facts(form.leaves.clone()));
         let mut graph = if explained { graph.with_explanations_enabled() } else { graph };
-        let imported = Imported::new(&mut graph, form)?;
+        let imported = ImportedRegion::new(&mut graph, form)?;
         graph.rebuild();
-        let runner: Runner<Lang, Facts> = Runner::new(facts(Vec::new()))
+        let runner: Runner<Lang, RegionAnalysis> = Runner::new(facts(Vec::new()))
             .with_egraph(graph)
             .with_scheduler(SimpleScheduler)
             .with_iter_limit(limits.iterations)
@@ -174,64 +183,67 @@ impl Saturated {
             .run(rules);
         let applied = runner.iterations.iter().flat_map(|i| &i.applied);
         let fired = applied.map(|(rule, &times)| (rule.to_string(), times)).collect();
-        Some(Saturated { graph: runner.egraph, imported, fired })
+        Some(SaturatedRegion { graph: runner.egraph, imported, fired })
     }
 
     /// The cheapest nodes that neither have more collectives than the program nor cost more than plain everywhere, and for
     /// every class the cheapest by itself; `None` if none were found.
-    fn cheapest(&self, key: &Key) -> Option<(Taken, Taken)> {
-        let uses = uses(&self.graph, &self.imported, key);
-        let mut roots = self.imported.classes(&self.graph, &key.form, |u| u.outside);
-        let plain = self.imported.plain(&self.graph);
-        let allowed = Traffic::of(&self.graph, &plain, &roots)?;
-        let mut least = extract::total(&self.graph, &plain, &uses)?;
+    fn extract_cheapest(&self, key: &RegionKey) -> Option<(Extraction, Extraction)> {
+        let uses = build_cost_model(&self.graph, &self.imported, key);
+        let mut roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
+        let plain = self.imported.plain_extraction(&self.graph);
+        let allowed = CollectiveTraffic::of_extraction(&self.graph, &plain, &roots)?;
+        let mut least = extract::extraction_us(&self.graph, &plain, &uses)?;
         let mut found = None;
         for _ in 0..2 {
-            let (taken, best) = extract::cheapest(&self.graph, &roots, &uses)?;
-            let us = extract::total(&self.graph, &taken, &uses)?;
+            let (taken, best) = extract::extract_cheapest(&self.graph, &roots, &uses)?;
+            let us = extract::extraction_us(&self.graph, &taken, &uses)?;
             let cheaper = if found.is_none() { us <= least } else { us < least };
-            if cheaper && Traffic::of(&self.graph, &taken, &roots)?.is_within(&allowed) {
+            if cheaper && CollectiveTraffic::of_extraction(&self.graph, &taken, &roots)?.is_within(&allowed) {
                 least = us;
                 found = Some((taken, best));
             }
             roots.reverse();
         }
-        let is_allowed = |taken: &Taken| {
-            Traffic::of(&self.graph, taken, &roots).is_some_and(|traffic| traffic.is_within(&allowed))
+        let is_allowed = |taken: &Extraction| {
+            CollectiveTraffic::of_extraction(&self.graph, taken, &roots)
+                .is_some_and(|traffic| traffic.is_within(&allowed))
         };
-        if let Some(taken) = exact::cheaper(&self.graph, &roots, &uses, least, &is_allowed) {
-            let best = extract::cheapest_beside(&self.graph, &uses, &taken);
+        if let Some(taken) =
+            exact_search::find_cheaper_extraction(&self.graph, &roots, &uses, least, &is_allowed)
+        {
+            let best = extract::best_nodes_given(&self.graph, &uses, &taken);
             found = Some((taken, best));
         }
         found
     }
 
     /// The region as it was imported, each collective run by its cheapest variant, and for every class the cheapest by itself.
-    fn by_variants(&self, key: &Key) -> Option<(Taken, Taken)> {
-        let uses = uses(&self.graph, &self.imported, key);
-        let roots = self.imported.classes(&self.graph, &key.form, |u| u.outside);
-        let mut taken = self.imported.plain(&self.graph);
+    fn extract_by_variants(&self, key: &RegionKey) -> Option<(Extraction, Extraction)> {
+        let uses = build_cost_model(&self.graph, &self.imported, key);
+        let roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
+        let mut taken = self.imported.plain_extraction(&self.graph);
         for (&class, node) in &mut taken {
             *node = extract::cheapest_variant(&self.graph, class, node, &uses);
         }
-        let (_, mut best) = extract::cheapest(&self.graph, &roots, &uses)?;
+        let (_, mut best) = extract::extract_cheapest(&self.graph, &roots, &uses)?;
         best.extend(taken.clone());
         Some((taken, best))
     }
 }
 
-pub fn uses(graph: &Graph, imported: &Imported, key: &Key) -> Uses {
+pub fn build_cost_model(graph: &LangEGraph, imported: &ImportedRegion, key: &RegionKey) -> CostModel {
     let form = &*key.form;
-    let outputs = imported.classes(graph, form, |u| u.output).into_iter().collect();
-    let all = imported.classes(graph, form, |_| true);
+    let outputs = imported.result_classes(graph, form, |u| u.output).into_iter().collect();
+    let all = imported.result_classes(graph, form, |_| true);
     // Results that became equal have the readers of all of them.
     let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
     let uses_of_all = form.nodes.iter().flat_map(|node| &node.uses);
     let ways: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();
     let fused = ways.into_iter().flat_map(|(name, variant)| {
-        let classes = imported.classes(graph, form, |u| u.fused.contains(&(name, variant)));
+        let classes = imported.result_classes(graph, form, |u| u.fused.contains(&(name, variant)));
         classes.into_iter().filter(single).map(move |id| (id, name, variant)).collect::<Vec<_>>()
     });
     let fused = fused.collect();
-    Uses::new(outputs, fused, key.surroundings())
+    CostModel::new(outputs, fused, key.surroundings())
 }

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use egg::{Applier, EGraph, Id, PatternAst, Rewrite, SearchMatches, Searcher, Subst, Symbol, Var};
 use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveName, DType, GroupId, NodeId, NumericsClass, Op, ReduceOp, Table,
-    ValueId,
+    BinaryOp, CollectiveKind, CollectiveName, CollectiveReduceOp, DType, EntityMap, GroupId, NodeId,
+    NumericsClass, Op, ValueId,
 };
 
-use super::language::{self, Attr, Facts, Graph, Lang};
+use super::language::{self, Lang, LangAttribute, LangEGraph, RegionAnalysis};
 
 /// A rule about sums of any number of terms, which no pattern can write.
 pub struct SumRule {
@@ -20,7 +20,7 @@ pub struct SumRule {
     pub equation: &'static str,
     pub class: NumericsClass,
     /// The class of the right side for a class that has the left side.
-    apply: fn(&mut Graph, Id) -> Option<Id>,
+    apply: fn(&mut LangEGraph, Id) -> Option<Id>,
 }
 
 pub const RULES: [SumRule; 2] = [
@@ -39,17 +39,17 @@ pub const RULES: [SumRule; 2] = [
 ];
 
 impl SumRule {
-    pub(super) fn compiled(&self) -> Result<Rewrite<Lang, Facts>, String> {
-        Rewrite::new(self.name, ClassesOfSums, OnClass { apply: self.apply })
+    pub(super) fn compiled(&self) -> Result<Rewrite<Lang, RegionAnalysis>, String> {
+        Rewrite::new(self.name, SumClassSearcher, UniteApplier { apply: self.apply })
     }
 }
 
-struct ClassesOfSums;
+struct SumClassSearcher;
 
-impl Searcher<Lang, Facts> for ClassesOfSums {
+impl Searcher<Lang, RegionAnalysis> for SumClassSearcher {
     fn search_eclass_with_limit(
         &self,
-        graph: &Graph,
+        graph: &LangEGraph,
         class: Id,
         limit: usize,
     ) -> Option<SearchMatches<'_, Lang>> {
@@ -67,14 +67,14 @@ impl Searcher<Lang, Facts> for ClassesOfSums {
 }
 
 /// Unites a class with what a rule makes of it.
-struct OnClass {
-    apply: fn(&mut Graph, Id) -> Option<Id>,
+struct UniteApplier {
+    apply: fn(&mut LangEGraph, Id) -> Option<Id>,
 }
 
-impl Applier<Lang, Facts> for OnClass {
+impl Applier<Lang, RegionAnalysis> for UniteApplier {
     fn apply_one(
         &self,
-        graph: &mut EGraph<Lang, Facts>,
+        graph: &mut EGraph<Lang, RegionAnalysis>,
         class: Id,
         _: &Subst,
         _: Option<&PatternAst<Lang>>,
@@ -88,7 +88,7 @@ impl Applier<Lang, Facts> for OnClass {
 }
 
 /// The terms of a class: those of its longest sum, or itself.
-fn terms(graph: &Graph, class: Id) -> Vec<Id> {
+fn terms_of_class(graph: &LangEGraph, class: Id) -> Vec<Id> {
     let sums = graph[class].nodes.iter().filter_map(|node| match node {
         Lang::Sum(terms) => Some(terms),
         _ => None,
@@ -96,19 +96,19 @@ fn terms(graph: &Graph, class: Id) -> Vec<Id> {
     sums.max_by_key(|terms| terms.len()).map_or_else(|| vec![class], |terms| terms.clone())
 }
 
-fn sum_of_terms(graph: &mut Graph, class: Id) -> Option<Id> {
+fn sum_of_terms(graph: &mut LangEGraph, class: Id) -> Option<Id> {
     let [x, y] = graph[class].nodes.iter().find_map(|node| match node {
         Lang::Add(operands) => Some(*operands),
         _ => None,
     })?;
-    let mut all = terms(graph, x);
-    all.extend(terms(graph, y));
-    (all.len() > terms(graph, class).len()).then(|| graph.add(Lang::Sum(all)))
+    let mut all = terms_of_class(graph, x);
+    all.extend(terms_of_class(graph, y));
+    (all.len() > terms_of_class(graph, class).len()).then(|| graph.add(Lang::Sum(all)))
 }
 
-fn sum_of_all_reduces(graph: &mut Graph, class: Id) -> Option<Id> {
-    let all = terms(graph, class);
-    let dtype = language::value(graph, class)?.ty()?.dtype;
+fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
+    let all = terms_of_class(graph, class);
+    let dtype = language::class_value(graph, class)?.ty()?.dtype;
     // Partial sums can be larger than the whole, which the range of f16 may not hold.
     if all.len() < 2 || dtype == DType::F16 {
         return None;
@@ -126,7 +126,8 @@ fn sum_of_all_reduces(graph: &mut Graph, class: Id) -> Option<Id> {
             _ => rest.push(term),
         }
     }
-    let attributes = [Attr::Reduce(ReduceOp::Sum), Attr::Group(group)].map(|a| graph.add(Lang::Attr(a)));
+    let attributes = [LangAttribute::Reduce(CollectiveReduceOp::Sum), LangAttribute::Group(group)]
+        .map(|a| graph.add(Lang::Attr(a)));
     let operand = graph.add(Lang::Sum(operands));
     let children = attributes.into_iter().chain([operand]).collect();
     let one = graph.add(Lang::Collective(CollectiveName::AllReduce, None, children));
@@ -138,22 +139,22 @@ fn sum_of_all_reduces(graph: &mut Graph, class: Id) -> Option<Id> {
 }
 
 /// The group and the operand of the all-reduce that gives a class as a sum.
-fn summed_by_all_reduce(graph: &Graph, class: Id) -> Option<(GroupId, Id)> {
+fn summed_by_all_reduce(graph: &LangEGraph, class: Id) -> Option<(GroupId, Id)> {
     graph[class].nodes.iter().find_map(|node| {
         let (collective, operands) = language::as_collective(graph, node)?;
-        let sums =
-            collective.variant.is_none() && collective.kind == CollectiveKind::AllReduce(ReduceOp::Sum);
+        let sums = collective.variant.is_none()
+            && collective.kind == CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         sums.then_some((collective.group, *operands.first()?))
     })
 }
 
 /// The additions of trees that have several all-reduces among one group as terms, each with those of its operands, additions of the
 /// tree and such all-reduces, that nothing else reads.
-pub fn joined(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
-    let mut readers: Table<ValueId, u32> = Table::filled(0, graph.values.len());
+pub fn joined_additions(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
+    let mut readers: EntityMap<ValueId, u32> = EntityMap::filled(0, graph.values.len());
     let read = graph.nodes.values().flat_map(|node| node.inputs.iter().copied());
     read.chain(graph.outputs.iter().map(|output| output.value)).for_each(|v| readers[v] += 1);
-    let trees = Trees { graph, readers };
+    let trees = AdditionTrees { graph, readers };
     let mut out = BTreeMap::new();
     let mut inner: BTreeSet<NodeId> = BTreeSet::new();
     for id in graph.nodes.keys().rev() {
@@ -161,7 +162,7 @@ pub fn joined(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
             continue;
         }
         let (mut additions, mut reduced) = (BTreeMap::new(), Vec::new());
-        trees.collect(id, &mut additions, &mut reduced);
+        trees.collect_additions(id, &mut additions, &mut reduced);
         inner.extend(additions.keys());
         let mut groups = BTreeSet::new();
         if reduced.iter().any(|group| !groups.insert(*group)) {
@@ -171,19 +172,19 @@ pub fn joined(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
     out
 }
 
-struct Trees<'a> {
+struct AdditionTrees<'a> {
     graph: &'a symmc_ir::Graph,
     /// How often each value is read or returned.
-    readers: Table<ValueId, u32>,
+    readers: EntityMap<ValueId, u32>,
 }
 
-impl Trees<'_> {
+impl AdditionTrees<'_> {
     fn is_add(&self, node: NodeId) -> bool {
         self.graph.nodes[node].op == Op::Binary(BinaryOp::Add)
     }
 
     /// The additions below one, with the operands that belong to the tree, and the groups of all-reduces among its terms.
-    fn collect(
+    fn collect_additions(
         &self,
         root: NodeId,
         additions: &mut BTreeMap<NodeId, Vec<NodeId>>,
@@ -195,12 +196,14 @@ impl Trees<'_> {
             let ty = self.graph.ty(node.outputs[0]);
             let mut inside = Vec::new();
             for &operand in &node.inputs {
-                let Some(def) = self.graph.def_node(operand) else { continue };
+                let Some(def) = self.graph.defining_node(operand) else { continue };
                 if self.readers[operand] != 1 || self.graph.ty(operand) != ty {
                     continue;
                 }
                 match self.graph.nodes[def].op.as_collective() {
-                    Some(c) if c.kind == CollectiveKind::AllReduce(ReduceOp::Sum) => reduced.push(c.group),
+                    Some(c) if c.kind == CollectiveKind::AllReduce(CollectiveReduceOp::Sum) => {
+                        reduced.push(c.group)
+                    }
                     None if self.is_add(def) => open.push(def),
                     _ => continue,
                 }

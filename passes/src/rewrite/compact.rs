@@ -4,14 +4,15 @@
 
 use std::collections::{HashMap, HashSet};
 
-use symmc_ir::{Graph, NodeId, Output, Table, Type, ValueId};
+use symmc_ir::{EntityMap, Graph, GraphOutput, NodeId, TensorType, ValueId};
 
 /// A graph of the nodes that the outputs of `graph` need, in the same order.
 pub fn compact(graph: &Graph) -> Graph {
     let live = live_nodes(graph);
     let mut out = graph.without_nodes();
-    let mut names = Names { taken: HashSet::with_capacity(graph.values.len()), ..Names::default() };
-    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
+    let mut names =
+        UniqueNames { taken: HashSet::with_capacity(graph.values.len()), ..UniqueNames::default() };
+    let mut map: EntityMap<ValueId, Option<ValueId>> = EntityMap::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
         let name = names.unique(&value.name);
@@ -20,7 +21,7 @@ pub fn compact(graph: &Graph) -> Graph {
     }
     for (_, node) in graph.nodes.iter().filter(|(n, _)| live[*n]) {
         let inputs = node.inputs.iter().filter_map(|&v| map[v]).collect();
-        let results: Vec<(String, Type)> = node
+        let results: Vec<(String, TensorType)> = node
             .outputs
             .iter()
             .map(|&v| (names.unique(&graph.values[v].name), graph.values[v].ty.clone()))
@@ -30,34 +31,35 @@ pub fn compact(graph: &Graph) -> Graph {
             map[old] = Some(new);
         }
     }
-    let outputs = graph.outputs.iter().filter_map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
+    let outputs =
+        graph.outputs.iter().filter_map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind }));
     out.outputs = outputs.collect();
     out
 }
 
-fn live_nodes(graph: &Graph) -> Table<NodeId, bool> {
-    let mut live: Table<NodeId, bool> = Table::filled(false, graph.nodes.len());
+fn live_nodes(graph: &Graph) -> EntityMap<NodeId, bool> {
+    let mut live: EntityMap<NodeId, bool> = EntityMap::filled(false, graph.nodes.len());
     for output in &graph.outputs {
-        if let Some(n) = graph.def_node(output.value) {
+        if let Some(n) = graph.defining_node(output.value) {
             live[n] = true;
         }
     }
     let order: Vec<NodeId> = graph.nodes.keys().collect();
     for &n in order.iter().rev() {
         if live[n] {
-            graph.nodes[n].inputs.iter().filter_map(|&v| graph.def_node(v)).for_each(|d| live[d] = true);
+            graph.nodes[n].inputs.iter().filter_map(|&v| graph.defining_node(v)).for_each(|d| live[d] = true);
         }
     }
     live
 }
 
 #[derive(Default)]
-pub struct Names {
+pub struct UniqueNames {
     taken: HashSet<String>,
     next: HashMap<String, usize>,
 }
 
-impl Names {
+impl UniqueNames {
     pub fn reserve(&mut self, name: &str) {
         self.taken.insert(name.to_string());
     }

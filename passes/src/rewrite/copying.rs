@@ -1,14 +1,14 @@
 //! What passes that build a changed copy of a graph have in common.
 
-use symmc_ir::{Graph, Op, Output, Table, ValueId};
+use symmc_ir::{EntityMap, Graph, GraphOutput, Op, ValueId};
 
 /// The value of a copy that stands for each value of a graph, once there is one.
-pub type Copied = Table<ValueId, Option<ValueId>>;
+pub type ValueMap = EntityMap<ValueId, Option<ValueId>>;
 
 /// A graph with the inputs of another and without nodes.
-pub fn copy_inputs(graph: &Graph) -> (Graph, Copied) {
+pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
     let mut to = graph.without_nodes();
-    let mut map: Copied = Table::filled(None, graph.values.len());
+    let mut map: ValueMap = EntityMap::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
         let (source, data) = (input.source.clone(), input.data.clone());
@@ -18,8 +18,8 @@ pub fn copy_inputs(graph: &Graph) -> (Graph, Copied) {
 }
 
 /// The outputs of a graph as those of its copy; `None` if a value is missing there, which would change the outputs.
-pub fn copy_outputs(graph: &Graph, map: &Copied) -> Option<Vec<Output>> {
-    graph.outputs.iter().map(|o| Some(Output { value: map[o.value]?, kind: o.kind })).collect()
+pub fn copy_outputs(graph: &Graph, map: &ValueMap) -> Option<Vec<GraphOutput>> {
+    graph.outputs.iter().map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind })).collect()
 }
 
 /// Whether an op may have effects other than its results.
@@ -29,5 +29,5 @@ pub fn keeps_effects(op: &Op) -> bool {
 
 /// Whether an op is a collective of one operand that only moves elements.
 pub fn moves_elements(op: &Op) -> bool {
-    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.has_sizes())
+    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.has_device_splits())
 }

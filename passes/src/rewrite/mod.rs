@@ -1,7 +1,7 @@
 //! The driver of the rewriting passes: it rebuilds a graph node by node and lets rules replace each node as
 //! it is added.
 //!
-//! A pass is a table of [`Rule`]s. Nodes are visited in program order. A node whose operands are already
+//! A pass is a table of [`RewriteRule`]s. Nodes are visited in program order. A node whose operands are already
 //! rewritten is offered to the rules in the order of the table; the first that fires replaces it, by a
 //! value that exists or by another node, which is offered again. A rule may add nodes that its replacement
 //! needs ([`Rewriter::emit`]); they pass through the same rules. A node that no rule touches any more is
@@ -12,7 +12,7 @@
 //! give an equal value of the same type and must not undo another; a bound on the number of steps for one node
 //! keeps a mistake from running forever.
 //!
-//! For each value the rewriter also knows its contents where they are simple ([`Known`]), and which ranks hold the same bits of it
+//! For each value the rewriter also knows its contents where they are simple ([`ClosedForm`]), and which ranks hold the same bits of it
 //! ([`Replication`]).
 
 mod compact;
@@ -23,31 +23,31 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use indexmap::IndexMap;
-use symmc_ir::known::{Context, Known};
+use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
 use symmc_ir::{
-    BoundsChecks, Def, Dim, Graph, Group, GroupId, Members, NodeId, Op, Output, Replication, Symbols, Table,
-    Type, ValueId,
+    BoundsChecks, Dim, EntityMap, Graph, GraphOutput, GroupDef, GroupId, GroupMembers, NodeId, Op,
+    Replication, SymbolTable, TensorType, ValueDef, ValueId,
 };
 
-use crate::canon::replaced::{Replaced, collective_of};
-use crate::canon::seen::fact::Facts;
-pub use compact::{Names, compact};
-pub use copying::{Copied, copy_inputs, copy_outputs, keeps_effects, moves_elements};
+use crate::canon::masks::fact::MaskFactCache;
+use crate::canon::replaced_collectives::{ReplacedCollective, find_collective};
+pub use compact::{UniqueNames, compact};
+pub use copying::{ValueMap, copy_inputs, copy_outputs, keeps_effects, moves_elements};
 
-pub struct Rule {
+pub struct RewriteRule {
     pub name: &'static str,
     /// What equals what, for people.
     pub equation: &'static str,
-    pub apply: fn(&mut Rewriter, &Candidate) -> Option<Rewrite>,
+    pub apply: fn(&mut Rewriter, &CandidateNode) -> Option<Rewrite>,
 }
 
 /// A node with one result that is about to be added.
 #[derive(Clone, Debug)]
-pub struct Candidate {
+pub struct CandidateNode {
     pub op: Op,
     /// Its operands, values of the graph under construction.
     pub inputs: Vec<ValueId>,
-    pub ty: Type,
+    pub ty: TensorType,
 }
 
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub enum Rewrite {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Report {
+pub struct RewriteReport {
     /// How often each rule fired, in order of the first time.
     pub fired: IndexMap<&'static str, usize>,
     pub nodes_before: usize,
@@ -65,7 +65,7 @@ pub struct Report {
     /// Whether a rule asked for a value that several nodes or outputs of the source need. Fewer may need it in the result.
     pub met_shared: bool,
     /// What rules made of collectives, in order. Some of these collectives may still be there.
-    pub replaced: Vec<Replaced>,
+    pub replaced: Vec<ReplacedCollective>,
 }
 
 /// Rewrites for one node, after which it is taken as it is.
@@ -75,9 +75,9 @@ const MAX_DEPTH: usize = 32;
 
 pub struct Rewriter<'r> {
     graph: Graph,
-    known: Table<ValueId, Option<Known>>,
-    replication: Table<ValueId, Replication>,
-    facts: Facts,
+    known: EntityMap<ValueId, Option<ClosedForm>>,
+    replication: EntityMap<ValueId, Replication>,
+    facts: MaskFactCache,
     /// Whether the bounds checks of the source cover the node that is being rewritten.
     covers_node: bool,
     /// Values of nodes whose indices the bounds checks of the source cover.
@@ -86,21 +86,21 @@ pub struct Rewriter<'r> {
     shared: HashSet<ValueId>,
     met_shared: Cell<bool>,
     interned: HashMap<u64, Vec<NodeId>>,
-    rules: &'r [&'r [Rule]],
+    rules: &'r [&'r [RewriteRule]],
     fired: IndexMap<&'static str, usize>,
     /// The first rule that fired for the node that is being rewritten.
-    first_rule: Option<&'r Rule>,
-    replaced: Vec<Replaced>,
+    first_rule: Option<&'r RewriteRule>,
+    replaced: Vec<ReplacedCollective>,
     name: String,
     depth: usize,
 }
 
 /// Rewrites a graph by the rules of some tables. `checks` are those of the graph if it is the source of a plan, whose runs
 /// evaluate them; none otherwise.
-pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Graph, Report) {
+pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -> (Graph, RewriteReport) {
     let mut to = Rewriter::new(graph, rules);
     let shared = shared_values(graph);
-    let mut map: Table<ValueId, Option<ValueId>> = Table::filled(None, graph.values.len());
+    let mut map: EntityMap<ValueId, Option<ValueId>> = EntityMap::filled(None, graph.values.len());
     for (old, new) in graph.inputs.values().zip(to.graph.inputs.values()) {
         map[old.value] = Some(new.value);
     }
@@ -112,26 +112,31 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
             to.name.clone_from(&value.name);
             to.first_rule = None;
             let communicates = node.op.as_collective().is_some();
-            let new = to.add(Candidate { op: node.op.clone(), inputs: inputs.clone(), ty: value.ty.clone() });
-            to.record(communicates, &inputs, new);
+            let new = to.add_rewritten(CandidateNode {
+                op: node.op.clone(),
+                inputs: inputs.clone(),
+                ty: value.ty.clone(),
+            });
+            to.record_replaced_collectives(communicates, &inputs, new);
             if shared[result] {
                 to.shared.insert(new);
             }
             map[result] = Some(new);
         } else {
             let results = node.outputs.iter().map(|&v| graph.values[v].clone());
-            let results: Vec<(String, Type)> = results.map(|v| (v.name, v.ty)).collect();
-            let (op, inputs) = to.several(node.op.clone(), inputs, &results);
+            let results: Vec<(String, TensorType)> = results.map(|v| (v.name, v.ty)).collect();
+            let (op, inputs) = to.rewrite_multi_result(node.op.clone(), inputs, &results);
             let new = to.intern(op, inputs, results);
             for (&old, &new) in node.outputs.iter().zip(&to.graph.nodes[new].outputs) {
                 map[old] = Some(new);
             }
         }
     }
-    let outputs = graph.outputs.iter().filter_map(|o| Some(Output { value: map[o.value]?, kind: o.kind }));
+    let outputs =
+        graph.outputs.iter().filter_map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind }));
     to.graph.outputs = outputs.collect();
     let out = compact(&to.graph);
-    let report = Report {
+    let report = RewriteReport {
         fired: to.fired,
         nodes_before: graph.nodes.len(),
         nodes_after: out.nodes.len(),
@@ -141,8 +146,8 @@ pub fn rewrite(graph: &Graph, rules: &[&[Rule]], checks: &BoundsChecks) -> (Grap
     (out, report)
 }
 
-fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
-    let mut returned = Table::filled(0, graph.values.len());
+fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
+    let mut returned = EntityMap::filled(0, graph.values.len());
     graph.outputs.iter().for_each(|o| returned[o.value] += 1);
     let is_shared = |(value, users): (ValueId, &Vec<NodeId>)| {
         let node = |n: NodeId| (&graph.nodes[n].op, &graph.nodes[n].inputs);
@@ -154,13 +159,13 @@ fn shared_values(graph: &Graph) -> Table<ValueId, bool> {
 }
 
 impl<'r> Rewriter<'r> {
-    fn new(graph: &Graph, rules: &'r [&'r [Rule]]) -> Self {
+    fn new(graph: &Graph, rules: &'r [&'r [RewriteRule]]) -> Self {
         let mut out = graph.without_nodes();
-        let (mut known, mut replication) = (Table::new(), Table::new());
+        let (mut known, mut replication) = (EntityMap::new(), EntityMap::new());
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
             let ty = value.ty.clone();
-            known.push(input.data.as_ref().and_then(|data| Known::of_tensor(data)));
+            known.push(input.data.as_ref().and_then(|data| ClosedForm::from_tensor(data)));
             replication.push(Replication::of_input(graph, input.data.is_some()));
             out.add_input(input.kind, value.name.clone(), input.source.clone(), ty, input.data.clone());
         }
@@ -168,7 +173,7 @@ impl<'r> Rewriter<'r> {
             graph: out,
             known,
             replication,
-            facts: Facts::default(),
+            facts: MaskFactCache::default(),
             covers_node: false,
             covered: HashSet::new(),
             shared: HashSet::new(),
@@ -183,7 +188,7 @@ impl<'r> Rewriter<'r> {
         }
     }
 
-    pub fn ty(&self, value: ValueId) -> &Type {
+    pub fn ty(&self, value: ValueId) -> &TensorType {
         self.graph.ty(value)
     }
 
@@ -195,18 +200,18 @@ impl<'r> Rewriter<'r> {
         &self.graph
     }
 
-    pub fn symbols(&self) -> &Symbols {
+    pub fn symbols(&self) -> &SymbolTable {
         &self.graph.symbols
     }
 
     /// The op and the operands of the node that gives this value as its only result.
     pub fn def(&self, value: ValueId) -> Option<(&Op, &[ValueId])> {
-        let Def::Node(n, 0) = self.graph.values[value].def else { return None };
+        let ValueDef::Node(n, 0) = self.graph.values[value].def else { return None };
         let node = &self.graph.nodes[n];
         (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
     }
 
-    pub fn known(&self, value: ValueId) -> Option<&Known> {
+    pub fn known_elements(&self, value: ValueId) -> Option<&ClosedForm> {
         self.known[value].as_ref()
     }
 
@@ -216,36 +221,36 @@ impl<'r> Rewriter<'r> {
 
     /// The group with these cells, each with its ranks in this order. It is added, under this name, if there is none; `None` if another
     /// group has the name.
-    pub fn group_of(&mut self, cells: Vec<Vec<u32>>, name: &str) -> Option<GroupId> {
+    pub fn find_or_add_group(&mut self, cells: Vec<Vec<u32>>, name: &str) -> Option<GroupId> {
         let known = self.graph.group_with_cells(&cells);
         let is_taken = self.graph.groups.values().any(|g| g.name == name);
         if known.is_some() || is_taken {
             return known;
         }
-        Some(self.graph.groups.push(Group { name: name.to_string(), members: Members::Cells(cells) }))
+        Some(self.graph.groups.push(GroupDef { name: name.to_string(), members: GroupMembers::Cells(cells) }))
     }
 
     /// The result of a node with these operands and one result of this type, if there is one.
-    pub fn existing(&self, op: &Op, inputs: &[ValueId], ty: &Type) -> Option<ValueId> {
+    pub fn existing(&self, op: &Op, inputs: &[ValueId], ty: &TensorType) -> Option<ValueId> {
         let same = self.interned.get(&Self::hash(op, inputs, std::iter::once(ty)))?;
         let results =
             same.iter().map(|&n| &self.graph.nodes[n]).filter(|n| n.op == *op && n.inputs == inputs);
         results.filter_map(|n| n.outputs.first().copied()).find(|&v| self.ty(v) == ty)
     }
 
-    fn hash<'t>(op: &Op, inputs: &[ValueId], types: impl Iterator<Item = &'t Type>) -> u64 {
+    fn hash<'t>(op: &Op, inputs: &[ValueId], types: impl Iterator<Item = &'t TensorType>) -> u64 {
         let mut hasher = DefaultHasher::new();
         (op, inputs).hash(&mut hasher);
         types.for_each(|ty| ty.hash(&mut hasher));
         hasher.finish()
     }
 
-    pub fn context(&self) -> Context<'_> {
-        Context { graph: &self.graph, known: &self.known }
+    pub fn context(&self) -> ClosedFormContext<'_> {
+        ClosedFormContext { graph: &self.graph, known: &self.known }
     }
 
     /// What is known of values as functions of positions, by value.
-    pub fn facts(&self) -> &Facts {
+    pub fn mask_facts(&self) -> &MaskFactCache {
         &self.facts
     }
 
@@ -256,7 +261,7 @@ impl<'r> Rewriter<'r> {
     }
 
     /// Whether every run checks that the indices of the node that gives this value lie within their axes.
-    pub fn is_checked(&self, value: ValueId) -> bool {
+    pub fn has_checked_indices(&self, value: ValueId) -> bool {
         self.covered.contains(&value)
     }
 
@@ -268,36 +273,36 @@ impl<'r> Rewriter<'r> {
     }
 
     /// Adds a node that a replacement needs; `part` says in its name what it is for.
-    pub fn emit(&mut self, part: &str, op: Op, inputs: &[ValueId], ty: Type) -> ValueId {
+    pub fn emit(&mut self, part: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> ValueId {
         let name = format!("{}.{part}", self.name);
         let outer = std::mem::replace(&mut self.name, name);
-        let value = self.add(Candidate { op, inputs: inputs.to_vec(), ty });
+        let value = self.add_rewritten(CandidateNode { op, inputs: inputs.to_vec(), ty });
         self.name = outer;
         value
     }
 
     /// `value` under another shape with the same number of elements.
     pub fn reshape(&mut self, value: ValueId, shape: Vec<Dim>) -> ValueId {
-        let ty = Type::new(self.ty(value).dtype, shape);
+        let ty = TensorType::new(self.ty(value).dtype, shape);
         if ty == *self.ty(value) { value } else { self.emit("view", Op::Reshape, &[value], ty) }
     }
 
     pub fn expand(&mut self, value: ValueId, shape: Vec<Dim>) -> ValueId {
-        let ty = Type::new(self.ty(value).dtype, shape);
+        let ty = TensorType::new(self.ty(value).dtype, shape);
         if ty == *self.ty(value) { value } else { self.emit("expand", Op::Expand, &[value], ty) }
     }
 
-    fn add(&mut self, mut node: Candidate) -> ValueId {
+    fn add_rewritten(&mut self, mut node: CandidateNode) -> ValueId {
         self.depth += 1;
         let steps = if self.depth > MAX_DEPTH { 0 } else { MAX_STEPS };
         let mut done = None;
         for _ in 0..steps {
-            match self.step(&node) {
+            match self.apply_first_rule(&node) {
                 Some(Rewrite::Value(value)) => {
                     done = Some(value);
                     break;
                 }
-                Some(Rewrite::Node(op, inputs)) => node = Candidate { op, inputs, ty: node.ty },
+                Some(Rewrite::Node(op, inputs)) => node = CandidateNode { op, inputs, ty: node.ty },
                 None => break,
             }
         }
@@ -316,20 +321,24 @@ impl<'r> Rewriter<'r> {
 
     /// The op and the operands of a node with several results as the rules give them. Only attention and its gradient are
     /// offered: by their first result, and the gradient as the attention that it is of.
-    fn several(
+    fn rewrite_multi_result(
         &mut self,
         mut op: Op,
         mut inputs: Vec<ValueId>,
-        results: &[(String, Type)],
+        results: &[(String, TensorType)],
     ) -> (Op, Vec<ValueId>) {
         let Some((name, ty)) = results.first() else { return (op, inputs) };
         self.name.clone_from(name);
         self.depth += 1;
         for _ in 0..MAX_STEPS {
-            let Some((offered, skipped)) = Self::offered(&op, &inputs, ty, |v| self.ty(v).clone()) else {
+            let Some((offered, skipped)) =
+                Self::candidate_of_first_result(&op, &inputs, ty, |v| self.ty(v).clone())
+            else {
                 break;
             };
-            let Some((name, next, operands)) = self.kept(&offered, skipped > 0) else { break };
+            let Some((name, next, operands)) = self.first_multi_result_rewrite(&offered, skipped > 0) else {
+                break;
+            };
             *self.fired.entry(name).or_default() += 1;
             inputs.truncate(skipped);
             inputs.extend(operands);
@@ -345,21 +354,21 @@ impl<'r> Rewriter<'r> {
     }
 
     /// What rules are offered in place of a node with several results, and how many of its operands are not among those of that.
-    fn offered(
+    fn candidate_of_first_result(
         op: &Op,
         inputs: &[ValueId],
-        ty: &Type,
-        type_of: impl Fn(ValueId) -> Type,
-    ) -> Option<(Candidate, usize)> {
+        ty: &TensorType,
+        type_of: impl Fn(ValueId) -> TensorType,
+    ) -> Option<(CandidateNode, usize)> {
         match op {
             Op::Attention { .. } => {
-                Some((Candidate { op: op.clone(), inputs: inputs.to_vec(), ty: ty.clone() }, 0))
+                Some((CandidateNode { op: op.clone(), inputs: inputs.to_vec(), ty: ty.clone() }, 0))
             }
             Op::AttentionGradient { scale, bounds } => {
                 let (scale, bounds) = (*scale, bounds.clone());
                 let op = Op::Attention { scale, cap: None, bounds, sink: false, log_sum_exp: true };
                 let (&[_, result, _], forward) = inputs.split_first_chunk::<3>()?;
-                Some((Candidate { op, inputs: forward.to_vec(), ty: type_of(result) }, 3))
+                Some((CandidateNode { op, inputs: forward.to_vec(), ty: type_of(result) }, 3))
             }
             _ => None,
         }
@@ -367,7 +376,11 @@ impl<'r> Rewriter<'r> {
 
     /// The first replacement of a node by one with as many results, and with the same queries, keys and values where
     /// `same_operands` asks for that.
-    fn kept(&mut self, node: &Candidate, same_operands: bool) -> Option<(&'static str, Op, Vec<ValueId>)> {
+    fn first_multi_result_rewrite(
+        &mut self,
+        node: &CandidateNode,
+        same_operands: bool,
+    ) -> Option<(&'static str, Op, Vec<ValueId>)> {
         for rule in self.rules.iter().copied().flatten() {
             if let Some(Rewrite::Node(op, inputs)) = (rule.apply)(self, node)
                 && matches!(op, Op::Attention { log_sum_exp: true, .. })
@@ -379,7 +392,7 @@ impl<'r> Rewriter<'r> {
         None
     }
 
-    fn step(&mut self, node: &Candidate) -> Option<Rewrite> {
+    fn apply_first_rule(&mut self, node: &CandidateNode) -> Option<Rewrite> {
         for rule in self.rules.iter().copied().flatten() {
             if let Some(rewrite) = (rule.apply)(self, node) {
                 *self.fired.entry(rule.name).or_default() += 1;
@@ -393,27 +406,28 @@ impl<'r> Rewriter<'r> {
     }
 
     /// Records what became of the collectives that a node was or reads, now that `new` stands for it.
-    fn record(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
-        let by = collective_of(&self.graph, new).map(|v| self.graph.name_of(v).to_string());
+    fn record_replaced_collectives(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
+        let by = find_collective(&self.graph, new).map(|v| self.graph.value_name(v).to_string());
         let own = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
-        let of_rule = |rule: &Rule| (rule.name, rule.equation.to_string());
+        let of_rule = |rule: &RewriteRule| (rule.name, rule.equation.to_string());
         let (rule, what) = match self.first_rule {
             Some(rule) => of_rule(rule),
             None if communicates => ("equal_nodes", "a collective of equal operands runs once".to_string()),
             None => return,
         };
         // What replaces a node that reads collectives may be one in their place.
-        let read = inputs.iter().filter_map(|&v| collective_of(&self.graph, v)).filter(|_| by.is_some());
-        let read = read.map(|v| self.graph.name_of(v).to_string()).filter(|name| by.as_ref() != Some(name));
+        let read = inputs.iter().filter_map(|&v| find_collective(&self.graph, v)).filter(|_| by.is_some());
+        let read =
+            read.map(|v| self.graph.value_name(v).to_string()).filter(|name| by.as_ref() != Some(name));
         let read: Vec<String> = read.filter(|_| self.first_rule.is_some()).collect();
         for collective in own.into_iter().chain(read) {
             let (what, by) = (what.clone(), by.iter().cloned().collect());
-            self.replaced.push(Replaced { collective, rule, what, by });
+            self.replaced.push(ReplacedCollective { collective, rule, what, by });
         }
     }
 
     /// The node of this op on these operands, added if there is none yet.
-    fn intern(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, Type)>) -> NodeId {
+    fn intern(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, TensorType)>) -> NodeId {
         let hash = Self::hash(&op, &inputs, results.iter().map(|r| &r.1));
         // What is not known to be a function of its operands alone is never merged.
         let mergeable = !op.is_opaque();
@@ -427,7 +441,7 @@ impl<'r> Rewriter<'r> {
             }
         }
         let known = match &results[..] {
-            [(_, ty)] => Known::of_node(self.context(), &op, &inputs, ty),
+            [(_, ty)] => ClosedForm::of_node(self.context(), &op, &inputs, ty),
             _ => None,
         };
         let replication = Replication::of_node(&self.graph, &self.replication, &op, &inputs);

@@ -2,22 +2,24 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::*;
-use symmc_passes::{CoalesceConfig, Joining, LowerConfig, PassError, Reach, coalescible, lower};
+use symmc_passes::{
+    CoalesceConfig, CoalesceReach, JoinMode, LowerConfig, PassError, find_coalescible, lower,
+};
 use symmc_support::random::SplitMix;
 
 use crate::common::{bindings, difference};
 
 /// A program of collectives of all kinds that can be coalesced, element-wise ops between them, and values of several dtypes.
 fn grow(rng: &mut SplitMix) -> Graph {
-    let mut b = Builder::new("random", Some(4));
+    let mut b = GraphBuilder::new("random", Some(4));
     let t = b.symbol("t", 1, 3);
     let groups = [
-        b.group("all", Members::World),
-        b.group("same", Members::Cells(vec![vec![0, 1, 2, 3]])),
-        b.group("rows", Members::Cells(vec![vec![0, 1], vec![2, 3]])),
-        b.group("columns", Members::Cells(vec![vec![0, 2], vec![1, 3]])),
+        b.group("all", GroupMembers::World),
+        b.group("same", GroupMembers::Cells(vec![vec![0, 1, 2, 3]])),
+        b.group("rows", GroupMembers::Cells(vec![vec![0, 1], vec![2, 3]])),
+        b.group("columns", GroupMembers::Cells(vec![vec![0, 2], vec![1, 3]])),
     ];
     let shapes: [Vec<Dim>; 4] = [
         vec![4.into(), 3.into()],
@@ -27,7 +29,7 @@ fn grow(rng: &mut SplitMix) -> Graph {
     ];
     let mut values = Vec::new();
     for i in 0..5 {
-        let ty = Type::new(
+        let ty = TensorType::new(
             rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::I32]),
             shapes[rng.below(4)].clone(),
         );
@@ -37,10 +39,10 @@ fn grow(rng: &mut SplitMix) -> Graph {
         let x = values[values.len() - 1 - rng.below(values.len().min(8))];
         let group = rng.pick(&groups);
         let kind = match rng.below(8) {
-            0 | 1 => CollectiveKind::AllReduce(rng.pick(&[ReduceOp::Sum, ReduceOp::Max])),
+            0 | 1 => CollectiveKind::AllReduce(rng.pick(&[CollectiveReduceOp::Sum, CollectiveReduceOp::Max])),
             2 => CollectiveKind::AllGather,
-            3 => CollectiveKind::ReduceScatter(ReduceOp::Sum),
-            4 => CollectiveKind::AllToAll(Splits::Even),
+            3 => CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum),
+            4 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             5 => CollectiveKind::Broadcast { root: 1 },
             6 => CollectiveKind::Permute { pairs: vec![(1, 0)] },
             _ => {
@@ -52,7 +54,7 @@ fn grow(rng: &mut SplitMix) -> Graph {
         };
         let op = Op::Collective(Collective { kind, group, variant: None });
         if let Ok(y) = b.op("c", op, &[x])
-            && b.graph().ty(y).bytes().upper(&b.graph().symbols) <= 1 << 12
+            && b.graph().ty(y).bytes().upper_bound(&b.graph().symbols) <= 1 << 12
         {
             values.push(y);
         }
@@ -68,7 +70,7 @@ fn needed(graph: &Graph) -> Vec<BTreeSet<NodeId>> {
     let mut out: Vec<BTreeSet<NodeId>> = Vec::new();
     for node in graph.nodes.values() {
         let mut own = BTreeSet::new();
-        for def in node.inputs.iter().filter_map(|&v| graph.def_node(v)) {
+        for def in node.inputs.iter().filter_map(|&v| graph.defining_node(v)) {
             own.insert(def);
             own.extend(out[symmc_ir::entity::Entity::index(def)].iter().copied());
         }
@@ -101,7 +103,7 @@ fn compare(graph: &Graph, lowered: &Graph, case: u64) {
 /// A set can be one collective exactly where no member needs another, and then nothing changes.
 #[test]
 fn sets_whose_members_do_not_need_each_other_are_one_collective() {
-    let profile = Profile::builtin("h200x4").unwrap();
+    let profile = MachineProfile::builtin("h200x4").unwrap();
     let mut rng = SplitMix(23);
     let (mut coalesced, mut refused) = (0, 0);
     for case in 0..400 {
@@ -135,11 +137,12 @@ fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
     let mut found = [0; 2];
     for case in 0..300 {
         let graph = grow(&mut rng);
-        let config = LowerConfig::new(Profile::builtin(rng.pick(&["h200x4", "host"])).unwrap());
+        let config = LowerConfig::new(MachineProfile::builtin(rng.pick(&["h200x4", "host"])).unwrap());
         let window_us = rng.pick(&[0.0, 4.0, f64::INFINITY]);
-        let reach = Reach { window_us, least_startup: rng.pick(&[0.0, 0.5]) };
-        let [packed, together] = [Joining::Packed, Joining::Together].map(|joining| {
-            coalescible(&graph, &config, &CoalesceConfig { joining, reach, kept: BTreeSet::new() }).unwrap()
+        let reach = CoalesceReach { window_us, least_startup: rng.pick(&[0.0, 0.5]) };
+        let [packed, together] = [JoinMode::Packed, JoinMode::Together].map(|joining| {
+            find_coalescible(&graph, &config, &CoalesceConfig { joining, reach, kept: BTreeSet::new() })
+                .unwrap()
         });
         found[0] += packed.len();
         let (out, ..) = lower(&graph, &LowerConfig { coalesced: packed.clone(), ..config.clone() }).unwrap();
@@ -161,13 +164,13 @@ fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
 /// Many members, and collectives that stay as they are.
 #[test]
 fn many_small_collectives_are_one() {
-    let mut b = Builder::new("many", Some(4));
-    let all = b.group("all", Members::World);
-    let ty = |n: i64| Type::new(DType::F32, vec![n.into()]);
+    let mut b = GraphBuilder::new("many", Some(4));
+    let all = b.group("all", GroupMembers::World);
+    let ty = |n: i64| TensorType::new(DType::F32, vec![n.into()]);
     for i in 0..64 {
         let x = b.input(InputKind::Argument, &format!("x{i}"), "", ty(1 + i % 3), None);
         let y = b.op("n", Op::Unary(UnaryOp::Neg), &[x]).unwrap();
-        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let kind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         let z = b
             .op(&format!("r{i}"), Op::Collective(Collective { kind, group: all, variant: None }), &[y])
             .unwrap();
@@ -175,11 +178,11 @@ fn many_small_collectives_are_one() {
         b.output(z);
     }
     let graph = b.finish();
-    let config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
-    let reach = Reach { window_us: f64::INFINITY, least_startup: 0.5 };
+    let config = LowerConfig::new(MachineProfile::builtin("h200x4").unwrap());
+    let reach = CoalesceReach { window_us: f64::INFINITY, least_startup: 0.5 };
     for (kept, size) in [(vec![], 64), (vec!["r0".to_string(), "r63".to_string()], 62)] {
-        let coalesce = CoalesceConfig { joining: Joining::Packed, reach, kept: kept.into_iter().collect() };
-        let sets = coalescible(&graph, &config, &coalesce).unwrap();
+        let coalesce = CoalesceConfig { joining: JoinMode::Packed, reach, kept: kept.into_iter().collect() };
+        let sets = find_coalescible(&graph, &config, &coalesce).unwrap();
         assert_eq!(sets.iter().map(Vec::len).collect::<Vec<_>>(), [size]);
         let (out, ..) = lower(&graph, &LowerConfig { coalesced: sets, ..config.clone() }).unwrap();
         let left = out.nodes.values().filter(|n| n.op.as_collective().is_some()).count();

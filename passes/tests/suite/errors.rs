@@ -1,6 +1,6 @@
 //! What the passes refuse, and how they say it.
 
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, text};
 use symmc_passes::{LowerConfig, canonicalize, lower};
 
@@ -12,7 +12,7 @@ fn program() -> Graph {
 }
 
 fn config() -> LowerConfig {
-    LowerConfig::new(Profile::builtin("host").unwrap())
+    LowerConfig::new(MachineProfile::builtin("host").unwrap())
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use symmc_ir::interp;
 use symmc_ir::{
-    ArgOp, BinaryOp, Bindings, Builder, DType, Dim, Float, Graph, InputKind, Op, Reduction, Scalar, Tensor,
-    Type, UnaryOp, ValueId,
+    ArgOp, BinaryOp, DType, Dim, FloatAttribute, Graph, GraphBuilder, InputKind, Op, ReductionKind, Scalar,
+    SymbolBindings, Tensor, TensorType, UnaryOp, ValueId,
 };
 use symmc_passes::canonicalize;
 
@@ -18,7 +18,7 @@ const N: usize = 2;
 
 /// Numbers of a dtype that rules could get wrong.
 pub(crate) fn specials(dtype: DType) -> Vec<Scalar> {
-    let floats = |of: &[f64]| of.iter().map(|&x| Scalar::Float(Float(x))).collect();
+    let floats = |of: &[f64]| of.iter().map(|&x| Scalar::Float(FloatAttribute(x))).collect();
     let ints = |of: &[i64]| of.iter().map(|&x| Scalar::Int(x)).collect();
     match dtype {
         DType::Bool => vec![Scalar::Bool(false), Scalar::Bool(true)],
@@ -53,21 +53,21 @@ pub(crate) fn specials(dtype: DType) -> Vec<Scalar> {
 fn numbers(dtype: DType) -> Vec<Scalar> {
     let mut all = specials(dtype);
     if dtype != DType::Bool {
-        all.extend([Scalar::Int(2), Scalar::Int(300), Scalar::Float(Float(0.7))]);
+        all.extend([Scalar::Int(2), Scalar::Int(300), Scalar::Float(FloatAttribute(0.7))]);
     }
     all
 }
 
 /// A program under construction: every combination that type-checks and runs is an output.
 struct Sweep {
-    builder: Builder,
+    builder: GraphBuilder,
     arguments: Vec<Arc<Tensor>>,
     outputs: Vec<String>,
 }
 
 impl Sweep {
     fn new() -> Self {
-        Sweep { builder: Builder::new("folding", Some(1)), arguments: Vec::new(), outputs: Vec::new() }
+        Sweep { builder: GraphBuilder::new("folding", Some(1)), arguments: Vec::new(), outputs: Vec::new() }
     }
 
     fn tensor(dtype: DType, elements: &[Scalar]) -> Tensor {
@@ -82,7 +82,7 @@ impl Sweep {
 
     fn input(&mut self, kind: InputKind, tensor: Tensor) -> ValueId {
         let shape: Vec<Dim> = tensor.shape().iter().map(|&n| Dim::from(n as i64)).collect();
-        let (ty, tensor) = (Type::new(tensor.dtype(), shape), Arc::new(tensor));
+        let (ty, tensor) = (TensorType::new(tensor.dtype(), shape), Arc::new(tensor));
         let data = (kind == InputKind::Constant).then(|| tensor.clone());
         let name = format!("in{}", self.arguments.len());
         self.arguments.push(tensor);
@@ -91,7 +91,7 @@ impl Sweep {
 
     /// The same constant in each form.
     fn constants(&mut self, dtype: DType, s: Scalar) -> Vec<ValueId> {
-        let ty = |n: i64| Type::new(dtype, vec![Dim::from(n)]);
+        let ty = |n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
         let full = self.builder.op_as("full", Op::Full(s), &[], ty(N as i64)).expect("a full");
         let whole = self.input(InputKind::Constant, Sweep::tensor(dtype, &[s; N]));
         let one = self.input(InputKind::Constant, Sweep::tensor(dtype, &[s]));
@@ -100,7 +100,7 @@ impl Sweep {
     }
 
     /// Adds a node, if it type-checks.
-    fn node(&mut self, op: Op, operands: &[ValueId], result: Option<Type>, what: String) {
+    fn node(&mut self, op: Op, operands: &[ValueId], result: Option<TensorType>, what: String) {
         let added = match result {
             Some(ty) => self.builder.node_as("y", op, operands, vec![ty]),
             None => self.builder.node("y", op, operands),
@@ -119,7 +119,7 @@ impl Sweep {
         }
         symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{}", e[0]));
         let run = |graph: &Graph| {
-            interp::run(graph, &Bindings::new(), std::slice::from_ref(&self.arguments))
+            interp::run(graph, &SymbolBindings::new(), std::slice::from_ref(&self.arguments))
                 .map(|mut ranks| ranks.remove(0))
         };
         let expected = run(&graph).unwrap_or_else(|e| panic!("{e}"));
@@ -165,12 +165,12 @@ fn scalar_ops() {
                         |x: &str| format!("{op} of {x} ({dtype}) and {scalar:?}, scalar left: {scalar_left}");
                     let op_of = || Op::BinaryScalar { op, scalar, scalar_left };
                     // Data has a 0.
-                    let by = if scalar_left { Scalar::Int(0) } else { scalar.wrapped(dtype) };
+                    let by = if scalar_left { Scalar::Int(0) } else { scalar.wrap_to(dtype) };
                     if !divides_by_zero(op, dtype, by) {
                         sweep.node(op_of(), &[data], None, of("data"));
                     }
                     for s in specials(dtype) {
-                        let by = if scalar_left { s } else { scalar.wrapped(dtype) };
+                        let by = if scalar_left { s } else { scalar.wrap_to(dtype) };
                         if divides_by_zero(op, dtype, by) {
                             continue;
                         }
@@ -227,7 +227,7 @@ fn ops_of_one_and_casts() {
     let mut nodes = 0;
     for &dtype in DType::ALL {
         let mut sweep = Sweep::new();
-        let ty = |dtype, n: i64| Type::new(dtype, vec![Dim::from(n)]);
+        let ty = |dtype, n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
         let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
         let count = specials(dtype).len() as i64;
         for &op in UnaryOp::ALL {
@@ -266,7 +266,7 @@ fn add_reductions(sweep: &mut Sweep, x: ValueId, conditions: &[ValueId], data: V
             sweep.node(Op::Select, &operands, None, format!("select of {name}"));
         }
     }
-    for (op, keep) in Reduction::ALL.iter().flat_map(|&op| [(op, false), (op, true)]) {
+    for (op, keep) in ReductionKind::ALL.iter().flat_map(|&op| [(op, false), (op, true)]) {
         sweep.node(Op::Reduce { op, axes: vec![0], keep }, &[x], None, format!("{op} of {name}"));
     }
     for op in [ArgOp::Max, ArgOp::Min] {
@@ -287,7 +287,7 @@ fn add_reductions(sweep: &mut Sweep, x: ValueId, conditions: &[ValueId], data: V
 /// Pads, concatenations, slices, and reads and writes at known positions.
 fn add_movement(sweep: &mut Sweep, x: ValueId, positions: &[ValueId], data: ValueId, name: &str) {
     let dtype = sweep.builder.graph().ty(x).dtype;
-    let ty = |n: i64| Type::new(dtype, vec![Dim::from(n)]);
+    let ty = |n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
     for value in specials(dtype) {
         let op = Op::Pad { low: vec![Dim::from(1)], value };
         sweep.node(op, &[x], Some(ty(N as i64 + 2)), format!("pad of {name} with {value:?}"));
@@ -298,7 +298,7 @@ fn add_movement(sweep: &mut Sweep, x: ValueId, positions: &[ValueId], data: Valu
         for op in [Op::Take { axis: 0 }, Op::GatherElements { axis: 0 }] {
             sweep.node(op, &[x, index], None, format!("elements of {name}"));
         }
-        for combine in [None, Some(Reduction::Sum), Some(Reduction::Max)] {
+        for combine in [None, Some(ReductionKind::Sum), Some(ReductionKind::Max)] {
             let op = Op::ScatterElements { axis: 0, combine };
             sweep.node(op, &[x, index, data], None, format!("scatter into {name}"));
         }
@@ -333,7 +333,7 @@ fn series() {
     let mut nodes = 0;
     for dtype in [DType::U8, DType::I32, DType::I64] {
         let mut sweep = Sweep::new();
-        let ty = |dtype| Type::new(dtype, vec![Dim::from(5)]);
+        let ty = |dtype| TensorType::new(dtype, vec![Dim::from(5)]);
         let far = [0, 1, -3, 250, i64::from(i32::MAX) - 2, i64::MAX - 3, i64::MIN + 1];
         for (start, step) in far.into_iter().flat_map(|start| [-2, 0, 1, 7].map(|step| (start, step))) {
             let name = format!("{start} by {step} ({dtype})");
@@ -343,7 +343,7 @@ fn series() {
             {
                 for scalar_left in [false, true] {
                     // A series may have a 0.
-                    let by = if scalar_left { Scalar::Int(0) } else { scalar.wrapped(dtype) };
+                    let by = if scalar_left { Scalar::Int(0) } else { scalar.wrap_to(dtype) };
                     if !divides_by_zero(op, dtype, by) {
                         let op_of = Op::BinaryScalar { op, scalar, scalar_left };
                         sweep.node(
@@ -362,7 +362,7 @@ fn series() {
                 sweep.node(Op::Cast, &[x], Some(ty(to)), format!("{name} as {to}"));
             }
             sweep.node(Op::CumSum { axis: 0 }, &[x], None, format!("cumsum of {name}"));
-            for &op in Reduction::ALL {
+            for &op in ReductionKind::ALL {
                 sweep.node(
                     Op::Reduce { op, axes: vec![0], keep: false },
                     &[x],

@@ -7,32 +7,32 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use symmc_ir::machine::Profile;
-use symmc_ir::{Graph, InputId, NumericsClass, Op, Variant, text};
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{CollectiveVariant, Graph, InputId, NumericsClass, Op, text};
 use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
 use symmc_passes::lower::{COALESCE, TOGETHER};
-use symmc_passes::{CoalesceConfig, Joining, LowerConfig, Reach, coalescible, lower};
+use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode, LowerConfig, find_coalescible, lower};
 use symmc_plan::Decision;
 
 use crate::common::{Case, bindings, check, difference};
 
 fn config(case: &Case) -> (LowerConfig, Vec<String>) {
-    let mut config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
+    let mut config = LowerConfig::new(MachineProfile::builtin("h200x4").unwrap());
     let mut rules = Vec::new();
     let mut only = Vec::new();
     let mut windows = Vec::new();
     for word in &case.words {
         match word.split_once('=') {
-            Some(("machine", name)) => config.profile = Profile::builtin(name).unwrap(),
+            Some(("machine", name)) => config.profile = MachineProfile::builtin(name).unwrap(),
             Some(("bind", name)) => {
                 config.bound.insert(input(&case.program, name));
             }
             Some(("numerics", name)) => {
-                config.numerics = config.numerics.with(NumericsClass::from_name(name).unwrap());
+                config.numerics = config.numerics.with_class(NumericsClass::from_name(name).unwrap());
             }
-            Some(("coalesce", us)) => windows.push((Joining::Packed, us.parse().unwrap())),
-            Some(("together", us)) => windows.push((Joining::Together, us.parse().unwrap())),
-            Some(("only", name)) => only.push(Variant::from_name(name).unwrap()),
+            Some(("coalesce", us)) => windows.push((JoinMode::Packed, us.parse().unwrap())),
+            Some(("together", us)) => windows.push((JoinMode::Together, us.parse().unwrap())),
+            Some(("only", name)) => only.push(CollectiveVariant::from_name(name).unwrap()),
             Some((symbol, range)) => {
                 let (min, max) = range.split_once("..").unwrap();
                 let id = case.program.symbols.iter().find(|(_, s)| s.name == symbol).unwrap().0;
@@ -43,19 +43,19 @@ fn config(case: &Case) -> (LowerConfig, Vec<String>) {
     }
     config.variants = (!only.is_empty()).then_some(only);
     for (joining, window_us) in windows {
-        let reach = Reach { window_us, least_startup: 0.0 };
+        let reach = CoalesceReach { window_us, least_startup: 0.0 };
         let coalesce = CoalesceConfig { joining, reach, kept: BTreeSet::new() };
-        let sets = coalescible(&case.program, &config, &coalesce).unwrap();
+        let sets = find_coalescible(&case.program, &config, &coalesce).unwrap();
         match joining {
-            Joining::Packed => config.coalesced = sets,
-            Joining::Together => config.together = sets,
+            JoinMode::Packed => config.coalesced = sets,
+            JoinMode::Together => config.together = sets,
         }
     }
     (config, rules)
 }
 
 fn input(graph: &Graph, name: &str) -> InputId {
-    graph.inputs.iter().find(|(_, i)| graph.name_of(i.value) == name).unwrap().0
+    graph.inputs.iter().find(|(_, i)| graph.value_name(i.value) == name).unwrap().0
 }
 
 fn print(graph: &Graph, choices: &[Decision]) -> String {
@@ -90,7 +90,7 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
     for node in out.nodes.values() {
         let Op::Collective(c) = &node.op else { continue };
         assert!(c.variant.is_some_and(|v| v.contract(&c.kind).is_some()), "{}: {c:?}", case.at);
-        let name = out.name_of(node.outputs[0]);
+        let name = out.value_name(node.outputs[0]);
         let by = choices.iter().flat_map(|c| &c.nodes).filter(|n| *n == name).count();
         assert_eq!(by, 1, "{}: %{name} belongs to {by} choices", case.at);
     }
@@ -173,11 +173,11 @@ fn residuals_are_saved_where_the_machine_adds_them_along_the_way() {
     let program = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
         %y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n%z: bf16[16, 4096] = add %x, %y\nreturn %z\n";
     let program = text::parse(program).unwrap();
-    let saved = |profile: &Profile| {
+    let saved = |profile: &MachineProfile| {
         let (_, choices, _) = lower(&program, &LowerConfig::new(profile.clone())).unwrap();
         choices[0].alternatives.iter().any(|a| a.saved_us > 0.0)
     };
-    let mut profile = Profile::builtin("h200x4").unwrap();
+    let mut profile = MachineProfile::builtin("h200x4").unwrap();
     assert!(saved(&profile));
     profile.dispatches.reduction = None;
     assert!(!saved(&profile));
@@ -201,10 +201,10 @@ fn chain(n: usize) -> Graph {
 #[test]
 fn long_chains_are_chosen_in_pieces() {
     let graph = chain(500);
-    let config = LowerConfig::new(Profile::builtin("h200x4").unwrap());
+    let config = LowerConfig::new(MachineProfile::builtin("h200x4").unwrap());
     let (out, choices, report) = lower(&graph, &config).unwrap();
     assert_eq!(choices.len(), 500);
-    assert_eq!(report.regions, 500_usize.div_ceil(symmc_passes::lower::MOST));
+    assert_eq!(report.regions, 500_usize.div_ceil(symmc_passes::lower::MAX_REGION_NODES));
     // The pieces differ in where the chain begins, where it ends and where it is returned.
     assert!(report.distinct <= 8, "{report:?}");
     for node in out.nodes.values() {

@@ -8,9 +8,9 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use symmc_ir::attention::Operands;
+use symmc_ir::attention::AttentionOperands;
 use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
-use symmc_ir::{Bindings, Graph, Op, text};
+use symmc_ir::{Graph, Op, SymbolBindings, text};
 use symmc_passes::canonicalize;
 use symmc_support::random::SplitMix;
 
@@ -363,7 +363,7 @@ fn program(seed: u64) -> (String, usize) {
 fn is_large(graph: &Graph) -> bool {
     graph.nodes.values().any(|node| match &node.op {
         Op::Attention { bounds, sink, .. } => {
-            let mask = Operands::of(bounds, *sink, &node.inputs).and_then(|o| o.mask);
+            let mask = AttentionOperands::from_operands(bounds, *sink, &node.inputs).and_then(|o| o.mask);
             mask.is_some_and(|&m| {
                 let shape = &graph.ty(m).shape;
                 shape.iter().rev().take(2).filter(|d| d.as_const() != Some(1)).count() == 2
@@ -382,7 +382,7 @@ fn check(source: &str, seed: u64) -> Graph {
         .unwrap_or_else(|e| panic!("{:?}\n{source}\n{}", e[0], text::print(&found)));
     let mut r = SplitMix(seed ^ 0x5eed);
     for _ in 0..3 {
-        let mut sizes = Bindings::new();
+        let mut sizes = SymbolBindings::new();
         for (id, s) in graph.symbols.iter() {
             sizes.set(id, s.min + r.below((s.max - s.min + 1) as usize) as i64);
         }

@@ -1,7 +1,7 @@
 //! The passes on real programs: what they recognise, and that the programs compute the same.
 
 use symmc_ir::attention::is_causal;
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::text::op_name;
 use symmc_ir::{Graph, Op};
 use symmc_passes::{LowerConfig, canonicalize, lower};
@@ -38,7 +38,7 @@ fn attention_is_causal(graph: &Graph) -> bool {
 
 /// Lowers for the machine of this many ranks and checks what holds of every program.
 fn lowered(canonical: &Graph, machine: &str) -> Graph {
-    let mut config = LowerConfig::new(Profile::builtin(machine).unwrap());
+    let mut config = LowerConfig::new(MachineProfile::builtin(machine).unwrap());
     config.symbols = canonical.symbols.iter().map(|(id, s)| (id, (s.min, s.max.min(64)))).collect();
     let (out, choices, report) = lower(canonical, &config).unwrap();
     symmc_ir::verify::verify(&out).unwrap();

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use symmc_ir::SymbolId;
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::*;
 use symmc_passes::canon::canonicalize;
 use symmc_passes::{LowerConfig, lower};
@@ -26,10 +26,10 @@ impl Choices<'_> {
 
 fn grow(choices: &[u16]) -> Graph {
     let mut c = Choices(choices.iter());
-    let mut b = Builder::new("random", Some(2));
+    let mut b = GraphBuilder::new("random", Some(2));
     let t = b.symbol("t", 1, 6);
-    let all = b.group("all", Members::World);
-    let ty = |dtype, shape: Vec<Dim>| Type::new(dtype, shape);
+    let all = b.group("all", GroupMembers::World);
+    let ty = |dtype, shape: Vec<Dim>| TensorType::new(dtype, shape);
     let mut values = vec![
         b.input(InputKind::Argument, "f", "", ty(DType::F32, vec![t.into(), 4.into()]), None),
         b.input(InputKind::Argument, "g", "", ty(DType::F32, vec![2.into(), 1.into(), 4.into()]), None),
@@ -40,7 +40,7 @@ fn grow(choices: &[u16]) -> Graph {
     ];
     while c.0.len() > 0 {
         if let Some(value) = node(&mut c, &mut b, &values, t, all)
-            && b.graph().ty(value).bytes().upper(&b.graph().symbols) <= 1 << 14
+            && b.graph().ty(value).bytes().upper_bound(&b.graph().symbols) <= 1 << 14
         {
             values.push(value);
         }
@@ -54,7 +54,13 @@ fn grow(choices: &[u16]) -> Graph {
     b.finish()
 }
 
-fn node(c: &mut Choices, b: &mut Builder, values: &[ValueId], t: SymbolId, all: GroupId) -> Option<ValueId> {
+fn node(
+    c: &mut Choices,
+    b: &mut GraphBuilder,
+    values: &[ValueId],
+    t: SymbolId,
+    all: GroupId,
+) -> Option<ValueId> {
     // Recent values make chains.
     let recent = values.len().saturating_sub(4);
     let x = if c.below(3) > 0 { values[recent + c.below(values.len() - recent)] } else { c.of(values) };
@@ -63,18 +69,20 @@ fn node(c: &mut Choices, b: &mut Builder, values: &[ValueId], t: SymbolId, all: 
     let rank = tx.rank();
     let number = |c: &mut Choices| match tx.dtype {
         DType::Bool => Scalar::Bool(c.below(2) == 1),
-        d if d.is_float() => Scalar::Float(Float(c.of(&[0.0, 1.0, 2.0, -0.0, 0.5, f64::NEG_INFINITY]))),
+        d if d.is_float() => {
+            Scalar::Float(FloatAttribute(c.of(&[0.0, 1.0, 2.0, -0.0, 0.5, f64::NEG_INFINITY])))
+        }
         _ => Scalar::Int(c.of(&[0, 1, 2, -1, 3])),
     };
     let extent = |c: &mut Choices| c.of(&[0, 1, 2, 3, 4]);
     let dim = |i: i64| if i == 0 { Dim::from(t) } else { Dim::from(i) };
     let name = "n";
     match c.below(24) {
-        0 => b.op_as(name, Op::Full(number(c)), &[], Type::new(tx.dtype, tx.shape.clone())),
+        0 => b.op_as(name, Op::Full(number(c)), &[], TensorType::new(tx.dtype, tx.shape.clone())),
         1 => {
             let (start, step) = (c.of(&[0, 1, -2]), c.of(&[1, 2, -1]));
             let shape = vec![dim(extent(c))];
-            b.op_as(name, Op::Iota { start, step }, &[], Type::new(DType::I64, shape))
+            b.op_as(name, Op::Iota { start, step }, &[], TensorType::new(DType::I64, shape))
         }
         2 | 3 => {
             let op = c.of(&[
@@ -131,7 +139,7 @@ fn node(c: &mut Choices, b: &mut Builder, values: &[ValueId], t: SymbolId, all: 
             if risky {
                 return None;
             }
-            b.op_as(name, Op::Cast, &[x], Type::new(dtype, tx.shape.clone()))
+            b.op_as(name, Op::Cast, &[x], TensorType::new(dtype, tx.shape.clone()))
         }
         10 | 11 => {
             // New shapes by splitting, merging and unit axes.
@@ -176,7 +184,7 @@ fn node(c: &mut Choices, b: &mut Builder, values: &[ValueId], t: SymbolId, all: 
                 _ => (Dim::from(0), n, 1),
             };
             shape[axis] = extent;
-            b.op_as(name, Op::Slice { axis, start, step }, &[x], Type::new(tx.dtype, shape))
+            b.op_as(name, Op::Slice { axis, start, step }, &[x], TensorType::new(tx.dtype, shape))
         }
         16 | 17 => {
             let mut shape = tx.shape.clone();
@@ -187,7 +195,7 @@ fn node(c: &mut Choices, b: &mut Builder, values: &[ValueId], t: SymbolId, all: 
             for d in shape.iter_mut().filter(|d| d.as_const() == Some(1)) {
                 *d = wider.clone();
             }
-            b.op_as(name, Op::Expand, &[x], Type::new(tx.dtype, shape))
+            b.op_as(name, Op::Expand, &[x], TensorType::new(tx.dtype, shape))
         }
         18 => b.op(name, Op::Concat { axis: c.below(rank) }, &[x, y]),
         19 => {
@@ -198,24 +206,25 @@ fn node(c: &mut Choices, b: &mut Builder, values: &[ValueId], t: SymbolId, all: 
             let mut low = vec![Dim::from(0); rank];
             low[axis] = Dim::from(c.below(3) as i64);
             let value = number(c);
-            b.op_as(name, Op::Pad { low, value }, &[x], Type::new(tx.dtype, shape))
+            b.op_as(name, Op::Pad { low, value }, &[x], TensorType::new(tx.dtype, shape))
         }
         20 => b.op(name, Op::Select, &[x, y, c.of(values)]),
         21 => match c.below(3) {
             0 => b.op(name, Op::MatMul, &[x, y]),
             1 => b.op(name, Op::CumSum { axis: c.below(rank) }, &[x]),
             _ => {
-                let op = c.of(&[Reduction::Sum, Reduction::Max, Reduction::Any, Reduction::Mean]);
+                let op =
+                    c.of(&[ReductionKind::Sum, ReductionKind::Max, ReductionKind::Any, ReductionKind::Mean]);
                 b.op(name, Op::Reduce { op, axes: vec![c.below(rank)], keep: c.below(2) == 0 }, &[x])
             }
         },
         22 => b.op(name, Op::Copy, &[x]),
         _ => {
             let kind = match c.below(4) {
-                0 => CollectiveKind::AllReduce(c.of(&[ReduceOp::Sum, ReduceOp::Max])),
+                0 => CollectiveKind::AllReduce(c.of(&[CollectiveReduceOp::Sum, CollectiveReduceOp::Max])),
                 1 => CollectiveKind::AllGather,
-                2 => CollectiveKind::ReduceScatter(ReduceOp::Sum),
-                _ => CollectiveKind::AllToAll(Splits::Even),
+                2 => CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum),
+                _ => CollectiveKind::AllToAll(AllToAllSplits::Even),
             };
             b.collective(name, kind, all, &[x]).map(|r| r[0])
         }
@@ -243,7 +252,7 @@ fn check(choices: &[u16]) {
     let (again, twice) = canonicalize(&canonical).unwrap();
     assert_eq!(text::print(&canonical), text::print(&again), "a second time {:?} fired", twice.fired);
     let exact = !RECOGNISED.iter().any(|r| report.fired.contains_key(r));
-    let mut config = LowerConfig::new(Profile::builtin("h200x2").unwrap());
+    let mut config = LowerConfig::new(MachineProfile::builtin("h200x2").unwrap());
     config.symbols.insert(source.symbols.keys().next().unwrap(), (1, 4));
     let (lowered, ..) = lower(&canonical, &config).unwrap();
     symmc_ir::verify::verify(&lowered).unwrap();

@@ -7,25 +7,26 @@
 use std::sync::Arc;
 
 use symmc_ir::{
-    BinaryOp, Bindings, Builder, Collective, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputKind,
-    Members, Op, ReduceOp, Scalar, Splits, Tensor, Type, ValueId, interp,
+    AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, DType, Dim, FloatAttribute,
+    Graph, GraphBuilder, GroupId, GroupMembers, InputKind, Op, Scalar, SymbolBindings, Tensor, TensorType,
+    ValueId, interp,
 };
 use symmc_passes::canon::canonicalize;
 
 use crate::folding::specials;
 
 /// Groups of so many ranks: all, all in another order, halves, every other one, and each alone.
-fn groups(ranks: u32) -> Vec<Members> {
+fn groups(ranks: u32) -> Vec<GroupMembers> {
     let half = ranks / 2;
     let mut out = vec![
-        Members::World,
-        Members::Cells(vec![(0..ranks).rev().collect()]),
-        Members::Cells((0..ranks).map(|rank| vec![rank]).collect()),
+        GroupMembers::World,
+        GroupMembers::Cells(vec![(0..ranks).rev().collect()]),
+        GroupMembers::Cells((0..ranks).map(|rank| vec![rank]).collect()),
     ];
     if ranks > 2 && ranks.is_multiple_of(2) {
-        out.push(Members::Cells(vec![(0..half).collect(), (half..ranks).collect()]));
-        out.push(Members::Cells((0..half).map(|rank| vec![rank, rank + half]).collect()));
-        out.push(Members::Cells((0..half).rev().map(|rank| vec![rank + half, rank]).collect()));
+        out.push(GroupMembers::Cells(vec![(0..half).collect(), (half..ranks).collect()]));
+        out.push(GroupMembers::Cells((0..half).map(|rank| vec![rank, rank + half]).collect()));
+        out.push(GroupMembers::Cells((0..half).rev().map(|rank| vec![rank + half, rank]).collect()));
     }
     out
 }
@@ -34,14 +35,14 @@ fn kinds(n: u32, dtype: DType) -> Vec<CollectiveKind> {
     let next = |n: u32| (0..n).map(|rank| (rank, (rank + 1) % n)).collect();
     let mut out = vec![
         CollectiveKind::AllGather,
-        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::AllToAll(AllToAllSplits::Even),
         CollectiveKind::Broadcast { root: n - 1 },
         CollectiveKind::Permute { pairs: next(n) },
         CollectiveKind::Permute { pairs: (1..n).map(|rank| (rank - 1, rank)).collect() },
     ];
     if dtype != DType::Bool {
         out.extend(
-            ReduceOp::ALL
+            CollectiveReduceOp::ALL
                 .iter()
                 .flat_map(|&op| [CollectiveKind::AllReduce(op), CollectiveKind::ReduceScatter(op)]),
         );
@@ -50,7 +51,7 @@ fn kinds(n: u32, dtype: DType) -> Vec<CollectiveKind> {
 }
 
 struct Sweep {
-    builder: Builder,
+    builder: GraphBuilder,
     groups: Vec<GroupId>,
     dtype: DType,
 }
@@ -73,7 +74,8 @@ impl Sweep {
             let twice = if self.dtype == DType::Bool {
                 own
             } else {
-                let two = if self.dtype.is_float() { Scalar::Float(Float(2.0)) } else { Scalar::Int(2) };
+                let two =
+                    if self.dtype.is_float() { Scalar::Float(FloatAttribute(2.0)) } else { Scalar::Int(2) };
                 let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: two, scalar_left: false };
                 self.builder.op("twice", op, &[own]).expect("of one type")
             };
@@ -90,7 +92,7 @@ impl Sweep {
         for (outer, inner) in pairs.iter().flat_map(|&a| pairs.iter().map(move |&b| (a, b))) {
             let mut all = vec![CollectiveKind::AllGather];
             if self.dtype != last {
-                all.extend(ReduceOp::ALL.iter().map(|&op| CollectiveKind::AllReduce(op)));
+                all.extend(CollectiveReduceOp::ALL.iter().map(|&op| CollectiveKind::AllReduce(op)));
             }
             for kind in all {
                 let first = self.collective(kind.clone(), inner, x);
@@ -122,7 +124,7 @@ fn inputs(ranks: u32, dtype: DType, n: usize) -> Vec<Vec<Arc<Tensor>>> {
 fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
     let (out, _) = canonicalize(source).expect("the program is valid");
     let inputs = inputs(ranks, dtype, n);
-    let run = |graph: &Graph| interp::run(graph, &Bindings::new(), &inputs).expect("it runs");
+    let run = |graph: &Graph| interp::run(graph, &SymbolBindings::new(), &inputs).expect("it runs");
     for (rank, (expected, found)) in run(source).iter().zip(run(&out)).enumerate() {
         for (i, (expected, found)) in expected.iter().zip(&found).enumerate() {
             let same = |k: usize| match dtype.is_float() {
@@ -132,7 +134,7 @@ fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
                 }
                 false => expected.get_i64(k) == found.get_i64(k),
             };
-            let name = source.name_of(source.outputs[i].value);
+            let name = source.value_name(source.outputs[i].value);
             assert_eq!(expected.shape(), found.shape(), "{dtype}, {ranks} ranks, rank {rank}: %{name}");
             let wrong = (0..expected.numel()).find(|&k| !same(k));
             assert_eq!(
@@ -153,13 +155,13 @@ fn no_bit_changes() {
     {
         let n = 2 * ranks as usize * ranks as usize;
         for first in 0..2 + groups(ranks).len() {
-            let mut builder = Builder::new("replicated", Some(ranks));
+            let mut builder = GraphBuilder::new("replicated", Some(ranks));
             let groups: Vec<GroupId> = groups(ranks)
                 .into_iter()
                 .enumerate()
                 .map(|(i, m)| builder.group(&format!("g{i}"), m))
                 .collect();
-            let ty = Type::new(dtype, vec![Dim::from(n as i64)]);
+            let ty = TensorType::new(dtype, vec![Dim::from(n as i64)]);
             let x = builder.input(InputKind::Argument, "x", "", ty, None);
             let mut sweep = Sweep { builder, groups, dtype };
             match first.checked_sub(2) {

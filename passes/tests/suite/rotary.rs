@@ -72,12 +72,12 @@ impl Form {
 }
 
 struct Written<'f> {
-    b: Builder,
+    b: GraphBuilder,
     form: &'f Form,
 }
 
 impl Written<'_> {
-    fn ty(&self, x: ValueId) -> Type {
+    fn ty(&self, x: ValueId) -> TensorType {
         self.b.graph().ty(x).clone()
     }
 
@@ -90,7 +90,7 @@ impl Written<'_> {
     }
 
     fn cast(&mut self, x: ValueId, dtype: DType) -> ValueId {
-        let ty = Type::new(dtype, self.ty(x).shape);
+        let ty = TensorType::new(dtype, self.ty(x).shape);
         self.b.op_as("c", Op::Cast, &[x], ty).unwrap()
     }
 
@@ -184,13 +184,13 @@ impl Written<'_> {
 
 /// A program of this form.
 fn program(form: &Form) -> Graph {
-    let mut b = Builder::new("rotary", Some(1));
+    let mut b = GraphBuilder::new("rotary", Some(1));
     let t = b.symbol("t", 1, 5);
     let (turned, kept) = (2 * form.half, 2 * form.half + form.rest);
     let all = form.first + kept;
     let n = |n: i64| Dim::from(n);
     let mut arg = |name: &str, dtype, shape: Vec<Dim>| {
-        b.input(InputKind::Argument, name, "", Type::new(dtype, shape), None)
+        b.input(InputKind::Argument, name, "", TensorType::new(dtype, shape), None)
     };
     let flat = arg("x", form.dtype, vec![Dim::from(t), n(form.heads * all)]);
     let other = arg("other", form.numbers, vec![n(form.heads), Dim::from(t), n(turned)]);

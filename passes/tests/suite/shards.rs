@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use symmc_ir::interp;
-use symmc_ir::{Bindings, DType, Dim, Graph, InputKind, Node, Tensor, text};
+use symmc_ir::{DType, Dim, Graph, InputKind, Node, SymbolBindings, Tensor, text};
 use symmc_passes::canon::shards::{JudgedSizes, ShardsConfig, WORTH_A_COLLECTIVE, reduce_shards};
 use symmc_passes::{canonical_forms, canonicalize};
 use symmc_support::random::SplitMix;
@@ -325,7 +325,7 @@ const DRAWS: [Draw; 3] = [Draw::Ties, Draw::Uniform, Draw::Special];
 fn element(draw: Draw, dtype: DType, random: &mut SplitMix) -> f64 {
     let small = random.below(4) as f64;
     match draw {
-        Draw::Uniform if dtype.is_float() => random.symmetric() * 8.0,
+        Draw::Uniform if dtype.is_float() => random.symmetric_unit() * 8.0,
         Draw::Special if dtype.is_float() => random.pick(&[
             f64::NAN,
             f64::INFINITY,
@@ -350,9 +350,9 @@ fn inputs(graph: &Graph, draw: Draw, positions: i64, random: &mut SplitMix) -> V
     let calm = random.one_in(2);
     let mut tensor = |value: symmc_ir::ValueId| {
         let ty = graph.ty(value);
-        let shape = ty.concrete(&Bindings::new()).unwrap();
+        let shape = ty.concrete_shape(&SymbolBindings::new()).unwrap();
         let count: usize = shape.iter().product();
-        let is_index = matches!(graph.name_of(value), "t" | "u" | "q" | "s");
+        let is_index = matches!(graph.value_name(value), "t" | "u" | "q" | "s");
         let elements: Vec<f64> = (0..count)
             .map(|_| {
                 if is_index {
@@ -408,9 +408,9 @@ fn check(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: 
     for draw in DRAWS {
         let positions = EXTENT * group.2 - 5;
         let inputs = inputs(&source, draw, positions, &mut random);
-        let expected = interp::run(&source, &Bindings::new(), &inputs).unwrap();
+        let expected = interp::run(&source, &SymbolBindings::new(), &inputs).unwrap();
         for graph in [&found, &canonical] {
-            let results = interp::run(graph, &Bindings::new(), &inputs).unwrap();
+            let results = interp::run(graph, &SymbolBindings::new(), &inputs).unwrap();
             for (x, y) in results.iter().flatten().zip(expected.iter().flatten()) {
                 let allowed =
                     if reader.sums && y.dtype().is_float() { tolerance(y.dtype(), group.2) } else { 0.0 };
@@ -424,7 +424,7 @@ fn check(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: 
 /// Whether a value is the shard itself, gathered.
 fn source_gather(graph: &Graph, v: symmc_ir::ValueId) -> bool {
     let x = graph.inputs.values().find(|i| i.kind == InputKind::Argument).map(|i| i.value);
-    graph.def_node(v).is_some_and(|n| {
+    graph.defining_node(v).is_some_and(|n| {
         let node = &graph.nodes[n];
         node.op.as_collective().is_some() && node.inputs.first().copied() == x
     })
@@ -512,8 +512,8 @@ fn a_second_form_exists_where_sizes_decide() {
     ] {
         let source = greedy_of_rows(range);
         let forms = canonical_forms(&source).unwrap();
-        assert_eq!(forms.usual, canonicalize(&source).unwrap().0);
-        assert_eq!(gathers(&forms.usual), usual, "{range}");
+        assert_eq!(forms.default_form, canonicalize(&source).unwrap().0);
+        assert_eq!(gathers(&forms.default_form), usual, "{range}");
         assert_eq!(forms.for_small_sizes.as_ref().map(gathers), small, "{range}");
     }
 }
@@ -548,7 +548,7 @@ fn positions_outside_of_the_axis_stay_errors() {
         let reader = READERS.iter().find(|r| r.name == name).unwrap();
         let source = program("permuted", DType::F32, group, reader).unwrap();
         let found = reduce_shards_that_save(&source, 0).unwrap();
-        let input = source.inputs.values().position(|i| source.name_of(i.value) == input).unwrap();
+        let input = source.inputs.values().position(|i| source.value_name(i.value) == input).unwrap();
         let cropped = if name.contains("window") { 5 } else { 0 };
         let extent = EXTENT * group.2 - cropped;
         for (index, fails) in [(-1, true), (extent, true), (extent - 1, false), (0, false)] {
@@ -558,7 +558,7 @@ fn positions_outside_of_the_axis_stay_errors() {
             let elements: Vec<i64> = (0..=last).map(|i| if i == last { index } else { 0 }).collect();
             inputs[1][input] = Arc::new(Tensor::from_i64(DType::I64, t.shape(), &elements).unwrap());
             for graph in [&source, &found] {
-                let result = interp::run(graph, &Bindings::new(), &inputs);
+                let result = interp::run(graph, &SymbolBindings::new(), &inputs);
                 assert_eq!(result.is_err(), fails, "{name} at {index}");
             }
         }

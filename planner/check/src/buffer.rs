@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use symmc_ir::{Op, ValueId};
-use symmc_plan::{ALIGN, ArenaKind, Bucket, Buffer, ExitBarrier, Memory, Plan, Reach, Totals};
+use symmc_plan::{ALIGN, ArenaKind, Bucket, BucketTotals, Buffer, ExitBarrier, MemoryRef, PeerReach, Plan};
 
 use super::error::CheckError;
 use super::findings::Findings;
-use super::fixed::FixedMemory;
-use super::step::Schedule;
+use super::fixed_memory::FixedMemoryIndex;
+use super::step::BucketSchedule;
 
 /// Checks the buffers of a bucket as they are declared: within their arena, aligned, apart while alive
 /// together, and apart from fixed memory.
-pub fn declared(
-    (plan, fixed): (&Plan, &FixedMemory),
+pub fn check_declared_buffers(
+    (plan, fixed): (&Plan, &FixedMemoryIndex),
     (index, bucket): (usize, &Bucket),
     errors: &mut Findings,
 ) {
@@ -34,12 +34,12 @@ pub fn declared(
             errors.push(CheckError::BufferSteps { bucket, buffer: i, first, last, steps });
         }
         let reached = b.arena == ArenaKind::Symmetric && b.size > 0;
-        if let Some(fixed) = fixed.within(b.offset, end).filter(|_| reached) {
+        if let Some(fixed) = fixed.find_overlapping(b.offset, end).filter(|_| reached) {
             errors.push(CheckError::BufferFixedOverlap { bucket: index, buffer: i, fixed });
         }
     }
     for arena in [ArenaKind::Ordinary, ArenaKind::Symmetric] {
-        alive_together(index, bucket, arena, errors);
+        check_live_overlaps(index, bucket, arena, errors);
     }
 }
 
@@ -56,7 +56,7 @@ fn alive_at(b: &Buffer, step: usize) -> bool {
 
 /// When buffers of an arena begin and end to be occupied, by step: `(step, ends, buffer)`, ends behind
 /// begins of the same step.
-fn turns(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
+fn lifetime_events(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
     let mut turns = Vec::new();
     let mut add = |from: usize, to: usize, i: usize| turns.extend([(from, false, i), (to, true, i)]);
     for (i, b) in bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena) {
@@ -72,11 +72,11 @@ fn turns(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
 }
 
 /// Sweeps over the steps with the buffers that are alive, by offset.
-fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Findings) {
+fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Findings) {
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     let mut known: HashSet<(usize, usize)> = HashSet::new();
     let end = |i: usize| bucket.buffers[i].offset.saturating_add(bucket.buffers[i].size);
-    for (_, ends, i) in turns(bucket, arena) {
+    for (_, ends, i) in lifetime_events(bucket, arena) {
         let b = &bucket.buffers[i];
         if b.size == 0 {
             continue;
@@ -104,11 +104,11 @@ fn alive_together(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut 
 }
 
 /// Checks what the steps do to the buffers: within their lifetime, and as their reach says.
-pub fn used(schedule: &Schedule<'_>, errors: &mut Findings) {
+pub fn check_buffer_uses(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
-    let mut reach = vec![Reach::Local; bucket.buffers.len()];
+    let mut reach = vec![PeerReach::Local; bucket.buffers.len()];
     let buffer_of = |v: ValueId| match schedule.locations[v].as_ref().map(|h| h.range.memory) {
-        Some(Memory::Buffer(b)) => Some(b),
+        Some(MemoryRef::Buffer(b)) => Some(b),
         _ => None,
     };
     for (s, step) in schedule.steps.iter().enumerate() {
@@ -117,8 +117,8 @@ pub fn used(schedule: &Schedule<'_>, errors: &mut Findings) {
             let b = &bucket.buffers[i];
             if !alive_at(b, s) {
                 errors.push(CheckError::Lifetime {
-                    at: schedule.at(s),
-                    value: schedule.program.graph.name_of(v).to_string(),
+                    at: schedule.step_location(s),
+                    value: schedule.program.graph.value_name(v).to_string(),
                     buffer: i,
                     first: b.first,
                     last: b.last,
@@ -126,12 +126,12 @@ pub fn used(schedule: &Schedule<'_>, errors: &mut Findings) {
             }
         }
         for b in step.peer_reads.iter().filter_map(|&v| buffer_of(v)) {
-            if reach[b] == Reach::Local {
-                reach[b] = Reach::Read;
+            if reach[b] == PeerReach::Local {
+                reach[b] = PeerReach::Read;
             }
         }
         for b in step.peer_writes.iter().filter_map(|&v| buffer_of(v)) {
-            reach[b] = Reach::Written;
+            reach[b] = PeerReach::Written;
         }
     }
     for (buffer, (&expected, b)) in reach.iter().zip(&bucket.buffers).enumerate() {
@@ -142,14 +142,14 @@ pub fn used(schedule: &Schedule<'_>, errors: &mut Findings) {
     }
 }
 
-pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Findings) {
+pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
-    let (ordinary_peak, ordinary_bound) = sums(bucket, ArenaKind::Ordinary);
-    let (symmetric_peak, symmetric_bound) = sums(bucket, ArenaKind::Symmetric);
+    let (ordinary_peak, ordinary_bound) = peak_and_bound(bucket, ArenaKind::Ordinary);
+    let (symmetric_peak, symmetric_bound) = peak_and_bound(bucket, ArenaKind::Symmetric);
     let fixed_end = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
     let fixed_sum = plan.fixed.iter().fold(0u64, |n, f| n.saturating_add(f.size));
     let exits = |which: ExitBarrier| bucket.steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
-    let expected = Totals {
+    let expected = BucketTotals {
         ordinary_peak,
         ordinary_bound,
         symmetric_peak: symmetric_peak.max(fixed_end),
@@ -179,11 +179,11 @@ pub fn totals(plan: &Plan, schedule: &Schedule<'_>, errors: &mut Findings) {
 }
 
 /// The highest end of a buffer, and the largest sum of buffers that are alive together.
-fn sums(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
+fn peak_and_bound(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
     let of_arena = bucket.buffers.iter().filter(|b| b.arena == arena);
     let peak = of_arena.map(|b| b.offset.saturating_add(b.size)).max().unwrap_or(0);
     let (mut alive, mut bound) = (0u64, 0u64);
-    for (_, ends, i) in turns(bucket, arena) {
+    for (_, ends, i) in lifetime_events(bucket, arena) {
         let size = bucket.buffers[i].size;
         if ends {
             alive = alive.saturating_sub(size);
@@ -196,7 +196,7 @@ fn sums(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
 }
 
 /// Checks that decisions speak of the program, and that each node belongs to at most one.
-pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut Findings) {
+pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, errors: &mut Findings) {
     let bucket = schedule.index;
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
@@ -208,7 +208,7 @@ pub fn decisions(schedule: &Schedule<'_>, sources: &HashSet<&str>, errors: &mut 
             unknown(&d.collective);
         }
         for node in &d.nodes {
-            match schedule.program.named(node) {
+            match schedule.program.value_by_name(node) {
                 Some(_) => *count.entry(node.as_str()).or_default() += 1,
                 None => unknown(node),
             }
@@ -238,7 +238,7 @@ fn is_named_after(sources: &HashSet<&str>, name: &str) -> bool {
 }
 
 /// Checks that the copies that the plan lists are copies of the program.
-pub fn copies(schedule: &Schedule<'_>, errors: &mut Findings) {
+pub fn check_copies(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     let (program, graph) = (schedule.program, &schedule.program.graph);
     let mut seen = BTreeSet::new();
     for copy in &schedule.bucket.copies {
@@ -248,9 +248,9 @@ pub fn copies(schedule: &Schedule<'_>, errors: &mut Findings) {
                 errors.push(CheckError::Copy { bucket, node, what, expected, found });
             }
         };
-        let value = program.named(&copy.node);
+        let value = program.value_by_name(&copy.node);
         let node =
-            value.and_then(|v| graph.def_node(v)).map(|n| &graph.nodes[n]).filter(|n| n.op == Op::Copy);
+            value.and_then(|v| graph.defining_node(v)).map(|n| &graph.nodes[n]).filter(|n| n.op == Op::Copy);
         let (Some(value), Some(node)) = (value, node) else {
             differs("the op", "copy".into(), "no copy".into());
             continue;
@@ -258,9 +258,9 @@ pub fn copies(schedule: &Schedule<'_>, errors: &mut Findings) {
         if !seen.insert(value) {
             differs("the number of entries", "1".into(), "2".into());
         }
-        let of = node.inputs.first().map_or("", |&v| graph.name_of(v));
+        let of = node.inputs.first().map_or("", |&v| graph.value_name(v));
         differs("the operand", of.to_string(), copy.of.clone());
-        let bytes = graph.ty(value).bytes().upper(&schedule.symbols);
+        let bytes = graph.ty(value).bytes().upper_bound(&schedule.symbols);
         differs("the number of bytes", bytes.to_string(), copy.bytes.to_string());
         if let Some(bind) = copy.bind.filter(|&b| b >= graph.inputs.len()) {
             differs("the input to bind", format!("less than {}", graph.inputs.len()), bind.to_string());

@@ -17,16 +17,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
-use symmc_ir::collective::Meets;
+use symmc_ir::collective::SyncScope;
 
-use super::ranks::{Exchange, Ranks};
-use super::step::{Step, Sync};
+use super::ranks::{PairExchange, SimulatedRanks};
+use super::step::{CheckStep, StepSync};
 
 pub const LANES: usize = 2;
 
 /// A completed step that a later one is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Past {
+pub struct PastStep {
     pub lane: usize,
     pub tick: u32,
     pub bucket: usize,
@@ -34,40 +34,40 @@ pub struct Past {
 }
 
 #[derive(Clone, Default, Debug)]
-struct GroupPast {
-    last: Option<Past>,
+struct GroupHistory {
+    last: Option<PastStep>,
     /// The zone that the next collective by LL goes to.
     zone: usize,
-    zones: [Option<Past>; 2],
+    zones: [Option<PastStep>; 2],
 }
 
 /// Something that the clocks alone show to be wrong.
-pub enum Fault {
+pub enum OrderFault {
     /// The step is not ordered after an earlier one on the same group.
-    Unordered(Past),
+    Unordered(PastStep),
     /// The step writes into a landing zone that is not known to be read.
-    Landing(Past),
+    Landing(PastStep),
 }
 
 /// What a lane of a rank knows: a clock that others may share, and how far the rank's own lanes have come, whatever that
 /// clock says of them.
 #[derive(Clone, Debug)]
-struct Row {
+struct LaneClock {
     shared: Arc<[u32]>,
     own: [u32; LANES],
 }
 
 /// What is known where an access starts: the least of what those know who make it.
 #[derive(Clone)]
-pub struct Start<'a>(SmallVec<[Known<'a>; 1]>);
+pub struct AccessStart<'a>(SmallVec<[KnownClock<'a>; 1]>);
 
 #[derive(Clone, Copy)]
-struct Known<'a> {
+struct KnownClock<'a> {
     shared: &'a [u32],
     own: Option<(usize, [u32; LANES])>,
 }
 
-impl Start<'_> {
+impl AccessStart<'_> {
     /// Whether this lane of this rank is known to have come to `tick`.
     pub fn knows(&self, rank: usize, lane: usize, tick: u32) -> bool {
         self.0.iter().all(|known| {
@@ -79,55 +79,55 @@ impl Start<'_> {
 
 /// What those know who have met.
 #[derive(Clone)]
-enum Rendezvous {
+enum RendezvousClocks {
     None,
     /// The clock of each cell of the group.
     Cells(Vec<Arc<[u32]>>),
     /// What each rank knows when it has met those with which it forms pairs.
-    Pairs(Vec<Row>),
+    Pairs(Vec<LaneClock>),
 }
 
 #[derive(Clone)]
-pub struct Clocks {
+pub struct VectorClocks {
     /// What each lane of each rank knows, one after another.
-    now: Vec<Row>,
+    now: Vec<LaneClock>,
     /// The tick of the start of this run.
     base: u32,
     /// The tick of the start of the next run.
     next: u32,
     /// What all ranks know at the completion of steps that are waited for.
-    kept: BTreeMap<usize, Vec<Row>>,
-    groups: Vec<GroupPast>,
-    rendezvous: Rendezvous,
+    kept: BTreeMap<usize, Vec<LaneClock>>,
+    groups: Vec<GroupHistory>,
+    rendezvous: RendezvousClocks,
     /// The number of clocks joined across ranks.
     pub joins: u64,
 }
 
-impl Clocks {
-    pub fn new(ranks: &Ranks) -> Self {
+impl VectorClocks {
+    pub fn new(ranks: &SimulatedRanks) -> Self {
         let lanes = ranks.count * LANES;
-        let nothing = Row { shared: vec![0; lanes].into(), own: [0; LANES] };
-        Clocks {
+        let nothing = LaneClock { shared: vec![0; lanes].into(), own: [0; LANES] };
+        VectorClocks {
             now: vec![nothing; lanes],
             base: 0,
             next: 1,
             kept: BTreeMap::new(),
-            groups: vec![GroupPast::default(); ranks.cells.len()],
-            rendezvous: Rendezvous::None,
+            groups: vec![GroupHistory::default(); ranks.cells.len()],
+            rendezvous: RendezvousClocks::None,
             joins: 0,
         }
     }
 
-    fn row(&self, rank: usize, lane: usize) -> &Row {
+    fn lane_clock(&self, rank: usize, lane: usize) -> &LaneClock {
         &self.now[rank * LANES + lane]
     }
 
     /// What a lane of a rank knows: at the start of a run, or at the arrival of the step in that lane.
-    pub fn now(&self, rank: usize, lane: usize) -> Start<'_> {
-        Start(smallvec![self.row(rank, lane).known(rank)])
+    pub fn now(&self, rank: usize, lane: usize) -> AccessStart<'_> {
+        AccessStart(smallvec![self.lane_clock(rank, lane).known(rank)])
     }
 
-    pub fn base(&self) -> u32 {
+    pub fn run_start(&self) -> u32 {
         self.base
     }
 
@@ -146,46 +146,48 @@ impl Clocks {
     }
 
     /// Starts a run of `steps` steps: on each rank after all its lanes.
-    pub fn start(&mut self, steps: usize) {
+    pub fn start_run(&mut self, steps: usize) {
         self.base = self.next;
         self.next = self.base + 2 + 2 * steps as u32;
         self.kept.clear();
-        let mut joins = Joins::default();
+        let mut joins = JoinCache::default();
         for lanes in self.now.chunks_mut(LANES) {
-            let shared = lanes[1..].iter().fold(lanes[0].shared.clone(), |all, l| joins.of(&all, &l.shared));
-            lanes.fill(Row { shared, own: [self.base; LANES] });
+            let shared =
+                lanes[1..].iter().fold(lanes[0].shared.clone(), |all, l| joins.join_clocks(&all, &l.shared));
+            lanes.fill(LaneClock { shared, own: [self.base; LANES] });
         }
     }
 
     /// Brings every rank to the arrival of a step, and every cell of its group to its rendezvous.
     pub fn arrive(
         &mut self,
-        step: &Step,
+        step: &CheckStep,
         (bucket, index): (usize, usize),
-        ranks: &Ranks,
-        faults: &mut Vec<Fault>,
+        ranks: &SimulatedRanks,
+        faults: &mut Vec<OrderFault>,
     ) {
         for wait in &step.waits {
             let Some(kept) = self.kept.get(wait) else { continue };
-            let mut joins = Joins::default();
+            let mut joins = JoinCache::default();
             for (rank, kept) in kept.iter().enumerate() {
                 self.now[rank * LANES + step.lane].join(kept, &mut joins);
             }
         }
         let Some(sync) = step.sync else { return };
-        self.rendezvous = match Exchange::of(step) {
+        self.rendezvous = match PairExchange::from_step(step) {
             Some(exchange) => self.meet_in_pairs(exchange, step.lane, ranks),
             None => self.meet_in_cells(&ranks.cells[sync.group], step.lane),
         };
-        self.remember(step, sync, (bucket, index), ranks, faults);
+        self.compare_with_group(step, sync, (bucket, index), ranks, faults);
     }
 
-    fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> Rendezvous {
+    fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> RendezvousClocks {
         // Cells whose ranks share the same clocks differ only in what these know of themselves.
         let mut known: HashMap<Vec<*const u32>, Arc<[u32]>> = HashMap::new();
         let mut met = Vec::with_capacity(cells.len());
         for cell in cells {
-            let mut clocks: Vec<&Arc<[u32]>> = cell.iter().map(|&r| &self.row(r, lane).shared).collect();
+            let mut clocks: Vec<&Arc<[u32]>> =
+                cell.iter().map(|&r| &self.lane_clock(r, lane).shared).collect();
             clocks.sort_unstable_by_key(|c| c.as_ptr());
             clocks.dedup_by_key(|c| c.as_ptr());
             let joined = known.entry(clocks.iter().map(|c| c.as_ptr()).collect()).or_insert_with(|| {
@@ -195,19 +197,24 @@ impl Clocks {
             });
             let mut clock = joined.to_vec();
             for &r in cell {
-                raise(&mut clock[r * LANES..(r + 1) * LANES], &self.row(r, lane).own);
+                raise(&mut clock[r * LANES..(r + 1) * LANES], &self.lane_clock(r, lane).own);
             }
             met.push(clock.into());
             self.joins += cell.len() as u64;
         }
-        Rendezvous::Cells(met)
+        RendezvousClocks::Cells(met)
     }
 
-    fn meet_in_pairs(&mut self, exchange: Exchange<'_>, lane: usize, ranks: &Ranks) -> Rendezvous {
-        let mut met: Vec<Row> = (0..ranks.count).map(|r| self.row(r, lane).clone()).collect();
-        for (from, to) in exchange.ranks(&ranks.cells) {
+    fn meet_in_pairs(
+        &mut self,
+        exchange: PairExchange<'_>,
+        lane: usize,
+        ranks: &SimulatedRanks,
+    ) -> RendezvousClocks {
+        let mut met: Vec<LaneClock> = (0..ranks.count).map(|r| self.lane_clock(r, lane).clone()).collect();
+        for (from, to) in exchange.rank_pairs(&ranks.cells) {
             for (rank, other) in [(from, to), (to, from)] {
-                let (row, other) = (&mut met[rank], (other, self.row(other, lane)));
+                let (row, other) = (&mut met[rank], (other, self.lane_clock(other, lane)));
                 let mut clock = row.shared.to_vec();
                 raise(&mut clock, &other.1.shared);
                 raise(&mut clock[other.0 * LANES..(other.0 + 1) * LANES], &other.1.own);
@@ -215,31 +222,32 @@ impl Clocks {
                 self.joins += 1;
             }
         }
-        Rendezvous::Pairs(met)
+        RendezvousClocks::Pairs(met)
     }
 
     /// Compares a step with the earlier ones of its group.
-    fn remember(
+    fn compare_with_group(
         &mut self,
-        step: &Step,
-        sync: Sync,
+        step: &CheckStep,
+        sync: StepSync,
         (bucket, index): (usize, usize),
-        ranks: &Ranks,
-        faults: &mut Vec<Fault>,
+        ranks: &SimulatedRanks,
+        faults: &mut Vec<OrderFault>,
     ) {
-        let this = Past { lane: step.lane, tick: self.completion(index), bucket, step: index };
+        let this = PastStep { lane: step.lane, tick: self.completion(index), bucket, step: index };
         let past = &self.groups[sync.group];
-        let followed = |p: &Past| (0..ranks.count).all(|r| self.row(r, step.lane).own[p.lane] >= p.tick);
+        let followed =
+            |p: &PastStep| (0..ranks.count).all(|r| self.lane_clock(r, step.lane).own[p.lane] >= p.tick);
         if let Some(last) = past.last.filter(|p| !followed(p)) {
-            faults.push(Fault::Unordered(last));
+            faults.push(OrderFault::Unordered(last));
         }
         if sync.landing {
-            let all_know = |p: &Past| {
+            let all_know = |p: &PastStep| {
                 let cells = &ranks.cells[sync.group];
                 cells.iter().all(|c| self.know_each_other(c, step.lane, p.lane..p.lane + 1, p.tick))
             };
             if let Some(last) = past.zones[past.zone].filter(|p| !all_know(p)) {
-                faults.push(Fault::Landing(last));
+                faults.push(OrderFault::Landing(last));
             }
         }
         let past = &mut self.groups[sync.group];
@@ -251,35 +259,51 @@ impl Clocks {
     }
 
     /// What is known where a rank begins to write the results of a step.
-    pub fn of_results(&self, rank: usize, step: &Step, ranks: &Ranks) -> Start<'_> {
+    pub fn start_of_result_writes(
+        &self,
+        rank: usize,
+        step: &CheckStep,
+        ranks: &SimulatedRanks,
+    ) -> AccessStart<'_> {
         let met = step.sync.filter(|s| s.result_after_rendezvous);
-        met.and_then(|sync| self.met(rank, sync, ranks)).unwrap_or_else(|| self.now(rank, step.lane))
+        met.and_then(|sync| self.rendezvous_start(rank, sync, ranks))
+            .unwrap_or_else(|| self.now(rank, step.lane))
     }
 
     /// What is known where the peers of a rank begin to touch its memory: what each of them knows.
-    pub fn of_peers(&self, rank: usize, step: &Step, ranks: &Ranks) -> Start<'_> {
-        let met = step.sync.filter(|s| s.entry).and_then(|sync| self.met(rank, sync, ranks));
+    pub fn start_of_peer_accesses(
+        &self,
+        rank: usize,
+        step: &CheckStep,
+        ranks: &SimulatedRanks,
+    ) -> AccessStart<'_> {
+        let met = step.sync.filter(|s| s.entry).and_then(|sync| self.rendezvous_start(rank, sync, ranks));
         met.unwrap_or_else(|| {
             let peers = step.sync.into_iter().flat_map(|sync| ranks.peers(sync.group, rank));
-            Start(peers.map(|p| self.row(p, step.lane).known(p)).collect())
+            AccessStart(peers.map(|p| self.lane_clock(p, step.lane).known(p)).collect())
         })
     }
 
     /// What the cell of a rank knows after its rendezvous.
-    fn met(&self, rank: usize, sync: Sync, ranks: &Ranks) -> Option<Start<'_>> {
-        let Rendezvous::Cells(cells) = &self.rendezvous else { return None };
+    fn rendezvous_start(
+        &self,
+        rank: usize,
+        sync: StepSync,
+        ranks: &SimulatedRanks,
+    ) -> Option<AccessStart<'_>> {
+        let RendezvousClocks::Cells(cells) = &self.rendezvous else { return None };
         let shared = cells.get(ranks.cell_of(sync.group, rank)?)?;
-        Some(Start(smallvec![Known { shared, own: None }]))
+        Some(AccessStart(smallvec![KnownClock { shared, own: None }]))
     }
 
     /// Brings every rank to the completion of a step.
-    pub fn complete(&mut self, step: &Step, index: usize, ranks: &Ranks, waited_for: bool) {
+    pub fn complete(&mut self, step: &CheckStep, index: usize, ranks: &SimulatedRanks, waited_for: bool) {
         let (last_touch, completion) = (self.last_touch(index), self.completion(index));
-        match (std::mem::replace(&mut self.rendezvous, Rendezvous::None), step.sync) {
-            (Rendezvous::Pairs(met), _) => {
+        match (std::mem::replace(&mut self.rendezvous, RendezvousClocks::None), step.sync) {
+            (RendezvousClocks::Pairs(met), _) => {
                 met.into_iter().enumerate().for_each(|(r, row)| self.now[r * LANES + step.lane] = row);
             }
-            (Rendezvous::Cells(met), Some(sync)) if sync.meets == Meets::Group || sync.exit => {
+            (RendezvousClocks::Cells(met), Some(sync)) if sync.meets == SyncScope::Group || sync.exit => {
                 for (cell, mut clock) in ranks.cells[sync.group].iter().zip(met) {
                     if sync.exit {
                         let mut touched = clock.to_vec();
@@ -314,7 +338,7 @@ impl Clocks {
         // Two of those that a clock does not know to have come, at most.
         let mut open: HashMap<*const u32, SmallVec<[usize; 2]>> = HashMap::new();
         ranks.iter().all(|&rank| {
-            let row = self.row(rank, lane);
+            let row = self.lane_clock(rank, lane);
             let open = open.entry(row.shared.as_ptr()).or_insert_with(|| {
                 let come = |r: usize| of.clone().all(|l| row.shared[r * LANES + l] >= tick);
                 ranks.iter().copied().filter(|&r| !come(r)).take(2).collect()
@@ -350,23 +374,23 @@ impl Clocks {
     }
 }
 
-impl Row {
-    fn known(&self, rank: usize) -> Known<'_> {
-        Known { shared: &self.shared, own: Some((rank, self.own)) }
+impl LaneClock {
+    fn known(&self, rank: usize) -> KnownClock<'_> {
+        KnownClock { shared: &self.shared, own: Some((rank, self.own)) }
     }
 
-    fn join(&mut self, other: &Row, joins: &mut Joins) {
-        self.shared = joins.of(&self.shared, &other.shared);
+    fn join(&mut self, other: &LaneClock, joins: &mut JoinCache) {
+        self.shared = joins.join_clocks(&self.shared, &other.shared);
         raise(&mut self.own, &other.own);
     }
 }
 
 /// Joined clocks, each made once. The clocks that they were made of are held, so that no other takes their address.
 #[derive(Default)]
-struct Joins(HashMap<(*const u32, *const u32), [Arc<[u32]>; 3]>);
+struct JoinCache(HashMap<(*const u32, *const u32), [Arc<[u32]>; 3]>);
 
-impl Joins {
-    fn of(&mut self, a: &Arc<[u32]>, b: &Arc<[u32]>) -> Arc<[u32]> {
+impl JoinCache {
+    fn join_clocks(&mut self, a: &Arc<[u32]>, b: &Arc<[u32]>) -> Arc<[u32]> {
         if Arc::ptr_eq(a, b) {
             return a.clone();
         }
@@ -391,17 +415,17 @@ fn raise(clock: &mut [u32], by: &[u32]) {
 pub(super) mod tests {
     use std::collections::HashSet;
 
-    use symmc_ir::Members;
+    use symmc_ir::GroupMembers;
 
-    use super::super::program::Group;
+    use super::super::program::PlanGroup;
     use super::*;
 
-    pub fn group(members: Members, size: u32) -> Group {
-        Group { name: "g".into(), members, size }
+    pub fn group(members: GroupMembers, size: u32) -> PlanGroup {
+        PlanGroup { name: "g".into(), members, size }
     }
 
-    fn step(lane: usize, waits: &[usize], sync: Option<Sync>) -> Step {
-        Step {
+    fn step(lane: usize, waits: &[usize], sync: Option<StepSync>) -> CheckStep {
+        CheckStep {
             lane,
             waits: waits.to_vec(),
             reads: Vec::new(),
@@ -414,21 +438,21 @@ pub(super) mod tests {
         }
     }
 
-    pub fn put(pairs: &[(u32, u32)]) -> Step {
-        let sync = Sync { meets: Meets::Pairs, landing: false, ..LL };
-        Step { pairs: pairs.to_vec(), ..step(1, &[], Some(sync)) }
+    pub fn exchange_step(pairs: &[(u32, u32)]) -> CheckStep {
+        let sync = StepSync { meets: SyncScope::Pairs, landing: false, ..LL };
+        CheckStep { pairs: pairs.to_vec(), ..step(1, &[], Some(sync)) }
     }
 
-    pub fn ranks(count: usize, groups: &[Group], steps: &[Step]) -> Ranks {
-        let exchanges = steps.iter().filter_map(Exchange::of).collect();
-        Ranks::new(count, groups, &vec![true; groups.len()], &exchanges)
+    pub fn ranks(count: usize, groups: &[PlanGroup], steps: &[CheckStep]) -> SimulatedRanks {
+        let exchanges = steps.iter().filter_map(PairExchange::from_step).collect();
+        SimulatedRanks::new(count, groups, &vec![true; groups.len()], &exchanges)
     }
 
-    fn faults(steps: &[Step], runs: usize, ranks: &Ranks) -> Vec<Fault> {
-        let mut clocks = Clocks::new(ranks);
+    fn faults(steps: &[CheckStep], runs: usize, ranks: &SimulatedRanks) -> Vec<OrderFault> {
+        let mut clocks = VectorClocks::new(ranks);
         let mut faults = Vec::new();
         for _ in 0..runs {
-            clocks.start(steps.len());
+            clocks.start_run(steps.len());
             for (i, s) in steps.iter().enumerate() {
                 clocks.arrive(s, (0, i), ranks, &mut faults);
                 clocks.complete(s, i, ranks, true);
@@ -437,10 +461,10 @@ pub(super) mod tests {
         faults
     }
 
-    const LL: Sync = Sync {
+    const LL: StepSync = StepSync {
         group: 0,
         entry: false,
-        meets: Meets::Group,
+        meets: SyncScope::Group,
         result_after_rendezvous: true,
         exit: false,
         landing: true,
@@ -448,38 +472,38 @@ pub(super) mod tests {
 
     #[test]
     fn zones_in_turn_need_a_rendezvous_between_uses_of_one() {
-        let ranks = ranks(3, &[group(Members::World, 3)], &[]);
+        let ranks = ranks(3, &[group(GroupMembers::World, 3)], &[]);
         let lines = [step(1, &[], Some(LL))];
         assert_eq!(faults(&lines, 5, &ranks).len(), 0);
         // A variant that pushes into landing zones and does not meet.
-        let silent = [step(1, &[], Some(Sync { meets: Meets::Nobody, ..LL }))];
+        let silent = [step(1, &[], Some(StepSync { meets: SyncScope::Nobody, ..LL }))];
         assert_eq!(faults(&silent, 2, &ranks).len(), 0);
         let found = faults(&silent, 3, &ranks);
-        assert!(matches!(found[..], [Fault::Landing(Past { step: 0, .. })]));
+        assert!(matches!(found[..], [OrderFault::Landing(PastStep { step: 0, .. })]));
         // In one run, with a rendezvous in between.
-        let rendezvous = step(1, &[], Some(Sync { landing: false, ..LL }));
+        let rendezvous = step(1, &[], Some(StepSync { landing: false, ..LL }));
         let mixed = [silent[0].clone(), silent[0].clone(), rendezvous];
         assert_eq!(faults(&mixed, 4, &ranks).len(), 0);
     }
 
     #[test]
     fn collectives_of_a_group_need_one_order() {
-        let ranks = ranks(2, &[group(Members::World, 2)], &[]);
+        let ranks = ranks(2, &[group(GroupMembers::World, 2)], &[]);
         let one = step(1, &[], Some(LL));
         let other = |waits: &[usize]| step(0, waits, Some(LL));
-        assert!(matches!(faults(&[one.clone(), other(&[])], 1, &ranks)[..], [Fault::Unordered(_)]));
+        assert!(matches!(faults(&[one.clone(), other(&[])], 1, &ranks)[..], [OrderFault::Unordered(_)]));
         assert_eq!(faults(&[one, other(&[0])], 3, &ranks).len(), 0);
     }
 
     #[test]
     fn pairs_know_of_each_other_and_nobody_else() {
-        let world = [group(Members::World, 4)];
-        let steps = [put(&[(0, 1)]), put(&[(1, 2)])];
+        let world = [group(GroupMembers::World, 4)];
+        let steps = [exchange_step(&[(0, 1)]), exchange_step(&[(1, 2)])];
         let ranks = ranks(4, &world, &steps);
-        let mut clocks = Clocks::new(&ranks);
+        let mut clocks = VectorClocks::new(&ranks);
         let mut faults = Vec::new();
-        clocks.start(steps.len());
-        let start = clocks.base();
+        clocks.start_run(steps.len());
+        let start = clocks.run_start();
         let mut knows = Vec::new();
         for (i, s) in steps.iter().enumerate() {
             clocks.arrive(s, (0, i), &ranks, &mut faults);

@@ -1,50 +1,53 @@
 //! What the rules for the steps of one bucket look at.
 
-use symmc_ir::{Symbols, Table, ValueId};
+use symmc_ir::{EntityMap, SymbolTable, ValueId};
 use symmc_plan::{Bucket, Plan};
 
-use super::error::At;
-use super::overlap::Overlaps;
-use super::place::Location;
-use super::program::{PlannedProgram, Programs};
+use super::error::StepLocation;
+use super::location::ValueLocation;
+use super::overlap::ValueOverlaps;
+use super::program::{PlanPrograms, PlannedProgram};
 
-pub struct Context<'a> {
+pub struct CheckContext<'a> {
     pub plan: &'a Plan,
-    pub programs: &'a Programs,
+    pub programs: &'a PlanPrograms,
     pub index: usize,
     pub bucket: &'a Bucket,
     pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
-    pub symbols: &'a Symbols,
+    pub symbols: &'a SymbolTable,
     /// Where each base value lies.
-    pub locations: &'a Table<ValueId, Option<Location>>,
-    pub overlaps: &'a Overlaps,
+    pub locations: &'a EntityMap<ValueId, Option<ValueLocation>>,
+    pub overlaps: &'a ValueOverlaps,
 }
 
-impl Context<'_> {
+impl CheckContext<'_> {
     /// Whether two values share bytes.
-    pub fn share(&self, a: ValueId, b: ValueId) -> bool {
-        share(self.overlaps, self.locations, a, b)
+    pub fn share_bytes(&self, a: ValueId, b: ValueId) -> bool {
+        share_bytes(self.overlaps, self.locations, a, b)
     }
 
-    pub fn at(&self, step: usize) -> At {
+    pub fn step_location(&self, step: usize) -> StepLocation {
         let node = self.bucket.steps.get(step).map(|s| s.node.clone()).unwrap_or_default();
-        At { bucket: self.index, step, node }
+        StepLocation { bucket: self.index, step, node }
     }
 }
 
 /// Whether two values share bytes in one run, as far as is known of where they lie.
-pub fn share(
-    overlaps: &Overlaps,
-    locations: &Table<ValueId, Option<Location>>,
+pub fn share_bytes(
+    overlaps: &ValueOverlaps,
+    locations: &EntityMap<ValueId, Option<ValueLocation>>,
     a: ValueId,
     b: ValueId,
 ) -> bool {
-    locations[a].as_ref().zip(locations[b].as_ref()).is_some_and(|(x, y)| overlaps.share((a, x), (b, y)))
+    locations[a]
+        .as_ref()
+        .zip(locations[b].as_ref())
+        .is_some_and(|(x, y)| overlaps.share_bytes((a, x), (b, y)))
 }
 
 /// Whether a value has as many elements as its base.
-pub fn is_whole(program: &PlannedProgram, x: ValueId) -> bool {
+pub fn covers_base(program: &PlannedProgram, x: ValueId) -> bool {
     let (graph, base) = (&program.graph, program.base(x));
     base == x || graph.ty(base).numel() == graph.ty(x).numel()
 }

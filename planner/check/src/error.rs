@@ -3,67 +3,67 @@
 
 use std::fmt;
 
-use symmc_plan::{ArenaKind, Memory, Reach, Unresolved};
+use symmc_plan::{ArenaKind, MemoryRef, PeerReach, ResolveError};
 use thiserror::Error;
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct At {
+pub struct StepLocation {
     pub bucket: usize,
     pub step: usize,
     pub node: String,
 }
 
-impl fmt::Display for At {
+impl fmt::Display for StepLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "bucket {}, step {} (%{})", self.bucket, self.step, self.node)
     }
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Moment {
+pub enum AccessMoment {
     /// The caller writes bound inputs.
     Start {
         bucket: usize,
     },
-    Step(At),
+    Step(StepLocation),
     /// The caller reads the outputs.
     End {
         bucket: usize,
     },
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for AccessMoment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Moment::Start { bucket } => write!(f, "the start of a run of bucket {bucket}"),
-            Moment::Step(at) => write!(f, "{at}"),
-            Moment::End { bucket } => write!(f, "the end of a run of bucket {bucket}"),
+            AccessMoment::Start { bucket } => write!(f, "the start of a run of bucket {bucket}"),
+            AccessMoment::Step(at) => write!(f, "{at}"),
+            AccessMoment::End { bucket } => write!(f, "the end of a run of bucket {bucket}"),
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Who {
+pub enum Accessor {
     Own,
     Peers,
     Caller,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Access {
-    pub moment: Moment,
-    pub who: Who,
+pub struct MemoryAccess {
+    pub moment: AccessMoment,
+    pub accessor: Accessor,
     pub write: bool,
     /// The name of the base value whose bytes are touched.
     pub value: String,
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for MemoryAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = match self.who {
-            Who::Own => "the rank",
-            Who::Peers => "its peers",
-            Who::Caller => "the caller",
+        let who = match self.accessor {
+            Accessor::Own => "the rank",
+            Accessor::Peers => "its peers",
+            Accessor::Caller => "the caller",
         };
         let verb = if self.write { "write" } else { "read" };
         write!(f, "the {verb} of %{} by {who} at {}", self.value, self.moment)
@@ -71,16 +71,16 @@ impl fmt::Display for Access {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Side {
+pub enum ValueSide {
     Operand,
     Result,
 }
 
-impl fmt::Display for Side {
+impl fmt::Display for ValueSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Side::Operand => "operand",
-            Side::Result => "result",
+            ValueSide::Operand => "operand",
+            ValueSide::Result => "result",
         })
     }
 }
@@ -144,7 +144,7 @@ pub enum CheckError {
     #[error("bucket {bucket} names program {found} of {expected}")]
     BucketProgram { bucket: usize, expected: usize, found: usize },
     #[error("bucket {bucket}: {error}")]
-    Unresolved { bucket: usize, error: Unresolved },
+    Unresolved { bucket: usize, error: ResolveError },
     #[error("bucket {bucket} has {symbol} in {found:?}, expected a range within {expected:?}")]
     BucketRange { bucket: usize, symbol: String, expected: [i64; 2], found: [i64; 2] },
     #[error("buckets {first} and {second} serve the same sizes")]
@@ -164,73 +164,73 @@ pub enum CheckError {
     #[error("bucket {bucket}: buffer {buffer} lives from step {first} to {last} of {steps}")]
     BufferSteps { bucket: usize, buffer: usize, first: usize, last: usize, steps: usize },
     #[error("{at}: %{value} is touched here, but its buffer {buffer} lives from step {first} to {last}")]
-    Lifetime { at: At, value: String, buffer: usize, first: usize, last: usize },
+    Lifetime { at: StepLocation, value: String, buffer: usize, first: usize, last: usize },
     #[error("bucket {bucket}: buffer {buffer} has reach {found:?}, expected {expected:?}")]
-    BufferReach { bucket: usize, buffer: usize, expected: Reach, found: Reach },
+    BufferReach { bucket: usize, buffer: usize, expected: PeerReach, found: PeerReach },
     #[error("bucket {bucket}: {total} is {found}, expected {expected}")]
     Total { bucket: usize, total: &'static str, expected: u64, found: u64 },
 
     // Places.
     #[error("bucket {bucket}: %{value} lies in {found:?}, which does not exist")]
-    PlaceMemory { bucket: usize, value: String, found: Memory },
+    PlaceMemory { bucket: usize, value: String, found: MemoryRef },
     #[error("bucket {bucket}: %{value} takes bytes {low} to {high} of {memory:?}, which has {size}")]
-    PlaceOutside { bucket: usize, value: String, memory: Memory, low: i64, high: i64, size: u64 },
+    PlaceOutside { bucket: usize, value: String, memory: MemoryRef, low: i64, high: i64, size: u64 },
     #[error("bucket {bucket}: %{value} starts at {found}, expected a multiple of {expected} bytes")]
     PlaceMisaligned { bucket: usize, value: String, expected: u64, found: String },
     #[error("bucket {bucket}: %{value} is input {input} and lies in {found:?}, expected {expected:?} at 0")]
-    PlaceOfInput { bucket: usize, value: String, input: usize, expected: Memory, found: Memory },
+    PlaceOfInput { bucket: usize, value: String, input: usize, expected: MemoryRef, found: MemoryRef },
     #[error("bucket {bucket}: %{value} is output {output} and lies in {found:?}, expected {expected:?} at 0")]
-    PlaceOfOutput { bucket: usize, value: String, output: usize, expected: Memory, found: Memory },
+    PlaceOfOutput { bucket: usize, value: String, output: usize, expected: MemoryRef, found: MemoryRef },
     #[error("bucket {bucket}: output {output} is %{value}, which is a view or an input")]
     OutputNotBase { bucket: usize, value: String, output: usize },
     #[error("bucket {bucket}: outputs {first} and {second} are both %{value}")]
     OutputTwice { bucket: usize, value: String, first: usize, second: usize },
     #[error("bucket {bucket}: %{value} is no input and lies in {found:?}, which is only read")]
-    PlaceReadOnly { bucket: usize, value: String, found: Memory },
+    PlaceReadOnly { bucket: usize, value: String, found: MemoryRef },
 
     // Steps.
     #[error("{at}: the node already is step {first}")]
-    StepTwice { at: At, first: usize },
+    StepTwice { at: StepLocation, first: usize },
     #[error("bucket {bucket}: %{node} has no step")]
     StepMissing { bucket: usize, node: String },
     #[error("{at}: operand %{operand} is defined at step {defined}, which is later")]
-    StepOrder { at: At, operand: String, defined: usize },
+    StepOrder { at: StepLocation, operand: String, defined: usize },
     #[error("{at}: it waits for step {found}, expected an earlier one")]
-    WaitNotEarlier { at: At, found: usize },
+    WaitNotEarlier { at: StepLocation, found: usize },
     #[error("{at}: it waits for step {found} of its own lane")]
-    WaitOwnLane { at: At, found: usize },
+    WaitOwnLane { at: StepLocation, found: usize },
     #[error("{at}: it waits for step {found} more than once")]
-    WaitTwice { at: At, found: usize },
+    WaitTwice { at: StepLocation, found: usize },
     #[error("{at}: {field} is {found}, expected {expected}")]
-    StepField { at: At, field: &'static str, expected: &'static str, found: String },
+    StepField { at: StepLocation, field: &'static str, expected: &'static str, found: String },
     #[error("{at}: the collective has no variant that runs it")]
-    VariantMissing { at: At },
+    VariantMissing { at: StepLocation },
     #[error("{at}: the plan does not say whether the exit barrier of {variant} stays")]
-    ExitMissing { at: At, variant: String },
+    ExitMissing { at: StepLocation, variant: String },
     #[error("{at}: the plan speaks of an exit barrier, which the step does not have or cannot drop")]
-    ExitUnexpected { at: At },
+    ExitUnexpected { at: StepLocation },
     #[error("{at}: {side} %{value} lies in {found:?}, expected the symmetric arena")]
-    NotSymmetric { at: At, side: Side, value: String, found: Memory },
+    NotSymmetric { at: StepLocation, side: ValueSide, value: String, found: MemoryRef },
     #[error("{at}: {side} %{value} starts at {found}, expected a multiple of {expected} bytes")]
-    Misaligned { at: At, side: Side, value: String, expected: u64, found: String },
+    Misaligned { at: StepLocation, side: ValueSide, value: String, expected: u64, found: String },
     #[error(
         "{at}: {side} %{value} lies by rank in group {group}, expected one place in the window on all ranks of the cell"
     )]
-    WindowUneven { at: At, side: Side, value: String, group: String },
+    WindowUneven { at: StepLocation, side: ValueSide, value: String, group: String },
     #[error(
         "{at}: {side} %{value} of a reduction lies by rank in group {group}, expected one place on all ranks"
     )]
-    ReductionUneven { at: At, side: Side, value: String, group: String },
+    ReductionUneven { at: StepLocation, side: ValueSide, value: String, group: String },
     #[error("{at}: operand %{value} of a collective is not stored contiguously")]
-    NotContiguous { at: At, value: String },
+    NotContiguous { at: StepLocation, value: String },
     #[error("{at}: group {group} has no landing zone {zone}")]
-    LandingMissing { at: At, group: String, zone: u32 },
+    LandingMissing { at: StepLocation, group: String, zone: u32 },
     #[error("{at}: landing zone {zone} of group {group} has {found} bytes, expected at least {expected}")]
-    LandingTooSmall { at: At, group: String, zone: u32, expected: u64, found: u64 },
+    LandingTooSmall { at: StepLocation, group: String, zone: u32, expected: u64, found: u64 },
     #[error("{at}: the result %{result} lies on the operand %{operand}, which this op does not allow there")]
-    InPlace { at: At, operand: String, result: String },
+    InPlace { at: StepLocation, operand: String, result: String },
     #[error("{at}: the results %{first} and %{second} overlap")]
-    ResultsOverlap { at: At, first: String, second: String },
+    ResultsOverlap { at: StepLocation, first: String, second: String },
     #[error(
         "bucket {bucket}: the decision for %{collective} names %{found}, which the program does not have"
     )]
@@ -250,13 +250,13 @@ pub enum CheckError {
 
     // Time.
     #[error("nothing orders {second} after {first}, and they share bytes")]
-    Race { first: Access, second: Access },
+    Race { first: MemoryAccess, second: MemoryAccess },
     #[error("{at}: landing zone of group {group} is written before {earlier} has read it on every rank")]
-    LandingRace { at: At, group: String, earlier: At },
+    LandingRace { at: StepLocation, group: String, earlier: StepLocation },
     #[error("{at}: nothing orders it after {earlier}, which runs on the same group {group}")]
-    Unordered { at: At, group: String, earlier: At },
+    Unordered { at: StepLocation, group: String, earlier: StepLocation },
     #[error("{reader} reads %{value}, which {lost} wrote over")]
-    Lost { reader: Moment, value: String, lost: Moment },
+    Lost { reader: AccessMoment, value: String, lost: AccessMoment },
 
     // More than are kept.
     #[error("{count} more findings are not listed")]

@@ -15,14 +15,14 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{CollectiveKind, Contract, Dim, Form, Graph, Node, NodeId, Op, Type, ValueId};
+use symmc_ir::{CollectiveKind, Contract, Dim, DispatchForm, Graph, Node, NodeId, Op, TensorType, ValueId};
 
-use super::context::{Context, is_whole};
-use super::place::{Location, Numbered, Range, apart};
+use super::context::{CheckContext, covers_base};
+use super::location::{RankDisplacement, SymbolicRange, ValueLocation, are_disjoint};
 
 /// What a result does to an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Overlay {
+pub enum OverlayEffect {
     /// The op would read what it has written.
     Illegal,
     /// The bytes of the operand's base hold other values afterwards.
@@ -32,52 +32,54 @@ pub enum Overlay {
 }
 
 #[derive(Clone, Copy)]
-pub struct Reading {
+pub struct OperandRead {
     pub node: NodeId,
     /// Its number among the operands of the node.
     pub operand: usize,
-    pub form: Option<Form>,
+    pub form: Option<DispatchForm>,
 }
 
 /// What a result of a step does to an operand of it, whose base it overlaps. `in_place` are the operands of a
 /// concatenation that lie where they end up.
 pub fn overlay(
-    ctx: &Context<'_>,
-    reading: Reading,
+    ctx: &CheckContext<'_>,
+    reading: OperandRead,
     result: ValueId,
     contract: Option<&Contract>,
-    in_place: &InPlace,
-) -> Overlay {
+    in_place: &InPlaceConcat,
+) -> OverlayEffect {
     let graph = &ctx.program.graph;
-    let Reading { node, operand, form } = reading;
+    let OperandRead { node, operand, form } = reading;
     let node = &graph.nodes[node];
     let x = node.inputs[operand];
     let layout = &ctx.program.layouts[x];
     let (Some(base), Some(location)) = (&ctx.locations[layout.base], &ctx.locations[result]) else {
-        return Overlay::Illegal;
+        return OverlayEffect::Illegal;
     };
     let (tx, tr) = (graph.ty(x), graph.ty(result));
     let element = Dim::from(tx.dtype.size() as i64);
     let start = base.range.start.clone() + layout.offset.clone() * element.clone();
     let same_memory = base.range.memory == location.range.memory;
     let rule = match &node.op {
-        _ if !same_memory => Overlay::Illegal,
-        _ if form.is_some_and(|form| !allowed(form, reading, graph, result)) => Overlay::Illegal,
-        Op::Concat { .. } if in_place.keeps(x, layout.base) && base.range.rank == location.range.rank => {
-            Overlay::Keeps
+        _ if !same_memory => OverlayEffect::Illegal,
+        _ if form.is_some_and(|form| !form_allows_overlay(form, reading, graph, result)) => {
+            OverlayEffect::Illegal
         }
-        Op::Concat { .. } => Overlay::Illegal,
-        _ if start != location.range.start || !layout.is_contiguous(tx) => Overlay::Illegal,
+        Op::Concat { .. } if in_place.contains(x, layout.base) && base.range.rank == location.range.rank => {
+            OverlayEffect::Keeps
+        }
+        Op::Concat { .. } => OverlayEffect::Illegal,
+        _ if start != location.range.start || !layout.is_contiguous(tx) => OverlayEffect::Illegal,
         _ if form.is_some() => match same_elements((base, tx), (location, tr)) {
-            true => Overlay::Replaces,
-            false => Overlay::Illegal,
+            true => OverlayEffect::Replaces,
+            false => OverlayEffect::Illegal,
         },
         Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
-            collective(&c.kind, ctx.program.group(c.group), (base, tx), (location, tr))
+            collective_effect(&c.kind, ctx.program.group_index(c.group), (base, tx), (location, tr))
         }
         op => element_on_element(op, operand, (base, tx), (location, tr)),
     };
-    if rule != Overlay::Illegal {
+    if rule != OverlayEffect::Illegal {
         return rule;
     }
     let extent = tx
@@ -85,30 +87,41 @@ pub fn overlay(
         .iter()
         .zip(&layout.strides)
         .fold(Dim::from(1), |sum, (n, stride)| sum + (n.clone() - Dim::from(1)) * stride.clone());
-    let read = Range { start: start.clone(), end: start + extent * element, ..base.range.clone() };
-    if apart(&read, &location.range, ctx.symbols) { Overlay::Replaces } else { Overlay::Illegal }
+    let read = SymbolicRange { start: start.clone(), end: start + extent * element, ..base.range.clone() };
+    if are_disjoint(&read, &location.range, ctx.symbols) {
+        OverlayEffect::Replaces
+    } else {
+        OverlayEffect::Illegal
+    }
 }
 
 /// Whether two contiguous values that start at one place have their elements at the same places.
-fn same_elements(x: (&Location, &Type), r: (&Location, &Type)) -> bool {
+fn same_elements(x: (&ValueLocation, &TensorType), r: (&ValueLocation, &TensorType)) -> bool {
     x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size() && x.0.range.rank == r.0.range.rank
 }
 
 /// Whether a result of a dispatch may lie on an operand of one of its nodes, element on element.
-fn allowed(form: Form, reading: Reading, graph: &Graph, result: ValueId) -> bool {
-    let overwriting = form.overwriting(&graph.nodes[reading.node].op, reading.operand);
-    graph.def_node(result).is_some_and(|writer| overwriting.allows(reading.node, writer))
+fn form_allows_overlay(form: DispatchForm, reading: OperandRead, graph: &Graph, result: ValueId) -> bool {
+    let overwriting = form.overwrite_rule(&graph.nodes[reading.node].op, reading.operand);
+    graph.defining_node(result).is_some_and(|writer| overwriting.allows(reading.node, writer))
 }
 
 /// The rule for a contiguous operand that starts where its result does and has this number.
 ///
 /// These are the check's own rules, which do not read the table of facts that the planner places by: an error there is
 /// found here. Ops without a rule overwrite nothing. A test of the planner compares both for all ops.
-fn element_on_element(op: &Op, operand: usize, x: (&Location, &Type), r: (&Location, &Type)) -> Overlay {
+fn element_on_element(
+    op: &Op,
+    operand: usize,
+    x: (&ValueLocation, &TensorType),
+    r: (&ValueLocation, &TensorType),
+) -> OverlayEffect {
     match op {
-        _ if !same_elements(x, r) => Overlay::Illegal,
-        Op::Copy => Overlay::Keeps,
-        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast => Overlay::Replaces,
+        _ if !same_elements(x, r) => OverlayEffect::Illegal,
+        Op::Copy => OverlayEffect::Keeps,
+        Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Select | Op::Cast => {
+            OverlayEffect::Replaces
+        }
         Op::Softmax { .. }
         | Op::RmsNorm { .. }
         | Op::LayerNorm { .. }
@@ -119,25 +132,25 @@ fn element_on_element(op: &Op, operand: usize, x: (&Location, &Type), r: (&Locat
         | Op::IndexPut { .. }
             if operand == 0 =>
         {
-            Overlay::Replaces
+            OverlayEffect::Replaces
         }
-        _ => Overlay::Illegal,
+        _ => OverlayEffect::Illegal,
     }
 }
 
 /// The operands of a concatenation that lie at their own piece of the result, as one run.
 #[derive(Default)]
-pub struct InPlace {
+pub struct InPlaceConcat {
     operands: HashSet<ValueId>,
     /// The bases of which an operand among these is all.
     bases: HashSet<ValueId>,
 }
 
-impl InPlace {
+impl InPlaceConcat {
     /// Those of a node, as far as the memory of its result is that of their bases; none if it is no concatenation or
     /// its pieces are no runs.
-    pub fn of(ctx: &Context<'_>, node: &Node, result: ValueId) -> InPlace {
-        let (graph, mut out) = (&ctx.program.graph, InPlace::default());
+    pub fn from_node(ctx: &CheckContext<'_>, node: &Node, result: ValueId) -> InPlaceConcat {
+        let (graph, mut out) = (&ctx.program.graph, InPlaceConcat::default());
         let (Op::Concat { axis }, Some(location)) = (&node.op, &ctx.locations[result]) else { return out };
         if graph.ty(result).shape[..*axis].iter().any(|d| d.as_const() != Some(1)) {
             return out;
@@ -150,7 +163,7 @@ impl InPlace {
             });
             if start.is_some_and(|start| start == piece) && layout.is_contiguous(ty) {
                 out.operands.insert(x);
-                if is_whole(ctx.program, x) {
+                if covers_base(ctx.program, x) {
                     out.bases.insert(layout.base);
                 }
             }
@@ -160,25 +173,30 @@ impl InPlace {
     }
 
     /// Whether an operand, or all of its base, is among them.
-    fn keeps(&self, operand: ValueId, base: ValueId) -> bool {
+    fn contains(&self, operand: ValueId, base: ValueId) -> bool {
         self.operands.contains(&operand) || self.bases.contains(&base)
     }
 }
 
 /// The rule for a collective whose operand starts where its result does on rank 0 of the group.
-fn collective(kind: &CollectiveKind, group: usize, x: (&Location, &Type), r: (&Location, &Type)) -> Overlay {
-    let piece = |whole: &Location, part: &Location, ty: &Type| {
-        let by_rank = |n: &Numbered| n.group == group && n.stride == ty.bytes();
+fn collective_effect(
+    kind: &CollectiveKind,
+    group: usize,
+    x: (&ValueLocation, &TensorType),
+    r: (&ValueLocation, &TensorType),
+) -> OverlayEffect {
+    let piece = |whole: &ValueLocation, part: &ValueLocation, ty: &TensorType| {
+        let by_rank = |n: &RankDisplacement| n.group == group && n.stride == ty.bytes();
         whole.range.rank.is_none() && part.range.rank.as_ref().is_some_and(by_rank)
     };
     match kind {
-        CollectiveKind::AllGather if piece(r.0, x.0, x.1) => Overlay::Keeps,
-        CollectiveKind::ReduceScatter(_) if piece(x.0, r.0, r.1) => Overlay::Replaces,
+        CollectiveKind::AllGather if piece(r.0, x.0, x.1) => OverlayEffect::Keeps,
+        CollectiveKind::ReduceScatter(_) if piece(x.0, r.0, r.1) => OverlayEffect::Replaces,
         CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. }
             if x.0.range.rank == r.0.range.rank =>
         {
-            Overlay::Replaces
+            OverlayEffect::Replaces
         }
-        _ => Overlay::Illegal,
+        _ => OverlayEffect::Illegal,
     }
 }

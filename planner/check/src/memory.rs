@@ -12,36 +12,36 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 use symmc_ir::ValueId;
 
-use super::error::Who;
-use super::place::Space;
+use super::error::Accessor;
+use super::location::SpaceId;
 
 /// The step number of what the caller writes at the start of a run.
 pub const START: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Record {
+pub struct AccessRecord {
     pub value: ValueId,
     pub step: u32,
     /// The tick at which it ended, on every rank that made it.
     pub end: u32,
     pub lane: u8,
     pub write: bool,
-    pub who: Who,
+    pub accessor: Accessor,
     pub group: u16,
 }
 
-impl Record {
+impl AccessRecord {
     /// Whether both were made by the same lanes of the same ranks.
-    fn same_makers(&self, other: &Record) -> bool {
+    fn same_makers(&self, other: &AccessRecord) -> bool {
         self.lane == other.lane
-            && self.who == other.who
-            && (self.who != Who::Peers || self.group == other.group)
+            && self.accessor == other.accessor
+            && (self.accessor != Accessor::Peers || self.group == other.group)
     }
 }
 
 /// What an access finds about an earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
+pub enum AccessOrder {
     /// It ended before this one starts.
     Before,
     /// Nothing is known, and nothing needs to be.
@@ -51,15 +51,15 @@ pub enum Order {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Piece {
+struct ByteSegment {
     end: u64,
-    records: SmallVec<[Record; 3]>,
+    records: SmallVec<[AccessRecord; 3]>,
     holds: SmallVec<[ValueId; 2]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
-    pub space: Space,
+pub struct AccessSpan {
+    pub space: SpaceId,
     pub low: u64,
     /// The byte behind the last.
     pub high: u64,
@@ -69,48 +69,52 @@ pub struct Span {
 }
 
 #[derive(Clone, Debug, Default)]
-struct History {
-    pieces: BTreeMap<u64, Piece>,
-    loose: Vec<Loose<Record>>,
+struct SpaceHistory {
+    pieces: BTreeMap<u64, ByteSegment>,
+    loose: Vec<LooseItem<AccessRecord>>,
     /// The values that loose accesses wrote.
-    held: Vec<Loose<ValueId>>,
+    held: Vec<LooseItem<ValueId>>,
 }
 
 /// Something about bytes within a span.
 #[derive(Clone, Copy, Debug)]
-struct Loose<T> {
+struct LooseItem<T> {
     low: u64,
     high: u64,
     what: T,
 }
 
-impl<T: Copy> Loose<T> {
-    fn meets(&self, span: &Span) -> bool {
+impl<T: Copy> LooseItem<T> {
+    fn overlaps(&self, span: &AccessSpan) -> bool {
         self.low < span.high && span.low < self.high
     }
 
     /// What lies in front of a span and behind it.
-    fn outside(&self, span: &Span) -> impl Iterator<Item = Self> {
+    fn remainder_outside(&self, span: &AccessSpan) -> impl Iterator<Item = Self> {
         let parts = [(self.low, self.high.min(span.low)), (self.low.max(span.high), self.high)];
         let what = self.what;
-        parts.into_iter().filter(|(low, high)| low < high).map(move |(low, high)| Loose { low, high, what })
+        parts.into_iter().filter(|(low, high)| low < high).map(move |(low, high)| LooseItem {
+            low,
+            high,
+            what,
+        })
     }
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct MemoryOfRank {
-    spaces: BTreeMap<Space, History>,
+pub struct AccessHistory {
+    spaces: BTreeMap<SpaceId, SpaceHistory>,
 }
 
-impl MemoryOfRank {
+impl AccessHistory {
     /// Makes accesses of one step to one value, all reads or all writes. `judge` gives for an earlier access
     /// that conflicts its order against all of these. For a write, `replaces` tells for each other value
     /// that the bytes hold whether it is lost.
-    pub fn touch(
+    pub fn record_accesses(
         &mut self,
-        span: Span,
-        accesses: &[Record],
-        judge: &mut dyn FnMut(&Record) -> Order,
+        span: AccessSpan,
+        accesses: &[AccessRecord],
+        judge: &mut dyn FnMut(&AccessRecord) -> AccessOrder,
         replaces: &mut dyn FnMut(ValueId) -> bool,
     ) {
         let Some(&first) = accesses.first() else { return };
@@ -118,9 +122,9 @@ impl MemoryOfRank {
             return;
         }
         let history = self.spaces.entry(span.space).or_default();
-        history.stand_in(&span, accesses, judge);
+        history.replace_loose(&span, accesses, judge);
         if first.write {
-            history.held.retain(|held| !(held.meets(&span) && replaces(held.what)));
+            history.held.retain(|held| !(held.overlaps(&span) && replaces(held.what)));
         }
         let space = &mut history.pieces;
         if !span.simple {
@@ -132,21 +136,21 @@ impl MemoryOfRank {
                     piece.holds.retain(|v| !replaces(*v));
                 }
             }
-            let Span { low, high, .. } = span;
-            history.loose.extend(accesses.iter().map(|&what| Loose { low, high, what }));
+            let AccessSpan { low, high, .. } = span;
+            history.loose.extend(accesses.iter().map(|&what| LooseItem { low, high, what }));
             if first.write {
-                history.held.push(Loose { low, high, what: first.value });
+                history.held.push(LooseItem { low, high, what: first.value });
             }
             return;
         }
-        cut(space, span.low);
-        cut(space, span.high);
+        split_segment(space, span.low);
+        split_segment(space, span.high);
         fill(space, span.low, span.high);
         for (_, piece) in space.range_mut(span.low..span.high) {
             piece.records.retain(|old| {
                 if old.write || first.write {
                     let order = judge(old);
-                    !(first.write && order == Order::Before)
+                    !(first.write && order == AccessOrder::Before)
                 } else {
                     !accesses.iter().any(|new| new.same_makers(old))
                 }
@@ -163,19 +167,24 @@ impl MemoryOfRank {
     }
 
     /// Compares accesses with all earlier ones, and leaves no trace.
-    pub fn compare(&self, span: Span, write: bool, judge: &mut dyn FnMut(&Record) -> Order) {
+    pub fn compare(
+        &self,
+        span: AccessSpan,
+        write: bool,
+        judge: &mut dyn FnMut(&AccessRecord) -> AccessOrder,
+    ) {
         let Some(history) = self.spaces.get(&span.space).filter(|_| span.low < span.high) else { return };
         let space = &history.pieces;
         let before = space.range(..span.low).next_back().filter(|(_, p)| p.end > span.low);
         let pieces = before.into_iter().chain(space.range(span.low..span.high)).flat_map(|(_, p)| &p.records);
-        let loose = history.loose.iter().filter(|l| l.meets(&span)).map(|l| &l.what);
+        let loose = history.loose.iter().filter(|l| l.overlaps(&span)).map(|l| &l.what);
         pieces.chain(loose).filter(|old| old.write || write).for_each(|old| {
             judge(old);
         });
     }
 
     /// Keeps the accesses, each with its space and bytes, for which `keep` says so, and what values the bytes hold no more.
-    pub fn keep_accesses(&mut self, keep: impl Fn(Space, (u64, u64), &Record) -> bool) {
+    pub fn keep_accesses(&mut self, keep: impl Fn(SpaceId, (u64, u64), &AccessRecord) -> bool) {
         for (&space, history) in &mut self.spaces {
             history.held.clear();
             history.loose.retain(|l| keep(space, (l.low, l.high), &l.what));
@@ -193,17 +202,22 @@ impl MemoryOfRank {
     }
 }
 
-impl History {
+impl SpaceHistory {
     /// Compares accesses with earlier loose ones, and forgets those that they stand in for.
-    fn stand_in(&mut self, span: &Span, accesses: &[Record], judge: &mut dyn FnMut(&Record) -> Order) {
+    fn replace_loose(
+        &mut self,
+        span: &AccessSpan,
+        accesses: &[AccessRecord],
+        judge: &mut dyn FnMut(&AccessRecord) -> AccessOrder,
+    ) {
         let Some(&first) = accesses.first() else { return };
-        let mut outside: SmallVec<[Loose<Record>; 4]> = SmallVec::new();
+        let mut outside: SmallVec<[LooseItem<AccessRecord>; 4]> = SmallVec::new();
         self.loose.retain(|old| {
-            if !old.meets(span) {
+            if !old.overlaps(span) {
                 return true;
             }
             let stands_in = if old.what.write || first.write {
-                judge(&old.what) == Order::Before && first.write
+                judge(&old.what) == AccessOrder::Before && first.write
             } else {
                 accesses.iter().any(|new| new.same_makers(&old.what))
             };
@@ -211,7 +225,7 @@ impl History {
                 return true;
             }
             if old.what.value != first.value {
-                outside.extend(old.outside(span));
+                outside.extend(old.remainder_outside(span));
             }
             false
         });
@@ -221,16 +235,16 @@ impl History {
 
 /// The pieces that meet these bytes.
 fn range_mut(
-    space: &mut BTreeMap<u64, Piece>,
+    space: &mut BTreeMap<u64, ByteSegment>,
     low: u64,
     high: u64,
-) -> impl Iterator<Item = (&u64, &mut Piece)> {
+) -> impl Iterator<Item = (&u64, &mut ByteSegment)> {
     let from = space.range(..low).next_back().filter(|(_, p)| p.end > low).map_or(low, |(&at, _)| at);
     space.range_mut(from..high)
 }
 
 /// Divides the piece that `at` lies in, if it lies within one.
-fn cut(space: &mut BTreeMap<u64, Piece>, at: u64) {
+fn split_segment(space: &mut BTreeMap<u64, ByteSegment>, at: u64) {
     let Some((_, piece)) = space.range_mut(..at).next_back().filter(|(_, p)| p.end > at) else { return };
     let behind = piece.clone();
     piece.end = at;
@@ -238,7 +252,7 @@ fn cut(space: &mut BTreeMap<u64, Piece>, at: u64) {
 }
 
 /// Makes pieces without a history of the bytes that have none yet.
-fn fill(space: &mut BTreeMap<u64, Piece>, low: u64, high: u64) {
+fn fill(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
     let mut at = low;
     let mut gaps: SmallVec<[(u64, u64); 4]> = SmallVec::new();
     for (&start, piece) in space.range(low..high) {
@@ -251,14 +265,14 @@ fn fill(space: &mut BTreeMap<u64, Piece>, low: u64, high: u64) {
         gaps.push((at, high));
     }
     for (start, end) in gaps {
-        space.insert(start, Piece { end, ..Piece::default() });
+        space.insert(start, ByteSegment { end, ..ByteSegment::default() });
     }
 }
 
 /// Joins neighbours of equal history.
-fn merge(space: &mut BTreeMap<u64, Piece>, low: u64, high: u64) {
+fn merge(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
     let mut gone: SmallVec<[u64; 8]> = SmallVec::new();
-    let mut last: Option<(u64, &Piece)> = None;
+    let mut last: Option<(u64, &ByteSegment)> = None;
     let mut ends: SmallVec<[(u64, u64); 8]> = SmallVec::new();
     for (&start, piece) in space.range(low..high) {
         match last {

@@ -7,19 +7,19 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{Bindings, Dim, Symbols, Table, ValueId};
-use symmc_plan::Memory;
+use symmc_ir::{Dim, EntityMap, SymbolBindings, SymbolTable, ValueId};
+use symmc_plan::MemoryRef;
 
-use super::place::{Location, Range, apart};
+use super::location::{SymbolicRange, ValueLocation, are_disjoint};
 
-pub struct Overlaps {
+pub struct ValueOverlaps {
     /// The memory of each value, if dims tell some of its values apart, and the value's place there.
-    place: Table<ValueId, Option<(usize, usize)>>,
-    memories: Vec<Places>,
+    place: EntityMap<ValueId, Option<(usize, usize)>>,
+    memories: Vec<DistinctLocations>,
 }
 
 /// The places in a memory, each once.
-struct Places {
+struct DistinctLocations {
     count: usize,
     /// For each two places whether they are known to be apart.
     apart: Vec<bool>,
@@ -27,10 +27,10 @@ struct Places {
     simple: Vec<bool>,
 }
 
-impl Overlaps {
-    pub fn new(locations: &Table<ValueId, Option<Location>>, symbols: &Symbols) -> Self {
+impl ValueOverlaps {
+    pub fn new(locations: &EntityMap<ValueId, Option<ValueLocation>>, symbols: &SymbolTable) -> Self {
         let mut of_memory: Vec<Vec<ValueId>> = Vec::new();
-        let mut known: HashMap<Memory, usize> = HashMap::new();
+        let mut known: HashMap<MemoryRef, usize> = HashMap::new();
         for (v, location) in locations.iter().filter_map(|(v, h)| Some((v, h.as_ref()?))) {
             let at = *known.entry(location.range.memory).or_insert(of_memory.len());
             match of_memory.get_mut(at) {
@@ -38,15 +38,15 @@ impl Overlaps {
                 None => of_memory.push(vec![v]),
             }
         }
-        let mut place = Table::filled(None, locations.len());
+        let mut place = EntityMap::filled(None, locations.len());
         let mut memories = Vec::new();
         for values in of_memory {
-            let locations: Vec<(ValueId, &Location)> =
+            let locations: Vec<(ValueId, &ValueLocation)> =
                 values.iter().filter_map(|&v| Some((v, locations[v].as_ref()?))).collect();
             if locations.iter().all(|(_, h)| h.rigid) {
                 continue;
             }
-            let mut distinct: Vec<&Location> = Vec::new();
+            let mut distinct: Vec<&ValueLocation> = Vec::new();
             let mut number: HashMap<(&Dim, &Dim, Option<(usize, &Dim)>), usize> = HashMap::new();
             for (v, h) in locations {
                 let rank = h.range.rank.as_ref().map(|n| (n.group, &n.stride));
@@ -56,16 +56,16 @@ impl Overlaps {
                 }
                 place[v] = Some((memories.len(), at));
             }
-            memories.push(Places::new(&distinct, symbols));
+            memories.push(DistinctLocations::new(&distinct, symbols));
         }
-        Overlaps { place, memories }
+        ValueOverlaps { place, memories }
     }
 
     /// Whether two values with these locations share bytes, as far as is known.
-    pub fn share(&self, (a, x): (ValueId, &Location), (b, y): (ValueId, &Location)) -> bool {
-        x.meets(y)
+    pub fn share_bytes(&self, (a, x): (ValueId, &ValueLocation), (b, y): (ValueId, &ValueLocation)) -> bool {
+        x.spans_overlap(y)
             && match (self.place[a], self.place[b]) {
-                (Some((m, i)), Some((n, j))) if m == n => !self.memories[m].apart(i, j),
+                (Some((m, i)), Some((n, j))) if m == n => !self.memories[m].are_disjoint(i, j),
                 _ => true,
             }
     }
@@ -76,15 +76,17 @@ impl Overlaps {
     }
 }
 
-impl Places {
-    fn new(locations: &[&Location], symbols: &Symbols) -> Self {
+impl DistinctLocations {
+    fn new(locations: &[&ValueLocation], symbols: &SymbolTable) -> Self {
         let count = locations.len();
-        let chain = Chain::new(locations, symbols);
-        let mut places = Places { count, apart: vec![false; count * count], simple: vec![true; count] };
+        let chain = BoundaryChain::new(locations, symbols);
+        let mut places =
+            DistinctLocations { count, apart: vec![false; count * count], simple: vec![true; count] };
         for i in 0..count {
             for j in 0..i {
                 let (x, y) = (locations[i], locations[j]);
-                if x.meets(y) && !(x.rigid && y.rigid) && chain.apart((i, x), (j, y), symbols) {
+                if x.spans_overlap(y) && !(x.rigid && y.rigid) && chain.are_disjoint((i, x), (j, y), symbols)
+                {
                     (places.apart[i * count + j], places.apart[j * count + i]) = (true, true);
                     (places.simple[i], places.simple[j]) = (false, false);
                 }
@@ -93,13 +95,13 @@ impl Places {
         places
     }
 
-    fn apart(&self, i: usize, j: usize) -> bool {
+    fn are_disjoint(&self, i: usize, j: usize) -> bool {
         self.apart[i * self.count + j]
     }
 }
 
 /// The ends of all places that do not depend on the rank, in an ascending order.
-struct Chain {
+struct BoundaryChain {
     /// The numbers of both ends of each place; `None` if it depends on the rank.
     ends: Vec<Option<(usize, usize)>>,
     /// For each end how many up to it are not known to be at least the one before.
@@ -108,10 +110,10 @@ struct Chain {
     samples: Vec<[Option<i64>; 2]>,
 }
 
-impl Chain {
-    fn new(locations: &[&Location], symbols: &Symbols) -> Self {
-        let bindings = [Bindings::upper(symbols), Bindings::lower(symbols)];
-        let fixed = |h: &&Location| h.range.rank.is_none();
+impl BoundaryChain {
+    fn new(locations: &[&ValueLocation], symbols: &SymbolTable) -> Self {
+        let bindings = [SymbolBindings::at_upper_bounds(symbols), SymbolBindings::at_lower_bounds(symbols)];
+        let fixed = |h: &&ValueLocation| h.range.rank.is_none();
         let dims = locations.iter().filter(|h| fixed(h)).flat_map(|h| [&h.range.start, &h.range.end]);
         let mut number: HashMap<&Dim, usize> = dims.map(|d| (d, 0)).collect();
         let mut order: Vec<([Option<i64>; 2], &Dim)> =
@@ -123,16 +125,21 @@ impl Chain {
             breaks.push(breaks.last().copied().unwrap_or(0) + usize::from(broken));
             number.insert(*dim, i);
         }
-        let ends = |h: &&Location| fixed(h).then(|| (number[&h.range.start], number[&h.range.end]));
-        Chain {
+        let ends = |h: &&ValueLocation| fixed(h).then(|| (number[&h.range.start], number[&h.range.end]));
+        BoundaryChain {
             ends: locations.iter().map(ends).collect(),
             breaks,
             samples: order.iter().map(|(sample, _)| *sample).collect(),
         }
     }
 
-    fn apart(&self, (i, x): (usize, &Location), (j, y): (usize, &Location), symbols: &Symbols) -> bool {
-        let by_dims = |x: &Range, y: &Range| apart(x, y, symbols);
+    fn are_disjoint(
+        &self,
+        (i, x): (usize, &ValueLocation),
+        (j, y): (usize, &ValueLocation),
+        symbols: &SymbolTable,
+    ) -> bool {
+        let by_dims = |x: &SymbolicRange, y: &SymbolicRange| are_disjoint(x, y, symbols);
         let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else { return by_dims(&x.range, &y.range) };
         let ascends = |from: usize, to: usize| from <= to && self.breaks[from] == self.breaks[to];
         if ascends(a.1, b.0) || ascends(b.1, a.0) {

@@ -5,60 +5,62 @@ use std::ops::Deref;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{CustomOp, Dim, Graph, GroupId, Members, Symbols, Type};
-use symmc_plan::{ArenaKind, Arenas, Bucket, MAX_SIZE, Plan, ReadProgram, Unread, VERSION, sha256};
+use symmc_ir::{CustomOp, Dim, Graph, GroupId, GroupMembers, SymbolTable, TensorType};
+use symmc_plan::{
+    ArenaKind, ArenaSizes, Bucket, MAX_SIZE, ParsedProgram, Plan, ProgramReadError, VERSION, sha256_hex,
+};
 use symmc_support::parallel;
 
 use super::error::{CheckError, ProgramId};
 use super::findings::Findings;
-use super::fixed::FixedMemory;
+use super::fixed_memory::FixedMemoryIndex;
 
 /// About the bytes of a line of a program's text.
 const BYTES_OF_LINE: usize = 64;
 
 pub struct PlannedProgram {
-    read: ReadProgram,
+    read: ParsedProgram,
     groups: Vec<usize>,
 }
 
 impl PlannedProgram {
-    pub fn group(&self, group: GroupId) -> usize {
+    pub fn group_index(&self, group: GroupId) -> usize {
         self.groups.get(group.index()).copied().unwrap_or(0)
     }
 
-    pub fn into_read(self) -> ReadProgram {
+    pub fn into_read(self) -> ParsedProgram {
         self.read
     }
 }
 
 impl Deref for PlannedProgram {
-    type Target = ReadProgram;
+    type Target = ParsedProgram;
 
-    fn deref(&self) -> &ReadProgram {
+    fn deref(&self) -> &ParsedProgram {
         &self.read
     }
 }
 
 /// A group of ranks, the same in all programs that have one of this name.
-pub struct Group {
+pub struct PlanGroup {
     pub name: String,
-    pub members: Members,
+    pub members: GroupMembers,
     /// The number of ranks in each cell.
     pub size: u32,
 }
 
-pub struct Programs {
+pub struct PlanPrograms {
     pub source: Graph,
     pub planned: Vec<PlannedProgram>,
     /// All groups of all programs, each name once.
-    pub groups: Vec<Group>,
+    pub groups: Vec<PlanGroup>,
     group_of: HashMap<String, usize>,
-    pub fixed: FixedMemory,
+    pub fixed: FixedMemoryIndex,
 }
 
 /// Reads the programs of a plan. Fails with what is wrong with the version, the number of ranks, a text or its
 /// signature. Nothing else of the plan has a meaning then.
-pub fn read(plan: &Plan) -> Result<Programs, Findings> {
+pub fn read(plan: &Plan) -> Result<PlanPrograms, Findings> {
     let mut errors = Findings::default();
     if plan.version != VERSION {
         errors.push(CheckError::Version { expected: VERSION, found: plan.version });
@@ -68,16 +70,16 @@ pub fn read(plan: &Plan) -> Result<Programs, Findings> {
         errors.push(CheckError::Ranks { expected: MAX_RANKS, found: plan.ranks });
         return Err(errors);
     }
-    unused(plan, &mut errors);
-    texts_for_people(plan, &mut errors);
+    check_unused_programs(plan, &mut errors);
+    check_text_lengths(plan, &mut errors);
     if !errors.is_empty() {
         return Err(errors);
     }
-    let hash = sha256(plan.source.text.as_bytes());
+    let hash = sha256_hex(plan.source.text.as_bytes());
     if hash != plan.source.hash {
         errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
     }
-    let Some((source, planned)) = texts(plan, &mut errors) else { return Err(errors) };
+    let Some((source, planned)) = parse_programs(plan, &mut errors) else { return Err(errors) };
     if source.ranks.is_some_and(|r| r != plan.ranks) {
         let (program, found) = (ProgramId::Source, source.ranks);
         errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
@@ -86,37 +88,37 @@ pub fn read(plan: &Plan) -> Result<Programs, Findings> {
         let (expected, found) = (source.name.clone(), plan.source.name.clone());
         errors.push(CheckError::SourceName { expected, found });
     }
-    for (p, ReadProgram { graph, .. }) in planned.iter().enumerate() {
+    for (p, ParsedProgram { graph, .. }) in planned.iter().enumerate() {
         let program = ProgramId::Planned(p);
         if graph.ranks != Some(plan.ranks) {
             errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found: graph.ranks });
         }
-        signature(&source, graph, program, &mut errors);
-        customs(&source, graph, program, &mut errors);
+        check_signature(&source, graph, program, &mut errors);
+        check_customs(&source, graph, program, &mut errors);
     }
-    let (groups, group_of, of_program) = groups(&source, &planned, plan.ranks, &mut errors);
+    let (groups, group_of, of_program) = collect_groups(&source, &planned, plan.ranks, &mut errors);
     if !errors.is_empty() {
         return Err(errors);
     }
     let planned = planned.into_iter().zip(of_program).map(|(read, groups)| PlannedProgram { read, groups });
-    let fixed = FixedMemory::new(plan);
-    Ok(Programs { source, planned: planned.collect(), groups, group_of, fixed })
+    let fixed = FixedMemoryIndex::new(plan);
+    Ok(PlanPrograms { source, planned: planned.collect(), groups, group_of, fixed })
 }
 
 /// Reads the texts of the source and of the planned programs; `None` if one is no program.
-fn texts(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<ReadProgram>)> {
+fn parse_programs(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<ParsedProgram>)> {
     let planned = plan.programs.iter().enumerate().map(|(p, text)| (ProgramId::Planned(p), text));
     let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
     let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
     let mut read = Vec::with_capacity(texts.len());
-    let one = |(program, text): (ProgramId, &String)| (program, ReadProgram::read(text));
+    let one = |(program, text): (ProgramId, &String)| (program, ParsedProgram::parse(text));
     for (program, result) in parallel::map(texts, lines, one) {
         match result {
             Ok(program) => read.push(program),
-            Err(Unread::Text(error)) => {
+            Err(ProgramReadError::Text(error)) => {
                 errors.push(CheckError::Text { program, error: error.to_string() });
             }
-            Err(Unread::Invalid(found)) => {
+            Err(ProgramReadError::Invalid(found)) => {
                 let all = found.iter().map(|v| CheckError::Invalid { program, violation: v.to_string() });
                 errors.extend(all);
             }
@@ -130,7 +132,7 @@ fn texts(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<ReadProgram>)
 }
 
 /// Checks that buckets name all programs: a program that serves no sizes has no meaning.
-fn unused(plan: &Plan, errors: &mut Findings) {
+fn check_unused_programs(plan: &Plan, errors: &mut Findings) {
     if plan.buckets.is_empty() {
         return;
     }
@@ -141,7 +143,7 @@ fn unused(plan: &Plan, errors: &mut Findings) {
 
 const MAX_TEXT: usize = 4096;
 
-fn texts_for_people(plan: &Plan, errors: &mut Findings) {
+fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
     let mut bound = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT {
             let (expected, found) = (MAX_TEXT, text.len());
@@ -167,7 +169,7 @@ fn texts_for_people(plan: &Plan, errors: &mut Findings) {
     }
 }
 
-fn customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
+fn check_customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let of_source: HashMap<&str, &CustomOp> = source.customs.values().map(|c| (c.name.as_str(), c)).collect();
     let group = |graph: &Graph, custom: &CustomOp| match custom.group.and_then(|g| graph.groups.get(g)) {
         Some(group) => format!("{:?}", group.name),
@@ -197,13 +199,13 @@ fn customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Fin
 
 /// The groups of all programs, the index of each by name, and for each planned program the indices of its groups. A group of
 /// one name has the same cells in all of them, the source included.
-fn groups(
+fn collect_groups(
     source: &Graph,
-    planned: &[ReadProgram],
+    planned: &[ParsedProgram],
     ranks: u32,
     errors: &mut Findings,
-) -> (Vec<Group>, HashMap<String, usize>, Vec<Vec<usize>>) {
-    let (mut all, mut first): (Vec<Group>, Vec<ProgramId>) = (Vec::new(), Vec::new());
+) -> (Vec<PlanGroup>, HashMap<String, usize>, Vec<Vec<usize>>) {
+    let (mut all, mut first): (Vec<PlanGroup>, Vec<ProgramId>) = (Vec::new(), Vec::new());
     let mut index: HashMap<String, usize> = HashMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
     let graphs = planned.iter().enumerate().map(|(p, read)| (ProgramId::Planned(p), &read.graph));
@@ -214,7 +216,7 @@ fn groups(
             match all.get(at) {
                 None => {
                     let size = graph.group_size(id).unwrap_or(ranks);
-                    all.push(Group { name: group.name.clone(), members: group.members.clone(), size });
+                    all.push(PlanGroup { name: group.name.clone(), members: group.members.clone(), size });
                     first.push(program);
                 }
                 Some(known) if !same_cells(&known.members, &group.members, ranks) => {
@@ -233,16 +235,16 @@ fn groups(
 }
 
 /// Whether two groups have the same cells in the same order: that of all ranks may be written out.
-fn same_cells(a: &Members, b: &Members, ranks: u32) -> bool {
-    let is_world = |members: &Members| match members {
-        Members::World => true,
-        Members::Cells(cells) => matches!(&cells[..], [cell] if cell.iter().copied().eq(0..ranks)),
+fn same_cells(a: &GroupMembers, b: &GroupMembers, ranks: u32) -> bool {
+    let is_world = |members: &GroupMembers| match members {
+        GroupMembers::World => true,
+        GroupMembers::Cells(cells) => matches!(&cells[..], [cell] if cell.iter().copied().eq(0..ranks)),
     };
     a == b || is_world(a) && is_world(b)
 }
 
 /// Compares inputs and outputs of a planned program with those of the source.
-fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
+fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let mut differ = |what: String, expected: String, found: String| {
         if expected != found {
             errors.push(CheckError::Signature { program, what, expected, found });
@@ -255,7 +257,7 @@ fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut F
     for (i, (s, p)) in source.inputs.values().zip(planned.inputs.values()).enumerate() {
         differ(format!("the kind of input {i}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
         differ(format!("the source of input {i}"), format!("{:?}", s.source), format!("{:?}", p.source));
-        let [expected, found] = types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
+        let [expected, found] = describe_types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
         differ(format!("the type of input {i}"), expected, found);
         if s.data != p.data {
             differ(format!("the data of input {i}"), "as there".into(), "other".into());
@@ -263,12 +265,12 @@ fn signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut F
     }
     for (k, (s, p)) in source.outputs.iter().zip(&planned.outputs).enumerate() {
         differ(format!("the kind of output {k}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
-        let [expected, found] = types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
+        let [expected, found] = describe_types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
         differ(format!("the type of output {k}"), expected, found);
     }
 }
 
-fn narrowed(source: &Graph, planned: &Graph) -> Symbols {
+fn narrowed(source: &Graph, planned: &Graph) -> SymbolTable {
     let mut symbols = source.symbols.clone();
     for symbol in symbols.values_mut() {
         if let Some(p) = planned.symbols.values().find(|p| p.name == symbol.name) {
@@ -279,8 +281,13 @@ fn narrowed(source: &Graph, planned: &Graph) -> Symbols {
 }
 
 /// Both types in words; a dim that has one value within the range of the planned program is that value.
-fn types(source: &Type, planned: &Type, narrowed: &Symbols, graph: &Graph) -> [String; 2] {
-    let words = |ty: &Type, symbols: &Symbols| {
+fn describe_types(
+    source: &TensorType,
+    planned: &TensorType,
+    narrowed: &SymbolTable,
+    graph: &Graph,
+) -> [String; 2] {
+    let words = |ty: &TensorType, symbols: &SymbolTable| {
         let dim = |d: &Dim| match d.bounds(symbols) {
             (low, high) if low == high => low.to_string(),
             _ => d.display(symbols).to_string(),
@@ -291,16 +298,16 @@ fn types(source: &Type, planned: &Type, narrowed: &Symbols, graph: &Graph) -> [S
 }
 
 /// Checks that there is a bucket, and that the arenas have sizes that memory can hold; and the fixed memory.
-pub fn whole(plan: &Plan, programs: &Programs, errors: &mut Findings) {
+pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findings) {
     if plan.buckets.is_empty() {
         errors.push(CheckError::BucketsMissing { expected: 1, found: 0 });
     }
-    let Arenas { ordinary, symmetric } = plan.arenas;
+    let ArenaSizes { ordinary, symmetric } = plan.arenas;
     for (arena, found) in [(ArenaKind::Ordinary, ordinary), (ArenaKind::Symmetric, symmetric)] {
         if found > MAX_SIZE {
             errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found });
         }
     }
     let has_group = |name: &str| programs.group_of.contains_key(name);
-    super::fixed::check((plan, &programs.fixed), programs.source.inputs.len(), has_group, errors);
+    super::fixed_memory::check((plan, &programs.fixed), programs.source.inputs.len(), has_group, errors);
 }

@@ -2,21 +2,21 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{Graph, Symbols};
+use symmc_ir::{Graph, SymbolTable};
 use symmc_plan::{Bucket, Plan};
 use symmc_support::parallel;
 
-use super::context::Context;
+use super::context::CheckContext;
 use super::error::CheckError;
 use super::findings::Findings;
-use super::overlap::Overlaps;
-use super::program::{self, PlannedProgram, Programs};
-use super::report::Report;
-use super::step::{self, Schedule};
-use super::{buffer, place, time};
+use super::overlap::ValueOverlaps;
+use super::program::{self, PlanPrograms, PlannedProgram};
+use super::report::CheckReport;
+use super::step::{self, BucketSchedule};
+use super::{buffer, location, time};
 
 /// Proves a plan safe (see the [crate](super)).
-pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
+pub fn check(plan: &Plan) -> Result<CheckReport, Vec<CheckError>> {
     prove(plan).map(|proof| proof.report)
 }
 
@@ -25,22 +25,22 @@ pub fn check(plan: &Plan) -> Result<Report, Vec<CheckError>> {
 /// Fails with what the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number
 /// of the others. Rules about texts come first; places, buffers and steps are looked at when the texts are right, and
 /// time when everything else is.
-pub fn prove(plan: &Plan) -> Result<Proof, Vec<CheckError>> {
-    proof(plan).map_err(Findings::into_errors)
+pub fn prove(plan: &Plan) -> Result<PlanProof, Vec<CheckError>> {
+    prove_plan(plan).map_err(Findings::into_errors)
 }
 
-fn proof(plan: &Plan) -> Result<Proof, Findings> {
+fn prove_plan(plan: &Plan) -> Result<PlanProof, Findings> {
     let programs = program::read(plan)?;
     let mut errors = Findings::default();
-    let mut report = Report { buckets: plan.buckets.len(), ..Report::default() };
-    program::whole(plan, &programs, &mut errors);
+    let mut report = CheckReport { buckets: plan.buckets.len(), ..CheckReport::default() };
+    program::check_plan_level(plan, &programs, &mut errors);
     let (mut schedules, mut uses) = (Vec::new(), Findings::default());
-    for (schedule, misplaced, misused) in of_buckets(plan, &programs) {
+    for (schedule, misplaced, misused) in resolve_buckets(plan, &programs) {
         schedules.extend(schedule);
         errors.append(misplaced);
         uses.append(misused);
     }
-    ranges_overlap(plan, &mut errors);
+    check_range_overlaps(plan, &mut errors);
     errors.append(uses);
     for schedule in &schedules {
         report.steps += schedule.steps.len();
@@ -53,57 +53,60 @@ fn proof(plan: &Plan) -> Result<Proof, Findings> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    let Programs { source, planned, .. } = programs;
-    Ok(Proof { report, source, programs: planned.into_iter().map(PlannedProgram::into_read).collect() })
+    let PlanPrograms { source, planned, .. } = programs;
+    Ok(PlanProof { report, source, programs: planned.into_iter().map(PlannedProgram::into_read).collect() })
 }
 
 #[derive(Clone, Debug)]
-pub struct Proof {
-    pub report: Report,
+pub struct PlanProof {
+    pub report: CheckReport,
     /// The imported program as it read it.
     pub source: Graph,
     /// The planned programs as it read them.
-    pub programs: Vec<symmc_plan::ReadProgram>,
+    pub programs: Vec<symmc_plan::ParsedProgram>,
 }
 
 /// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
-fn of_buckets<'a>(plan: &'a Plan, programs: &'a Programs) -> Vec<(Option<Schedule<'a>>, Findings, Findings)> {
+fn resolve_buckets<'a>(
+    plan: &'a Plan,
+    programs: &'a PlanPrograms,
+) -> Vec<(Option<BucketSchedule<'a>>, Findings, Findings)> {
     let steps = plan.buckets.iter().map(|b| b.steps.len()).sum();
     let sources: HashSet<&str> = programs.source.values.values().map(|v| v.name.as_str()).collect();
     parallel::map(plan.buckets.iter().enumerate().collect(), steps, |(i, bucket)| {
         let (mut misplaced, mut misused) = (Findings::default(), Findings::default());
-        let schedule = schedule(plan, programs, i, bucket, &mut misplaced);
+        let schedule = resolve_schedule(plan, programs, i, bucket, &mut misplaced);
         if let Some(schedule) = &schedule {
             if schedule.steps.len() == schedule.bucket.steps.len() {
-                buffer::used(schedule, &mut misused);
+                buffer::check_buffer_uses(schedule, &mut misused);
             }
-            buffer::totals(plan, schedule, &mut misused);
-            buffer::decisions(schedule, &sources, &mut misused);
-            buffer::copies(schedule, &mut misused);
+            buffer::check_totals(plan, schedule, &mut misused);
+            buffer::check_decisions(schedule, &sources, &mut misused);
+            buffer::check_copies(schedule, &mut misused);
         }
         (schedule, misplaced, misused)
     })
 }
 
 /// Resolves a bucket; `None` if it does not say which program it schedules, or for which sizes.
-fn schedule<'a>(
+fn resolve_schedule<'a>(
     plan: &Plan,
-    programs: &'a Programs,
+    programs: &'a PlanPrograms,
     index: usize,
     bucket: &'a Bucket,
     errors: &mut Findings,
-) -> Option<Schedule<'a>> {
+) -> Option<BucketSchedule<'a>> {
     let Some(program) = programs.planned.get(bucket.program) else {
         let (expected, found) = (programs.planned.len(), bucket.program);
         errors.push(CheckError::BucketProgram { bucket: index, expected, found });
         return None;
     };
-    let symbols = symbols(programs, program, index, bucket, errors)?;
-    buffer::declared((plan, &programs.fixed), (index, bucket), errors);
-    let locations = place::locations((plan, programs), (index, bucket), program, &symbols, errors);
-    let overlaps = Overlaps::new(&locations, &symbols);
+    let symbols = resolve_symbols(programs, program, index, bucket, errors)?;
+    buffer::check_declared_buffers((plan, &programs.fixed), (index, bucket), errors);
+    let locations = location::resolve_locations((plan, programs), (index, bucket), program, &symbols, errors);
+    let overlaps = ValueOverlaps::new(&locations, &symbols);
     let (of_bucket, overlap) = (&symbols, &overlaps);
-    let ctx = Context {
+    let ctx = CheckContext {
         plan,
         programs,
         index,
@@ -113,20 +116,20 @@ fn schedule<'a>(
         locations: &locations,
         overlaps: overlap,
     };
-    let steps = step::steps(&ctx, errors);
+    let steps = step::resolve_steps(&ctx, errors);
     let bound = step::bound_inputs(&programs.source, program, &locations);
-    Some(Schedule { index, bucket, program, symbols, locations, overlaps, steps, bound })
+    Some(BucketSchedule { index, bucket, program, symbols, locations, overlaps, steps, bound })
 }
 
 /// The symbols of a program with the ranges of a bucket, which must be those of the program or narrower.
-fn symbols(
-    programs: &Programs,
+fn resolve_symbols(
+    programs: &PlanPrograms,
     program: &PlannedProgram,
     index: usize,
     bucket: &Bucket,
     errors: &mut Findings,
-) -> Option<Symbols> {
-    let symbols = match program.symbols(bucket) {
+) -> Option<SymbolTable> {
+    let symbols = match program.resolve_symbols(bucket) {
         Ok(symbols) => symbols,
         Err(error) => {
             errors.push(CheckError::Unresolved { bucket: index, error });
@@ -148,7 +151,7 @@ fn symbols(
 
 /// Each size must have at most one bucket. A bucket that serves sizes of others is reported once, with one of them: where
 /// many are equal, their pairs are too many to look at.
-fn ranges_overlap(plan: &Plan, errors: &mut Findings) {
+fn check_range_overlaps(plan: &Plan, errors: &mut Findings) {
     let symbols = plan.buckets.first().map(|b| b.symbols.keys().collect::<Vec<_>>()).unwrap_or_default();
     // A bucket without the symbols of the others is reported for that.
     let ranges = |(i, b): (usize, &Bucket)| {
@@ -157,7 +160,7 @@ fn ranges_overlap(plan: &Plan, errors: &mut Findings) {
     };
     let mut ranges: Vec<(usize, Vec<[i64; 2]>)> =
         plan.buckets.iter().enumerate().filter_map(ranges).collect();
-    let Some(axis) = (0..symbols.len()).min_by_key(|&axis| meetings(&ranges, axis)) else {
+    let Some(axis) = (0..symbols.len()).min_by_key(|&axis| count_overlapping_pairs(&ranges, axis)) else {
         let pairs = (1..plan.buckets.len()).map(|second| CheckError::BucketsOverlap { first: 0, second });
         return errors.extend(pairs);
     };
@@ -173,7 +176,7 @@ fn ranges_overlap(plan: &Plan, errors: &mut Findings) {
 }
 
 /// How many pairs of ranges meet along one symbol.
-fn meetings(ranges: &[(usize, Vec<[i64; 2]>)], axis: usize) -> u64 {
+fn count_overlapping_pairs(ranges: &[(usize, Vec<[i64; 2]>)], axis: usize) -> u64 {
     let mut starts: Vec<i64> = ranges.iter().map(|(_, r)| r[axis][0]).collect();
     starts.sort_unstable();
     let up_to = |end: i64| starts.partition_point(|&start| start <= end) as u64;

@@ -12,13 +12,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc_ir::Members;
-use symmc_ir::collective::Meets;
+use symmc_ir::GroupMembers;
+use symmc_ir::collective::SyncScope;
 
-use super::program::Group;
-use super::step::Step;
+use super::program::PlanGroup;
+use super::step::CheckStep;
 
-pub struct Ranks {
+pub struct SimulatedRanks {
     pub count: usize,
     /// The cells of each group; none for a group that is not used.
     pub cells: Vec<Vec<Vec<usize>>>,
@@ -29,20 +29,20 @@ pub struct Ranks {
 
 /// The pairs of ranks that meet in a step: its group, and their numbers within each cell.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Exchange<'a> {
+pub struct PairExchange<'a> {
     group: usize,
     pairs: &'a [(u32, u32)],
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> PairExchange<'a> {
     /// That of a step in which pairs meet.
-    pub fn of(step: &'a Step) -> Option<Self> {
-        let sync = step.sync.filter(|s| s.meets == Meets::Pairs)?;
-        Some(Exchange { group: sync.group, pairs: &step.pairs })
+    pub fn from_step(step: &'a CheckStep) -> Option<Self> {
+        let sync = step.sync.filter(|s| s.meets == SyncScope::Pairs)?;
+        Some(PairExchange { group: sync.group, pairs: &step.pairs })
     }
 
     /// The ranks of the pairs, sender first.
-    pub fn ranks(self, cells: &[Vec<Vec<usize>>]) -> impl Iterator<Item = (usize, usize)> {
+    pub fn rank_pairs(self, cells: &[Vec<Vec<usize>>]) -> impl Iterator<Item = (usize, usize)> {
         let rank = |cell: &[usize], number: u32| cell.get(number as usize).copied();
         cells[self.group].iter().flat_map(move |cell| {
             self.pairs.iter().filter_map(move |&(from, to)| Some((rank(cell, from)?, rank(cell, to)?)))
@@ -50,29 +50,34 @@ impl<'a> Exchange<'a> {
     }
 }
 
-impl Ranks {
+impl SimulatedRanks {
     /// The ranks to simulate for `ranks` ranks of which the groups in `used` and `exchanges` order some.
-    pub fn new(ranks: usize, groups: &[Group], used: &[bool], exchanges: &BTreeSet<Exchange<'_>>) -> Self {
-        let whole = |g: &Group| match &g.members {
-            Members::World => true,
-            Members::Cells(cells) => cells.len() == 1,
+    pub fn new(
+        ranks: usize,
+        groups: &[PlanGroup],
+        used: &[bool],
+        exchanges: &BTreeSet<PairExchange<'_>>,
+    ) -> Self {
+        let whole = |g: &PlanGroup| match &g.members {
+            GroupMembers::World => true,
+            GroupMembers::Cells(cells) => cells.len() == 1,
         };
         let in_use = || groups.iter().zip(used).filter(|(_, used)| **used).map(|(g, _)| g);
         if exchanges.is_empty() && in_use().all(whole) {
             let count = ranks.min(3);
             let of_group = |&u: &bool| if u { vec![(0..count).collect()] } else { Vec::new() };
-            return Ranks::with(count, used.iter().map(of_group).collect(), vec![0]);
+            return SimulatedRanks::from_cells(count, used.iter().map(of_group).collect(), vec![0]);
         }
         let cells: Vec<Vec<Vec<usize>>> =
             groups.iter().zip(used).map(|(g, &u)| cells_of(g, u, ranks)).collect();
         let pairs: Vec<BTreeSet<(usize, usize)>> =
-            exchanges.iter().map(|e| e.ranks(&cells).collect()).collect();
-        let mut out = Ranks::with(ranks, cells, Vec::new());
-        out.examined = Structure { ranks: &out, pairs: &pairs }.one_of_each_class();
+            exchanges.iter().map(|e| e.rank_pairs(&cells).collect()).collect();
+        let mut out = SimulatedRanks::from_cells(ranks, cells, Vec::new());
+        out.examined = GroupStructure { ranks: &out, pairs: &pairs }.one_of_each_class();
         out
     }
 
-    fn with(count: usize, cells: Vec<Vec<Vec<usize>>>, examined: Vec<usize>) -> Self {
+    fn from_cells(count: usize, cells: Vec<Vec<Vec<usize>>>, examined: Vec<usize>) -> Self {
         let of_group = |cells: &Vec<Vec<usize>>| {
             let mut cell_of = vec![usize::MAX; if cells.is_empty() { 0 } else { count }];
             for (c, cell) in cells.iter().enumerate() {
@@ -81,7 +86,7 @@ impl Ranks {
             cell_of
         };
         let cell_of = cells.iter().map(of_group).collect();
-        Ranks { count, cells, cell_of, examined }
+        SimulatedRanks { count, cells, cell_of, examined }
     }
 
     /// The number of the cell of a group that a rank is in; `None` if the group is not used.
@@ -95,49 +100,49 @@ impl Ranks {
     }
 }
 
-fn cells_of(group: &Group, used: bool, ranks: usize) -> Vec<Vec<usize>> {
+fn cells_of(group: &PlanGroup, used: bool, ranks: usize) -> Vec<Vec<usize>> {
     match (&group.members, used) {
         (_, false) => Vec::new(),
-        (Members::World, true) => vec![(0..ranks).collect()],
-        (Members::Cells(cells), true) => {
+        (GroupMembers::World, true) => vec![(0..ranks).collect()],
+        (GroupMembers::Cells(cells), true) => {
             cells.iter().map(|c| c.iter().map(|&r| r as usize).collect()).collect()
         }
     }
 }
 
 /// The cells of each group, and the pairs that meet in each exchange.
-struct Structure<'a> {
-    ranks: &'a Ranks,
+struct GroupStructure<'a> {
+    ranks: &'a SimulatedRanks,
     pairs: &'a [BTreeSet<(usize, usize)>],
 }
 
-impl Structure<'_> {
+impl GroupStructure<'_> {
     /// The lowest rank of each class.
     fn one_of_each_class(&self) -> Vec<usize> {
         let n = self.ranks.count;
-        let mut classes = Classes::new(n);
+        let mut classes = RankClasses::new(n);
         let digits = (1..=n).filter(|s| n.is_multiple_of(*s)).flat_map(|stride| {
             let bases = (2..=n / stride).filter(move |base| (n / stride).is_multiple_of(*base));
             bases.map(move |base| (stride, base))
         });
         for (stride, base) in digits {
-            self.exchange(&mut classes, &move |r: usize| {
+            self.apply_permutation(&mut classes, &move |r: usize| {
                 let digit = r / stride % base;
                 r - digit * stride + (digit + 1) % base * stride
             });
         }
         for by in 1..n {
-            self.exchange(&mut classes, &move |r: usize| (r + by) % n);
+            self.apply_permutation(&mut classes, &move |r: usize| (r + by) % n);
             if n.is_power_of_two() {
-                self.exchange(&mut classes, &move |r: usize| r ^ by);
+                self.apply_permutation(&mut classes, &move |r: usize| r ^ by);
             }
         }
-        self.exchange_two(&mut classes);
-        (0..n).filter(|&r| classes.first(r) == r).collect()
+        self.join_exchangeable(&mut classes);
+        (0..n).filter(|&r| classes.representative(r) == r).collect()
     }
 
     /// Puts together what a permutation exchanges, if it is a symmetry.
-    fn exchange(&self, classes: &mut Classes, map: &dyn Fn(usize) -> usize) {
+    fn apply_permutation(&self, classes: &mut RankClasses, map: &dyn Fn(usize) -> usize) {
         if classes.count > 1 && self.keeps_pairs(map) && self.keeps_cells(map) {
             (0..self.ranks.count).for_each(|r| classes.join(r, map(r)));
         }
@@ -156,7 +161,7 @@ impl Structure<'_> {
 
     /// Puts together ranks of which each two can be exchanged: those that are in the same cells, but for cells of one
     /// rank, and form the same pairs.
-    fn exchange_two(&self, classes: &mut Classes) {
+    fn join_exchangeable(&self, classes: &mut RankClasses) {
         let mut pairs_of: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); self.ranks.count];
         for (e, of) in self.pairs.iter().enumerate() {
             for &(from, to) in of {
@@ -188,17 +193,17 @@ impl Structure<'_> {
 }
 
 /// Disjoint classes of ranks, each with its lowest rank as the first.
-struct Classes {
+struct RankClasses {
     above: Vec<usize>,
     count: usize,
 }
 
-impl Classes {
+impl RankClasses {
     fn new(ranks: usize) -> Self {
-        Classes { above: (0..ranks).collect(), count: ranks }
+        RankClasses { above: (0..ranks).collect(), count: ranks }
     }
 
-    fn first(&mut self, rank: usize) -> usize {
+    fn representative(&mut self, rank: usize) -> usize {
         let mut at = rank;
         while self.above[at] != at {
             self.above[at] = self.above[self.above[at]];
@@ -208,7 +213,7 @@ impl Classes {
     }
 
     fn join(&mut self, a: usize, b: usize) {
-        let (a, b) = (self.first(a), self.first(b));
+        let (a, b) = (self.representative(a), self.representative(b));
         if a != b {
             self.above[a.max(b)] = a.min(b);
             self.count -= 1;
@@ -218,15 +223,15 @@ impl Classes {
 
 #[cfg(test)]
 mod tests {
-    use super::super::clock::tests::{group, put, ranks};
+    use super::super::clock::tests::{exchange_step, group, ranks};
     use super::*;
 
-    fn cells(cells: impl Iterator<Item = Vec<u32>>) -> Members {
-        Members::Cells(cells.collect())
+    fn cells(cells: impl Iterator<Item = Vec<u32>>) -> GroupMembers {
+        GroupMembers::Cells(cells.collect())
     }
 
-    fn pairs(cells: &[[u32; 2]]) -> Members {
-        Members::Cells(cells.iter().map(|c| c.to_vec()).collect())
+    fn pairs(cells: &[[u32; 2]]) -> GroupMembers {
+        GroupMembers::Cells(cells.iter().map(|c| c.to_vec()).collect())
     }
 
     #[test]
@@ -236,12 +241,12 @@ mod tests {
         assert_eq!((found.count, found.examined.as_slice()), (4, &[0][..]));
         assert_eq!(found.peers(1, 0).collect::<Vec<_>>(), [2]);
         let odd =
-            [group(pairs(&[[0, 1], [2, 3]]), 2), group(Members::Cells(vec![vec![0, 1, 2], vec![3]]), 3)];
+            [group(pairs(&[[0, 1], [2, 3]]), 2), group(GroupMembers::Cells(vec![vec![0, 1, 2], vec![3]]), 3)];
         assert!(ranks(4, &odd, &[]).examined.len() > 1);
-        let world = [group(Members::World, 8)];
+        let world = [group(GroupMembers::World, 8)];
         assert_eq!(ranks(8, &world, &[]).count, 3);
         let of = |pairs: &[(u32, u32)]| {
-            let found = ranks(8, &world, &[put(pairs)]);
+            let found = ranks(8, &world, &[exchange_step(pairs)]);
             assert_eq!(found.count, 8);
             found.examined
         };
@@ -265,7 +270,7 @@ mod tests {
         assert_eq!(ranks(24, &planes, &[]).examined, [0]);
         // Stages that send to the next and not around: one class for each.
         let down: Vec<(u32, u32)> = (0..16).map(|r| (r, r + 8)).collect();
-        let staged = [group(Members::World, 24), group(along(1, 8, 24), 8)];
-        assert_eq!(ranks(24, &staged, &[put(&down)]).examined, [0, 8, 16]);
+        let staged = [group(GroupMembers::World, 24), group(along(1, 8, 24), 8)];
+        assert_eq!(ranks(24, &staged, &[exchange_step(&down)]).examined, [0, 8, 16]);
     }
 }

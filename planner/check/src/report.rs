@@ -1,7 +1,7 @@
 //! What a proof looked at.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Report {
+pub struct CheckReport {
     pub buckets: usize,
     pub steps: usize,
     /// The number of base values with a place, over all buckets.
@@ -19,7 +19,7 @@ pub struct Report {
     pub sequences: usize,
 }
 
-impl std::fmt::Display for Report {
+impl std::fmt::Display for CheckReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let buckets = if self.buckets == 1 { "bucket" } else { "buckets" };
         write!(

@@ -14,46 +14,46 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use symmc_ir::collective::Meets;
-use symmc_ir::{Table, ValueId};
+use symmc_ir::collective::SyncScope;
+use symmc_ir::{EntityMap, ValueId};
 use symmc_support::parallel;
 
-use super::clock::{Clocks, Fault, Past, Start};
-use super::error::{Access, CheckError, Moment, Who};
-use super::left::Left;
-use super::memory::{MemoryOfRank, Order, Record, START, Span};
-use super::place::Location;
-use super::program::Programs;
-use super::ranks::{Exchange, Ranks};
-use super::report::Report;
-use super::step::{Schedule, Step};
+use super::clock::{AccessStart, OrderFault, PastStep, VectorClocks};
+use super::cross_run::CrossRunConflicts;
+use super::error::{AccessMoment, Accessor, CheckError, MemoryAccess};
+use super::location::ValueLocation;
+use super::memory::{AccessHistory, AccessOrder, AccessRecord, AccessSpan, START};
+use super::program::PlanPrograms;
+use super::ranks::{PairExchange, SimulatedRanks};
+use super::report::CheckReport;
+use super::step::{BucketSchedule, CheckStep};
 
 /// After this many errors no more are looked for.
 const ENOUGH: usize = 100;
 
 pub fn check(
-    programs: &Programs,
-    schedules: &[Schedule<'_>],
+    programs: &PlanPrograms,
+    schedules: &[BucketSchedule<'_>],
     ranks: u32,
-    report: &mut Report,
+    report: &mut CheckReport,
 ) -> Vec<CheckError> {
     let mut used = vec![false; programs.groups.len()];
     for sync in schedules.iter().flat_map(|s| &s.steps).filter_map(|s| s.sync) {
         used[sync.group] = true;
     }
-    let exchanges: BTreeSet<Exchange<'_>> =
-        schedules.iter().flat_map(|s| &s.steps).filter_map(Exchange::of).collect();
-    let ranks = Ranks::new(ranks as usize, &programs.groups, &used, &exchanges);
+    let exchanges: BTreeSet<PairExchange<'_>> =
+        schedules.iter().flat_map(|s| &s.steps).filter_map(PairExchange::from_step).collect();
+    let ranks = SimulatedRanks::new(ranks as usize, &programs.groups, &used, &exchanges);
     (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
-    let facts: Vec<Facts> = schedules.iter().map(Facts::new).collect();
+    let facts: Vec<BucketRunFacts> = schedules.iter().map(BucketRunFacts::new).collect();
     let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r).collect()).collect();
     let peers: Vec<Vec<Vec<usize>>> = ranks.examined.iter().map(peers).collect();
     let steps = schedules.iter().map(|s| s.steps.len()).sum();
-    let left = Left::new(schedules);
+    let left = CrossRunConflicts::new(schedules);
     let proofs = parallel::map((0..schedules.len()).collect(), steps, |bucket| {
         let (ranks, facts, peers, left) = (&ranks, &facts, &peers, &left);
-        let (errors, seen, report) = (Vec::new(), BTreeSet::new(), Report::default());
-        let mut proof = Proof { programs, schedules, facts, peers, ranks, errors, seen, report };
+        let (errors, seen, report) = (Vec::new(), BTreeSet::new(), CheckReport::default());
+        let mut proof = RaceProof { programs, schedules, facts, peers, ranks, errors, seen, report };
         let (clocks, memories) = proof.first_run(bucket);
         proof.follow(bucket, &clocks, memories, left);
         (proof.errors, proof.report)
@@ -75,18 +75,18 @@ pub fn check(
 }
 
 /// What does not change while a bucket runs.
-struct Facts {
+struct BucketRunFacts {
     /// What each value occupies, if it lies in memory that steps write.
-    spans: Table<ValueId, Option<Span>>,
+    spans: EntityMap<ValueId, Option<AccessSpan>>,
     last_waiter: Vec<Option<usize>>,
 }
 
-impl Facts {
-    fn new(schedule: &Schedule<'_>) -> Self {
-        let span = |(v, location): (ValueId, &Option<Location>)| {
+impl BucketRunFacts {
+    fn new(schedule: &BucketSchedule<'_>) -> Self {
+        let span = |(v, location): (ValueId, &Option<ValueLocation>)| {
             let location = location.as_ref()?;
             let simple = schedule.overlaps.is_simple(v);
-            Some(Span { space: location.space?, low: location.low, high: location.high, simple })
+            Some(AccessSpan { space: location.space?, low: location.low, high: location.high, simple })
         };
         let spans = schedule.locations.iter().map(span).collect();
         let mut last_waiter = vec![None; schedule.steps.len()];
@@ -97,13 +97,13 @@ impl Facts {
                 }
             }
         }
-        Facts { spans, last_waiter }
+        BucketRunFacts { spans, last_waiter }
     }
 }
 
 /// What the bytes of a value hold.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Content {
+enum ValueContent {
     Intact,
     /// Nothing yet.
     Unwritten,
@@ -112,76 +112,88 @@ enum Content {
 }
 
 /// Accesses of one step to one value of one examined rank, all reads or all writes.
-struct Touch<'a> {
+struct AccessBatch<'a> {
     bucket: usize,
     /// The position of the rank among those examined.
     examined: usize,
     /// The accesses, each with the clock under which it starts.
-    accesses: Vec<(Record, Start<'a>)>,
+    accesses: Vec<(AccessRecord, AccessStart<'a>)>,
     /// The bucket of the earlier accesses that these are compared with.
     earlier: usize,
     /// Whether those are of the same run.
     same_run: bool,
 }
 
-struct Proof<'a> {
-    programs: &'a Programs,
-    schedules: &'a [Schedule<'a>],
-    facts: &'a [Facts],
-    ranks: &'a Ranks,
+struct RaceProof<'a> {
+    programs: &'a PlanPrograms,
+    schedules: &'a [BucketSchedule<'a>],
+    facts: &'a [BucketRunFacts],
+    ranks: &'a SimulatedRanks,
     /// For each examined rank and each group, its peers.
     peers: &'a [Vec<Vec<usize>>],
     errors: Vec<CheckError>,
     /// The races among the errors.
-    seen: BTreeSet<(Access, Access)>,
-    report: Report,
+    seen: BTreeSet<(MemoryAccess, MemoryAccess)>,
+    report: CheckReport,
 }
 
 /// Where the accesses of a run go.
-enum Against<'m> {
+enum ComparisonTarget<'m> {
     /// They are recorded, and compared with the earlier ones of the same run.
-    Own(&'m mut [MemoryOfRank], &'m mut Vec<Content>),
+    Own(&'m mut [AccessHistory], &'m mut Vec<ValueContent>),
     /// They are compared with those of the last run of this bucket.
-    Run(usize, &'m [MemoryOfRank]),
+    Run(usize, &'m [AccessHistory]),
 }
 
-impl Proof<'_> {
+impl RaceProof<'_> {
     /// Runs a bucket from nothing.
-    fn first_run(&mut self, bucket: usize) -> (Clocks, Vec<MemoryOfRank>) {
+    fn first_run(&mut self, bucket: usize) -> (VectorClocks, Vec<AccessHistory>) {
         let schedule = &self.schedules[bucket];
-        let mut clocks = Clocks::new(self.ranks);
-        let mut memories = vec![MemoryOfRank::default(); self.ranks.examined.len()];
-        let content = |h: &Option<Location>| match h {
-            Some(Location { space: None, .. }) => Content::Intact,
-            _ => Content::Unwritten,
+        let mut clocks = VectorClocks::new(self.ranks);
+        let mut memories = vec![AccessHistory::default(); self.ranks.examined.len()];
+        let content = |h: &Option<ValueLocation>| match h {
+            Some(ValueLocation { space: None, .. }) => ValueContent::Intact,
+            _ => ValueContent::Unwritten,
         };
-        let mut contents: Vec<Content> = schedule.locations.values().map(content).collect();
-        self.run(bucket, &mut clocks, Against::Own(&mut memories, &mut contents), |_| false);
+        let mut contents: Vec<ValueContent> = schedule.locations.values().map(content).collect();
+        self.run(bucket, &mut clocks, ComparisonTarget::Own(&mut memories, &mut contents), |_| false);
         self.at_end(bucket, &contents);
         self.report.joins += clocks.joins;
         (clocks, memories)
     }
 
     /// The caller reads all outputs, and bound parameters serve the next run.
-    fn at_end(&mut self, bucket: usize, contents: &[Content]) {
+    fn at_end(&mut self, bucket: usize, contents: &[ValueContent]) {
         let schedule = &self.schedules[bucket];
         let outputs = schedule.program.graph.outputs.iter().map(|o| o.value);
         let lasting = schedule.bound.iter().filter(|(_, each_run)| !each_run).map(|(v, _)| *v);
         for v in outputs.chain(lasting) {
-            self.intact(bucket, Moment::End { bucket }, v, contents);
+            self.check_intact(bucket, AccessMoment::End { bucket }, v, contents);
         }
     }
 
-    fn intact(&mut self, bucket: usize, reader: Moment, value: ValueId, contents: &[Content]) {
+    fn check_intact(
+        &mut self,
+        bucket: usize,
+        reader: AccessMoment,
+        value: ValueId,
+        contents: &[ValueContent],
+    ) {
         let schedule = &self.schedules[bucket];
-        if let Content::Lost(step) = contents[symmc_ir::entity::Entity::index(value)] {
-            let value = schedule.program.graph.name_of(value).to_string();
+        if let ValueContent::Lost(step) = contents[symmc_ir::entity::Entity::index(value)] {
+            let value = schedule.program.graph.value_name(value).to_string();
             self.errors.push(CheckError::Lost { reader, value, lost: self.moment(bucket, step) });
         }
     }
 
     /// Follows every sequence of runs after one of `bucket`, until no rank can meet what that one left.
-    fn follow(&mut self, bucket: usize, after: &Clocks, mut memories: Vec<MemoryOfRank>, left: &Left) {
+    fn follow(
+        &mut self,
+        bucket: usize,
+        after: &VectorClocks,
+        mut memories: Vec<AccessHistory>,
+        left: &CrossRunConflicts,
+    ) {
         let tick = after.next_start();
         let around: Vec<Vec<usize>> = self
             .ranks
@@ -194,28 +206,28 @@ impl Proof<'_> {
             })
             .collect();
         let mut start = after.clone();
-        start.start(0);
+        start.start_run(0);
         for ((memory, &rank), (peers, around)) in
             memories.iter_mut().zip(&self.ranks.examined).zip(self.peers.iter().zip(&around))
         {
-            left.keep(memory, |old| {
-                let knows = |of: usize| known_over(&start.now(of, 0), old, rank, peers);
-                if left.blind { around.iter().all(|&r| knows(r)) } else { knows(rank) }
+            left.retain_conflicts(memory, |old| {
+                let knows = |of: usize| is_known_complete(&start.now(of, 0), old, rank, peers);
+                if left.accesses_before_rendezvous { around.iter().all(|&r| knows(r)) } else { knows(rank) }
             });
         }
-        let next: Vec<usize> = match memories.iter().all(MemoryOfRank::is_empty) {
+        let next: Vec<usize> = match memories.iter().all(AccessHistory::is_empty) {
             true if left.form[bucket] != bucket => return,
             true => (0..self.schedules.len()).filter(|&b| left.form[b] == b).collect(),
             false => (0..self.schedules.len()).collect(),
         };
-        let over = |clocks: &Clocks| around.iter().all(|ranks| clocks.all_know(ranks, tick));
+        let over = |clocks: &VectorClocks| around.iter().all(|ranks| clocks.all_know(ranks, tick));
         let mut known: BTreeSet<Vec<u32>> = BTreeSet::new();
         let mut open = vec![after.clone()];
         while let Some(before) = open.pop() {
             for &next in &next {
                 let mut clocks = before.clone();
                 self.report.sequences += 1;
-                let done = self.run(next, &mut clocks, Against::Run(bucket, &memories), over);
+                let done = self.run(next, &mut clocks, ComparisonTarget::Run(bucket, &memories), over);
                 if !done && known.insert(clocks.summary(tick)) {
                     open.push(clocks);
                 }
@@ -230,14 +242,14 @@ impl Proof<'_> {
     fn run(
         &mut self,
         bucket: usize,
-        clocks: &mut Clocks,
-        mut against: Against<'_>,
-        over: impl Fn(&Clocks) -> bool,
+        clocks: &mut VectorClocks,
+        mut against: ComparisonTarget<'_>,
+        over: impl Fn(&VectorClocks) -> bool,
     ) -> bool {
         let (schedules, facts) = (self.schedules, self.facts);
         let schedule = &schedules[bucket];
-        clocks.start(schedule.steps.len());
-        self.bound_inputs(bucket, clocks, &mut against);
+        clocks.start_run(schedule.steps.len());
+        self.write_bound_inputs(bucket, clocks, &mut against);
         let mut faults = Vec::new();
         for (index, step) in schedule.steps.iter().enumerate() {
             if (index == 0 || step.sync.is_some() || !step.waits.is_empty()) && over(clocks) {
@@ -245,9 +257,9 @@ impl Proof<'_> {
             }
             clocks.arrive(step, (bucket, index), self.ranks, &mut faults);
             for fault in faults.drain(..) {
-                self.fault(bucket, index, fault);
+                self.report_fault(bucket, index, fault);
             }
-            self.step(bucket, index, clocks, &mut against);
+            self.access_step(bucket, index, clocks, &mut against);
             let last_waiter = &facts[bucket].last_waiter;
             clocks.complete(step, index, self.ranks, last_waiter[index].is_some());
             let done = |&&w: &&usize| last_waiter.get(w) == Some(&Some(index));
@@ -259,14 +271,14 @@ impl Proof<'_> {
         over(clocks)
     }
 
-    fn fault(&mut self, bucket: usize, step: usize, fault: Fault) {
-        let at = self.schedules[bucket].at(step);
+    fn report_fault(&mut self, bucket: usize, step: usize, fault: OrderFault) {
+        let at = self.schedules[bucket].step_location(step);
         let sync = self.schedules[bucket].steps[step].sync;
         let group = sync.map(|s| self.programs.groups[s.group].name.clone()).unwrap_or_default();
-        let then = |p: &Past| self.schedules[p.bucket].at(p.step);
+        let then = |p: &PastStep| self.schedules[p.bucket].step_location(p.step);
         let error = match fault {
-            Fault::Unordered(p) => CheckError::Unordered { earlier: then(&p), at, group },
-            Fault::Landing(p) => CheckError::LandingRace { earlier: then(&p), at, group },
+            OrderFault::Unordered(p) => CheckError::Unordered { earlier: then(&p), at, group },
+            OrderFault::Landing(p) => CheckError::LandingRace { earlier: then(&p), at, group },
         };
         if !self.errors.contains(&error) {
             self.errors.push(error);
@@ -274,75 +286,94 @@ impl Proof<'_> {
     }
 
     /// The caller writes bound inputs: parameters before the first run, the others before each.
-    fn bound_inputs(&mut self, bucket: usize, clocks: &Clocks, against: &mut Against<'_>) {
+    fn write_bound_inputs(
+        &mut self,
+        bucket: usize,
+        clocks: &VectorClocks,
+        against: &mut ComparisonTarget<'_>,
+    ) {
         let schedules = self.schedules;
         for &(value, each_run) in &schedules[bucket].bound {
-            if !each_run && matches!(against, Against::Run(..)) {
+            if !each_run && matches!(against, ComparisonTarget::Run(..)) {
                 continue;
             }
             for examined in 0..self.ranks.examined.len() {
                 let start = clocks.now(self.ranks.examined[examined], 0);
-                let record = Record {
+                let record = AccessRecord {
                     value,
                     step: START,
-                    end: clocks.base(),
+                    end: clocks.run_start(),
                     lane: 0,
                     write: true,
-                    who: Who::Caller,
+                    accessor: Accessor::Caller,
                     group: 0,
                 };
-                self.touch(bucket, examined, vec![(record, start)], &HashSet::new(), against);
+                self.apply_accesses(bucket, examined, vec![(record, start)], &HashSet::new(), against);
             }
         }
     }
 
     /// All accesses of a step, reads before writes.
-    fn step(&mut self, bucket: usize, index: usize, clocks: &Clocks, against: &mut Against<'_>) {
+    fn access_step(
+        &mut self,
+        bucket: usize,
+        index: usize,
+        clocks: &VectorClocks,
+        against: &mut ComparisonTarget<'_>,
+    ) {
         let (schedules, ranks) = (self.schedules, self.ranks);
         let step = &schedules[bucket].steps[index];
-        if let Against::Own(_, contents) = against {
+        if let ComparisonTarget::Own(_, contents) = against {
             for &v in &step.reads {
-                self.intact(bucket, Moment::Step(schedules[bucket].at(index)), v, contents);
+                self.check_intact(
+                    bucket,
+                    AccessMoment::Step(schedules[bucket].step_location(index)),
+                    v,
+                    contents,
+                );
             }
         }
         let group = step.sync.map_or(0, |s| s.group);
         for (examined, &rank) in ranks.examined.iter().enumerate() {
             let has_peers = step.sync.is_some() && !self.peers[examined][group].is_empty();
-            for (value, write) in step.touches() {
+            for (value, write) in step.accesses() {
                 let (own_start, by_peers) = match write {
                     false => (clocks.now(rank, step.lane), step.peer_reads.contains(&value)),
-                    true => (clocks.of_results(rank, step, ranks), step.peer_writes.contains(&value)),
+                    true => {
+                        (clocks.start_of_result_writes(rank, step, ranks), step.peer_writes.contains(&value))
+                    }
                 };
                 let (end, lane) = (clocks.completion(index), step.lane as u8);
-                let own = Record {
+                let own = AccessRecord {
                     value,
                     step: index as u32,
                     end,
                     lane,
                     write,
-                    who: Who::Own,
+                    accessor: Accessor::Own,
                     group: group as u16,
                 };
                 let mut accesses = vec![(own, own_start)];
                 // What a sender writes lies within what its receiver writes: after its arrival, before its
                 // completion.
-                let within_own = step.sync.is_some_and(|s| s.meets == Meets::Pairs);
+                let within_own = step.sync.is_some_and(|s| s.meets == SyncScope::Pairs);
                 if by_peers && has_peers && !within_own {
-                    let peers = Record { who: Who::Peers, end: clocks.last_touch(index), ..own };
-                    accesses.push((peers, clocks.of_peers(rank, step, ranks)));
+                    let peers =
+                        AccessRecord { accessor: Accessor::Peers, end: clocks.last_touch(index), ..own };
+                    accesses.push((peers, clocks.start_of_peer_accesses(rank, step, ranks)));
                 }
-                self.touch(bucket, examined, accesses, &step.keeps, against);
+                self.apply_accesses(bucket, examined, accesses, &step.keeps, against);
             }
         }
     }
 
-    fn touch(
+    fn apply_accesses(
         &mut self,
         bucket: usize,
         examined: usize,
-        accesses: Vec<(Record, Start<'_>)>,
+        accesses: Vec<(AccessRecord, AccessStart<'_>)>,
         keeps: &HashSet<ValueId>,
-        against: &mut Against<'_>,
+        against: &mut ComparisonTarget<'_>,
     ) {
         let (schedules, facts) = (self.schedules, self.facts);
         let schedule = &schedules[bucket];
@@ -350,88 +381,97 @@ impl Proof<'_> {
         let Some(span) = facts[bucket].spans[first.value] else { return };
         self.report.accesses += accesses.len() as u64;
         match against {
-            Against::Run(earlier, memories) => {
-                let touch = Touch { bucket, examined, accesses, earlier: *earlier, same_run: false };
+            ComparisonTarget::Run(earlier, memories) => {
+                let touch = AccessBatch { bucket, examined, accesses, earlier: *earlier, same_run: false };
                 memories[examined].compare(span, first.write, &mut |old| self.judge(&touch, old));
             }
-            Against::Own(memories, contents) => {
-                let records: Vec<Record> = accesses.iter().map(|a| a.0).collect();
-                let touch = Touch { bucket, examined, accesses, earlier: bucket, same_run: true };
+            ComparisonTarget::Own(memories, contents) => {
+                let records: Vec<AccessRecord> = accesses.iter().map(|a| a.0).collect();
+                let touch = AccessBatch { bucket, examined, accesses, earlier: bucket, same_run: true };
                 let replaces = &mut |other: ValueId| {
-                    if other == first.value || keeps.contains(&other) || !schedule.share(first.value, other) {
+                    if other == first.value
+                        || keeps.contains(&other)
+                        || !schedule.share_bytes(first.value, other)
+                    {
                         return false;
                     }
-                    contents[symmc_ir::entity::Entity::index(other)] = Content::Lost(first.step);
+                    contents[symmc_ir::entity::Entity::index(other)] = ValueContent::Lost(first.step);
                     true
                 };
-                memories[examined].touch(span, &records, &mut |old| self.judge(&touch, old), replaces);
+                memories[examined].record_accesses(
+                    span,
+                    &records,
+                    &mut |old| self.judge(&touch, old),
+                    replaces,
+                );
                 if first.write {
-                    contents[symmc_ir::entity::Entity::index(first.value)] = Content::Intact;
+                    contents[symmc_ir::entity::Entity::index(first.value)] = ValueContent::Intact;
                 }
             }
         }
     }
 
     /// The order of an earlier access that conflicts with these.
-    fn judge(&mut self, touch: &Touch<'_>, old: &Record) -> Order {
+    fn judge(&mut self, touch: &AccessBatch<'_>, old: &AccessRecord) -> AccessOrder {
         self.report.compared += 1;
         if touch.same_run && touch.accesses[0].0.step == old.step {
-            return Order::Exempt;
+            return AccessOrder::Exempt;
         }
         let rank = self.ranks.examined[touch.examined];
-        let before = |start: &Start<'_>| known_over(start, old, rank, &self.peers[touch.examined]);
+        let before =
+            |start: &AccessStart<'_>| is_known_complete(start, old, rank, &self.peers[touch.examined]);
         let Some(new) = touch.accesses.iter().find(|(_, start)| !before(start)).map(|(new, _)| *new) else {
-            return Order::Before;
+            return AccessOrder::Before;
         };
         if !self.share_bytes(touch, old.value, new.value) {
-            return Order::Exempt;
+            return AccessOrder::Exempt;
         }
         let pair = (self.access(touch.earlier, old), self.access(touch.bucket, &new));
         if self.seen.insert(pair.clone()) {
             self.errors.push(CheckError::Race { first: pair.0, second: pair.1 });
         }
-        Order::Race
+        AccessOrder::Race
     }
 
     /// Whether an earlier and a later value, whose spans meet, share bytes under the bindings of their runs.
-    fn share_bytes(&self, touch: &Touch<'_>, earlier: ValueId, later: ValueId) -> bool {
+    fn share_bytes(&self, touch: &AccessBatch<'_>, earlier: ValueId, later: ValueId) -> bool {
         let schedule = &self.schedules[touch.bucket];
-        if touch.bucket != touch.earlier || earlier == later || schedule.share(earlier, later) {
+        if touch.bucket != touch.earlier || earlier == later || schedule.share_bytes(earlier, later) {
             return true;
         }
         let locations = schedule.locations[earlier].as_ref().zip(schedule.locations[later].as_ref());
         !touch.same_run && locations.is_some_and(|(x, y)| x.overlaps_in_other_run(y, &schedule.symbols))
     }
 
-    fn access(&self, bucket: usize, record: &Record) -> Access {
-        Access {
+    fn access(&self, bucket: usize, record: &AccessRecord) -> MemoryAccess {
+        MemoryAccess {
             moment: self.moment(bucket, record.step),
-            who: record.who,
+            accessor: record.accessor,
             write: record.write,
-            value: self.schedules[bucket].program.graph.name_of(record.value).to_string(),
+            value: self.schedules[bucket].program.graph.value_name(record.value).to_string(),
         }
     }
 
-    fn moment(&self, bucket: usize, step: u32) -> Moment {
+    fn moment(&self, bucket: usize, step: u32) -> AccessMoment {
         match step {
-            START => Moment::Start { bucket },
-            step => Moment::Step(self.schedules[bucket].at(step as usize)),
+            START => AccessMoment::Start { bucket },
+            step => AccessMoment::Step(self.schedules[bucket].step_location(step as usize)),
         }
     }
 }
 
 /// Whether whoever starts knows that an access to the memory of `rank` is over, made by it or its `peers` in each group.
-fn known_over(start: &Start<'_>, old: &Record, rank: usize, peers: &[Vec<usize>]) -> bool {
+fn is_known_complete(start: &AccessStart<'_>, old: &AccessRecord, rank: usize, peers: &[Vec<usize>]) -> bool {
     let ended = |r: usize| start.knows(r, old.lane as usize, old.end);
-    match old.who {
-        Who::Peers => peers[old.group as usize].iter().all(|&p| ended(p)),
-        Who::Own | Who::Caller => ended(rank),
+    match old.accessor {
+        Accessor::Peers => peers[old.group as usize].iter().all(|&p| ended(p)),
+        Accessor::Own | Accessor::Caller => ended(rank),
     }
 }
 
-impl Step {
+impl CheckStep {
     /// Each value that the step touches and whether it writes it, reads first.
-    fn touches(&self) -> impl Iterator<Item = (ValueId, bool)> {
+    fn accesses(&self) -> impl Iterator<Item = (ValueId, bool)> {
         self.reads.iter().map(|&v| (v, false)).chain(self.writes.iter().map(|&v| (v, true)))
     }
 }

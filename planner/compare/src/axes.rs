@@ -6,18 +6,18 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::attention::Operands;
+use symmc_ir::attention::AttentionOperands;
 use symmc_ir::{NodeId, Op, ValueId};
 
 use crate::elements::is_unit;
-use crate::number::Numbered;
-use crate::region::Region;
+use crate::number::NumberedProgram;
+use crate::region::ComparedRegion;
 
-type Axis = (ValueId, usize);
+type ValueAxis = (ValueId, usize);
 
 pub struct AxisSets<'a> {
-    program: &'a Numbered<'a>,
-    number: HashMap<Axis, usize>,
+    program: &'a NumberedProgram<'a>,
+    number: HashMap<ValueAxis, usize>,
     above: Vec<usize>,
     fixed: Vec<bool>,
 }
@@ -26,13 +26,13 @@ pub struct AxisSets<'a> {
 const MOST_CONSTANT: i64 = 1 << 16;
 
 impl<'a> AxisSets<'a> {
-    pub fn new(program: &'a Numbered<'a>, region: &Region) -> AxisSets<'a> {
+    pub fn new(program: &'a NumberedProgram<'a>, region: &ComparedRegion) -> AxisSets<'a> {
         let mut out = AxisSets { program, number: HashMap::new(), above: Vec::new(), fixed: Vec::new() };
         out.add(region.root);
         for &leaf in &region.leaves {
             out.add(leaf);
-            let few = program.types[leaf].numel().upper(&program.graph.symbols) <= MOST_CONSTANT;
-            if Region::is_constant(program, leaf) && few {
+            let few = program.types[leaf].numel().upper_bound(&program.graph.symbols) <= MOST_CONSTANT;
+            if ComparedRegion::is_constant(program, leaf) && few {
                 out.fix_all(leaf);
             }
         }
@@ -45,7 +45,7 @@ impl<'a> AxisSets<'a> {
     }
 
     /// The set of an axis, if it is not fixed.
-    pub fn free(&self, axis: Axis) -> Option<usize> {
+    pub fn free(&self, axis: ValueAxis) -> Option<usize> {
         let set = self.find(*self.number.get(&axis)?);
         (!self.fixed[set]).then_some(set)
     }
@@ -67,7 +67,7 @@ impl<'a> AxisSets<'a> {
         at
     }
 
-    fn join(&mut self, a: Axis, b: Axis) {
+    fn join(&mut self, a: ValueAxis, b: ValueAxis) {
         let (Some(&a), Some(&b)) = (self.number.get(&a), self.number.get(&b)) else { return };
         let (a, b) = (self.find(a), self.find(b));
         let (low, high) = (a.min(b), a.max(b));
@@ -75,14 +75,14 @@ impl<'a> AxisSets<'a> {
         self.fixed[low] |= self.fixed[high];
     }
 
-    fn fix(&mut self, axis: Axis) {
+    fn fix(&mut self, axis: ValueAxis) {
         if let Some(&at) = self.number.get(&axis) {
             let set = self.find(at);
             self.fixed[set] = true;
         }
     }
 
-    fn fix_both(&mut self, a: Axis, b: Axis) {
+    fn fix_both(&mut self, a: ValueAxis, b: ValueAxis) {
         self.fix(a);
         self.fix(b);
     }
@@ -124,7 +124,7 @@ impl<'a> AxisSets<'a> {
             }
             (Op::Collective(c), &[x]) => {
                 self.broadcast(x, result, 0);
-                let whole = c.kind.facts().keeps_positions();
+                let whole = c.kind.facts().preserves_positions();
                 if !whole {
                     self.fix_both((x, 0), (result, 0));
                 }
@@ -137,10 +137,14 @@ impl<'a> AxisSets<'a> {
                 self.join((y, ry - 1), (result, r - 1));
                 self.fix_both((x, rx - 1), (y, ry - 2));
             }
-            (Op::Reduce { axes, keep, .. }, &[x]) => self.reduced(x, result, axes, *keep),
-            (Op::ArgReduce { axis, keep, .. }, &[x]) => self.reduced(x, result, &[*axis], *keep),
-            (Op::Softmax { axis, .. } | Op::CumSum { axis }, &[x]) => self.along(x, &[result], *axis),
-            (Op::Sort { axis, .. } | Op::TopK { axis, .. }, &[x]) => self.along(x, &node.outputs, *axis),
+            (Op::Reduce { axes, keep, .. }, &[x]) => self.join_reduced(x, result, axes, *keep),
+            (Op::ArgReduce { axis, keep, .. }, &[x]) => self.join_reduced(x, result, &[*axis], *keep),
+            (Op::Softmax { axis, .. } | Op::CumSum { axis }, &[x]) => {
+                self.join_except_axis(x, &[result], *axis)
+            }
+            (Op::Sort { axis, .. } | Op::TopK { axis, .. }, &[x]) => {
+                self.join_except_axis(x, &node.outputs, *axis)
+            }
             (Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. }, inputs) => {
                 inputs.iter().for_each(|&x| self.broadcast(x, result, 0));
                 let rank = self.rank(result);
@@ -158,7 +162,7 @@ impl<'a> AxisSets<'a> {
             }
             (Op::Expand, &[x]) => self.broadcast(x, result, 0),
             (Op::Slice { axis, .. } | Op::Concat { axis } | Op::Shard { axis, .. }, inputs) => {
-                inputs.iter().for_each(|&x| self.along(x, &[result], *axis));
+                inputs.iter().for_each(|&x| self.join_except_axis(x, &[result], *axis));
             }
             (Op::Pad { .. }, &[x]) => {
                 for axis in 0..self.rank(x) {
@@ -169,8 +173,8 @@ impl<'a> AxisSets<'a> {
                     }
                 }
             }
-            (Op::Reshape, &[x]) => self.reshaped(x, result),
-            (Op::Take { axis }, &[x, index]) => self.taken(x, index, result, *axis),
+            (Op::Reshape, &[x]) => self.join_reshaped(x, result),
+            (Op::Take { axis }, &[x, index]) => self.join_take(x, index, result, *axis),
             (Op::Attention { .. }, _) if node.outputs.len() == 1 => {
                 self.attention(&node.op, &node.inputs, result, &|axis| axis);
             }
@@ -182,7 +186,7 @@ impl<'a> AxisSets<'a> {
         }
     }
 
-    fn reduced(&mut self, x: ValueId, result: ValueId, axes: &[usize], keep: bool) {
+    fn join_reduced(&mut self, x: ValueId, result: ValueId, axes: &[usize], keep: bool) {
         let mut to = 0;
         for axis in 0..self.rank(x) {
             let is_reduced = axes.contains(&axis);
@@ -196,7 +200,7 @@ impl<'a> AxisSets<'a> {
     }
 
     /// An op that looks along one axis.
-    fn along(&mut self, x: ValueId, results: &[ValueId], axis: usize) {
+    fn join_except_axis(&mut self, x: ValueId, results: &[ValueId], axis: usize) {
         for &result in results {
             for a in 0..self.rank(x) {
                 if a == axis {
@@ -210,7 +214,7 @@ impl<'a> AxisSets<'a> {
     }
 
     /// Axes that stay in front and at the end are read at the same position.
-    fn reshaped(&mut self, x: ValueId, result: ValueId) {
+    fn join_reshaped(&mut self, x: ValueId, result: ValueId) {
         let program = self.program;
         let (a, b) = (&program.types[x].shape, &program.types[result].shape);
         let front = a.iter().zip(b).take_while(|(m, n)| m == n).count();
@@ -226,7 +230,7 @@ impl<'a> AxisSets<'a> {
         fixed(self, result, b.len());
     }
 
-    fn taken(&mut self, x: ValueId, index: ValueId, result: ValueId, axis: usize) {
+    fn join_take(&mut self, x: ValueId, index: ValueId, result: ValueId, axis: usize) {
         let inner = self.rank(index);
         self.fix((x, axis));
         (0..axis).for_each(|a| self.join((x, a), (result, a)));
@@ -237,7 +241,7 @@ impl<'a> AxisSets<'a> {
     /// Attention, whose axis `i` is axis `at(i)` of the result.
     fn attention(&mut self, op: &Op, inputs: &[ValueId], result: ValueId, at: &dyn Fn(usize) -> usize) {
         let Op::Attention { bounds, sink, .. } = op else { return };
-        let Some(parts) = Operands::of(bounds, *sink, inputs) else {
+        let Some(parts) = AttentionOperands::from_operands(bounds, *sink, inputs) else {
             return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
         };
         let (q, k, v) = (*parts.q, *parts.k, *parts.v);
@@ -296,6 +300,6 @@ impl<'a> AxisSets<'a> {
     }
 }
 
-fn shapes_equal(program: &Numbered<'_>, x: ValueId, y: ValueId, axis: usize) -> bool {
+fn shapes_equal(program: &NumberedProgram<'_>, x: ValueId, y: ValueId, axis: usize) -> bool {
     program.types[x].shape.get(axis) == program.types[y].shape.get(axis)
 }

@@ -78,7 +78,7 @@ impl fmt::Display for PartLimit {
         }
         match sizes.saturating_sub(1) {
             0 => Ok(()),
-            more => write!(f, " (and likewise for {})", count(more, "other size")),
+            more => write!(f, " (and likewise for {})", count_text(more, "other size")),
         }
     }
 }
@@ -175,7 +175,7 @@ impl SourceComparison {
 
     /// This comparison, if it found no difference. Parts that were not compared are not differences: see
     /// [`is_complete`](Self::is_complete).
-    pub fn agreed(self) -> Result<SourceComparison, SourceDifferences> {
+    pub fn into_agreement(self) -> Result<SourceComparison, SourceDifferences> {
         if self.differences.is_empty() {
             return Ok(self);
         }
@@ -187,7 +187,7 @@ impl SourceComparison {
     }
 
     /// Adds a part that was not compared: `value` for `reason`.
-    pub(crate) fn leave_out(&mut self, value: &str, reason: &str) {
+    pub(crate) fn add_uncompared(&mut self, value: &str, reason: &str) {
         let known = self.left_out.iter_mut().find(|(text, _)| text.ends_with(reason));
         if let Some((_, count)) = known {
             *count += 1;
@@ -216,35 +216,35 @@ impl SourceComparison {
         let undecided = self.undecided.len() + self.more_undecided;
         match self.status() {
             SourceStatus::Equal => {
-                format!("equal to its source, node for node, in {}", count(self.buckets.len(), "bucket"))
+                format!("equal to its source, node for node, in {}", count_text(self.buckets.len(), "bucket"))
             }
             SourceStatus::EqualByParts => format!(
                 "equal to its source by comparison of {} on drawn values ({}); all else is equal node for node",
-                count(self.parts.len(), "part"),
-                count(self.elements, "element"),
+                count_text(self.parts.len(), "part"),
+                count_text(self.elements, "element"),
             ),
             SourceStatus::NotCompared => {
                 let left = self.left_out.iter().map(|(_, n)| n).sum::<usize>() + self.more_left_out;
                 let mut what = Vec::new();
                 if left > 0 || undecided == 0 {
-                    what.push(format!("not compared with its source in {}", count(left, "part")));
+                    what.push(format!("not compared with its source in {}", count_text(left, "part")));
                 }
                 if undecided > 0 {
-                    what.push(format!("undecided in {}", count(undecided, "part")));
+                    what.push(format!("undecided in {}", count_text(undecided, "part")));
                 }
                 format!("{}; no difference found in the others", what.join(", "))
             }
             SourceStatus::Different => {
                 format!(
                     "{} from its source",
-                    count(self.differences.len() + self.more_differences, "difference")
+                    count_text(self.differences.len() + self.more_differences, "difference")
                 )
             }
         }
     }
 }
 
-/// The summary, then a line for each part and reason. Differences are listed by [`SourceComparison::agreed`].
+/// The summary, then a line for each part and reason. Differences are listed by [`SourceComparison::into_agreement`].
 impl fmt::Display for SourceComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.summary())?;
@@ -254,20 +254,20 @@ impl fmt::Display for SourceComparison {
             writeln!(f, "  compared: {part}")?;
         }
         if let Some(more) = all.checked_sub(MOST_PARTS).filter(|more| *more > 0) {
-            writeln!(f, "  compared: {} more", count(more, "part"))?;
+            writeln!(f, "  compared: {} more", count_text(more, "part"))?;
         }
         for (reason, times) in &self.left_out {
             let places = if *times > 1 { format!(" (and {} more)", times - 1) } else { String::new() };
             writeln!(f, "  not compared: {reason}{places}")?;
         }
         if self.more_left_out > 0 {
-            writeln!(f, "  not compared: {} for other reasons", count(self.more_left_out, "more part"))?;
+            writeln!(f, "  not compared: {} for other reasons", count_text(self.more_left_out, "more part"))?;
         }
         for what in &self.undecided {
             writeln!(f, "  undecided: differs by more than rounding for some drawn values only: {what}")?;
         }
         if self.more_undecided > 0 {
-            writeln!(f, "  undecided: {}", count(self.more_undecided, "more part"))?;
+            writeln!(f, "  undecided: {}", count_text(self.more_undecided, "more part"))?;
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl fmt::Display for SourceComparison {
 
 impl fmt::Display for ComparedPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (source, planned) = (count(self.source_nodes, "node"), self.planned_nodes);
+        let (source, planned) = (count_text(self.source_nodes, "node"), self.planned_nodes);
         write!(f, "%{} ({source} of the source, {planned} planned", self.value)?;
         if self.places > 1 {
             write!(f, ", in {} places", self.places)?;
@@ -295,7 +295,7 @@ impl fmt::Display for SourceDifferences {
 
 impl std::error::Error for SourceDifferences {}
 
-fn count(n: impl TryInto<u64>, what: &str) -> String {
+fn count_text(n: impl TryInto<u64>, what: &str) -> String {
     let n = n.try_into().unwrap_or(u64::MAX);
     let plural = if n == 1 { "" } else { "s" };
     format!("{n} {what}{plural}")

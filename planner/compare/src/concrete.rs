@@ -10,15 +10,15 @@ use std::collections::hash_map::Entry;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    Bindings, DType, Dim, Float, Graph, GroupId, InputKind, Node, NodeId, Op, OpCost, Output, OutputKind,
-    Replication, Scalar, SymbolId, Symbols, Tensor, Type, ValueId,
+    DType, Dim, FloatAttribute, Graph, GraphOutput, GroupId, InputKind, Node, NodeId, Op, OpCost, OutputKind,
+    Replication, Scalar, SymbolBindings, SymbolId, SymbolTable, Tensor, TensorType, ValueId,
 };
 
 use crate::axes::AxisSets;
-use crate::elements::Class;
-use crate::number::{Numbered, dtype_of_scalar, rounded};
-use crate::region::{MOST_NODES, Region};
-use crate::windows::{Window, WindowedOp, extents, normalized, windowed};
+use crate::elements::ElementClass;
+use crate::number::{NumberedProgram, dtype_of_scalar, round_to_dtype};
+use crate::region::{ComparedRegion, MOST_NODES};
+use crate::windows::{ValueWindow, WindowedOp, normalized, window_extents, window_op};
 
 /// The elements that are computed in the time in which one is drawn.
 const DRAWING: u128 = 4;
@@ -28,7 +28,7 @@ const MOST_INSTANCES: usize = 4 * MOST_NODES;
 
 /// Whether values are rounded to their dtypes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Precision {
+pub enum RegionPrecision {
     /// Floats are f64.
     Wide,
     /// As the program says.
@@ -36,8 +36,8 @@ pub enum Precision {
 }
 
 #[derive(Clone, Debug)]
-pub struct Leaf {
-    pub class: Class,
+pub struct RegionLeaf {
+    pub class: ElementClass,
     /// The position of the first one in the class.
     pub offset: i64,
     /// The distance along each axis.
@@ -48,56 +48,65 @@ pub struct Leaf {
     pub data: Option<std::sync::Arc<Tensor>>,
 }
 
-pub struct Concrete {
+pub struct ConcreteRegion {
     /// The program: an argument for each leaf, the root as its one output.
     pub graph: Graph,
     /// What the arguments hold.
-    pub leaves: Vec<Leaf>,
+    pub leaves: Vec<RegionLeaf>,
 }
 
 /// A region with what does not depend on sizes.
-pub struct Template<'a> {
-    pub program: &'a Numbered<'a>,
-    pub region: &'a Region,
+pub struct RegionTemplate<'a> {
+    pub program: &'a NumberedProgram<'a>,
+    pub region: &'a ComparedRegion,
     pub axes: AxisSets<'a>,
     pub ranks: u32,
-    pub replication: &'a HashMap<Class, Replication>,
+    pub replication: &'a HashMap<ElementClass, Replication>,
 }
 
-impl Template<'_> {
+impl RegionTemplate<'_> {
     /// The root axes that are free, each with its set.
-    pub fn free_root(&self) -> Vec<Option<usize>> {
+    pub fn free_root_axes(&self) -> Vec<Option<usize>> {
         let root = self.region.root;
         (0..self.program.types[root].rank()).map(|axis| self.axes.free((root, axis))).collect()
     }
 
     /// The extents of the root at sizes of the symbols of the numbering.
-    pub fn root_shape(&self, sizes: &Bindings) -> Result<Vec<i64>, String> {
-        self.program.types[self.region.root].shape.iter().map(|d| number(d, sizes)).collect()
+    pub fn root_shape(&self, sizes: &SymbolBindings) -> Result<Vec<i64>, String> {
+        self.program.types[self.region.root].shape.iter().map(|d| eval_dim(d, sizes)).collect()
     }
 
     /// A window of the root at sizes of the symbols of the numbering.
-    pub fn at(&self, sizes: &Bindings, window: &Window, precision: Precision) -> Result<Concrete, String> {
-        let needed = Needed::new(self, sizes, window)?;
-        Builder::new(self, sizes, precision, needed).build()
+    pub fn instantiate(
+        &self,
+        sizes: &SymbolBindings,
+        window: &ValueWindow,
+        precision: RegionPrecision,
+    ) -> Result<ConcreteRegion, String> {
+        let needed = NeededWindows::new(self, sizes, window)?;
+        ConcreteBuilder::new(self, sizes, precision, needed).build()
     }
 }
 
-fn number(dim: &Dim, sizes: &Bindings) -> Result<i64, String> {
+fn eval_dim(dim: &Dim, sizes: &SymbolBindings) -> Result<i64, String> {
     dim.eval(sizes).ok_or_else(|| "a dim has no value at these sizes".to_string())
 }
 
-struct Needed {
+struct NeededWindows {
     shapes: HashMap<ValueId, Vec<i64>>,
-    root: Window,
-    windows: HashMap<ValueId, Vec<Window>>,
+    root: ValueWindow,
+    windows: HashMap<ValueId, Vec<ValueWindow>>,
     /// How each node of the region computes the windows of its results, in reverse order.
-    nodes: Vec<(NodeId, Vec<(Window, WindowedOp)>)>,
+    nodes: Vec<(NodeId, Vec<(ValueWindow, WindowedOp)>)>,
 }
 
-impl Needed {
-    fn new(template: &Template<'_>, sizes: &Bindings, window: &Window) -> Result<Needed, String> {
-        let Template { program, region, .. } = template;
+impl NeededWindows {
+    fn new(
+        template: &RegionTemplate<'_>,
+        sizes: &SymbolBindings,
+        window: &ValueWindow,
+    ) -> Result<NeededWindows, String> {
+        let RegionTemplate { program, region, .. } = template;
         let mut shapes = HashMap::new();
         let of_nodes = region.nodes.iter().flat_map(|&n| {
             let node = &program.graph.nodes[n];
@@ -106,16 +115,16 @@ impl Needed {
         for &value in region.leaves.iter().chain([&region.root]).chain(of_nodes) {
             if let Entry::Vacant(entry) = shapes.entry(value) {
                 let shape = &program.types[value].shape;
-                entry.insert(shape.iter().map(|d| number(d, sizes)).collect::<Result<Vec<i64>, _>>()?);
+                entry.insert(shape.iter().map(|d| eval_dim(d, sizes)).collect::<Result<Vec<i64>, _>>()?);
             }
         }
         let root = normalized(window.clone(), &shapes[&region.root]);
         let windows = HashMap::from([(region.root, vec![root.clone()])]);
-        let mut out = Needed { shapes, root, windows, nodes: Vec::new() };
+        let mut out = NeededWindows { shapes, root, windows, nodes: Vec::new() };
         let mut instances = 0;
         for &n in region.nodes.iter().rev() {
             let node = &program.graph.nodes[n];
-            let computed = out.node(program, node, sizes)?;
+            let computed = out.collect_operand_windows(program, node, sizes)?;
             instances += computed.len();
             if instances > MOST_INSTANCES {
                 return Err("too many windows of its values are needed".into());
@@ -125,19 +134,19 @@ impl Needed {
         Ok(out)
     }
 
-    fn node(
+    fn collect_operand_windows(
         &mut self,
-        program: &Numbered<'_>,
+        program: &NumberedProgram<'_>,
         node: &Node,
-        sizes: &Bindings,
-    ) -> Result<Vec<(Window, WindowedOp)>, String> {
+        sizes: &SymbolBindings,
+    ) -> Result<Vec<(ValueWindow, WindowedOp)>, String> {
         let mut op = node.op.clone();
         for dim in op_dims_mut(&mut op) {
-            *dim = Dim::from(number(&program.dim(dim), sizes)?);
+            *dim = Dim::from(eval_dim(&program.map_dim(dim), sizes)?);
         }
         let shape = &self.shapes[&node.outputs[0]];
         let same_shapes = node.outputs.iter().all(|v| self.shapes[v] == *shape);
-        let mut wanted: Vec<Window> = Vec::new();
+        let mut wanted: Vec<ValueWindow> = Vec::new();
         for window in node.outputs.iter().filter_map(|v| self.windows.get(v)).flatten() {
             if !wanted.contains(window) {
                 wanted.push(window.clone());
@@ -147,7 +156,7 @@ impl Needed {
         let mut out = Vec::with_capacity(wanted.len());
         for window in wanted {
             let whole = vec![None; shape.len()];
-            let mut found = windowed(&op, &operands, shape, if same_shapes { &window } else { &whole });
+            let mut found = window_op(&op, &operands, shape, if same_shapes { &window } else { &whole });
             let of_operands = found.operands.iter_mut().zip(&operands);
             of_operands.for_each(|(window, shape)| *window = normalized(std::mem::take(window), shape));
             out.push((window, found));
@@ -162,28 +171,33 @@ impl Needed {
     }
 }
 
-struct Builder<'a> {
-    template: &'a Template<'a>,
-    sizes: &'a Bindings,
-    precision: Precision,
-    needed: Needed,
+struct ConcreteBuilder<'a> {
+    template: &'a RegionTemplate<'a>,
+    sizes: &'a SymbolBindings,
+    precision: RegionPrecision,
+    needed: NeededWindows,
     graph: Graph,
-    map: HashMap<(ValueId, Window), ValueId>,
+    map: HashMap<(ValueId, ValueWindow), ValueId>,
     /// Values that depend on no input as nodes read them that do.
     widened: HashMap<ValueId, ValueId>,
     groups: HashMap<GroupId, GroupId>,
 }
 
-impl<'a> Builder<'a> {
-    fn new(template: &'a Template<'a>, sizes: &'a Bindings, precision: Precision, needed: Needed) -> Self {
+impl<'a> ConcreteBuilder<'a> {
+    fn new(
+        template: &'a RegionTemplate<'a>,
+        sizes: &'a SymbolBindings,
+        precision: RegionPrecision,
+        needed: NeededWindows,
+    ) -> Self {
         let mut graph = Graph::new("part");
         graph.ranks = Some(template.ranks);
         let (map, widened, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Builder { template, sizes, precision, needed, graph, map, widened, groups }
+        ConcreteBuilder { template, sizes, precision, needed, graph, map, widened, groups }
     }
 
-    fn build(mut self) -> Result<Concrete, String> {
-        let Template { program, region, .. } = self.template;
+    fn build(mut self) -> Result<ConcreteRegion, String> {
+        let RegionTemplate { program, region, .. } = self.template;
         let mut leaves = Vec::with_capacity(region.leaves.len());
         for &leaf in &region.leaves {
             for window in self.needed.windows.remove(&leaf).unwrap_or_default() {
@@ -192,32 +206,32 @@ impl<'a> Builder<'a> {
         }
         for (n, windows) in std::mem::take(&mut self.needed.nodes).into_iter().rev() {
             for (window, found) in windows {
-                self.node(&program.graph.nodes[n], window, found)?;
+                self.add_windowed_node(&program.graph.nodes[n], window, found)?;
             }
         }
         let value = self.operand(region.root, &self.needed.root.clone(), false)?;
-        self.graph.outputs.push(Output { value, kind: OutputKind::Returned });
-        Ok(Concrete { graph: self.graph, leaves })
+        self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
+        Ok(ConcreteRegion { graph: self.graph, leaves })
     }
 
-    fn leaf(&mut self, leaf: ValueId, window: Window) -> Result<Leaf, String> {
-        let Template { program, .. } = self.template;
+    fn leaf(&mut self, leaf: ValueId, window: ValueWindow) -> Result<RegionLeaf, String> {
+        let RegionTemplate { program, .. } = self.template;
         let elements = program.elements[leaf].clone().ok_or("a value that is not computed")?;
-        let ty = self.ty(leaf, &window, false);
+        let ty = self.window_type(leaf, &window, false);
         let name = format!("x{}", self.graph.inputs.len());
         let new = self.graph.add_input(InputKind::Argument, name, "", ty, None);
         let data = match program.graph.values[leaf].def {
-            symmc_ir::Def::Input(id) => program.graph.inputs[id].data.clone(),
-            symmc_ir::Def::Node(..) => None,
+            symmc_ir::ValueDef::Input(id) => program.graph.inputs[id].data.clone(),
+            symmc_ir::ValueDef::Node(..) => None,
         };
         let strides =
-            elements.strides.iter().map(|d| number(d, self.sizes)).collect::<Result<Vec<i64>, _>>()?;
+            elements.strides.iter().map(|d| eval_dim(d, self.sizes)).collect::<Result<Vec<i64>, _>>()?;
         let first =
             window.iter().zip(&strides).filter_map(|(span, stride)| Some(span.as_ref()?.start * stride));
-        let offset = number(&elements.offset, self.sizes)? + first.sum::<i64>();
+        let offset = eval_dim(&elements.offset, self.sizes)? + first.sum::<i64>();
         self.map.insert((leaf, window), new);
         let replication = self.template.replication.get(&elements.class).cloned();
-        Ok(Leaf {
+        Ok(RegionLeaf {
             class: elements.class,
             replication,
             offset,
@@ -228,20 +242,27 @@ impl<'a> Builder<'a> {
     }
 
     /// The type of a window of a value. What depends on no input keeps its dtype.
-    fn ty(&self, value: ValueId, window: &Window, constant: bool) -> Type {
+    fn window_type(&self, value: ValueId, window: &ValueWindow, constant: bool) -> TensorType {
         let dtype = self.template.program.types[value].dtype;
-        let shape =
-            extents(window, &self.needed.shapes[&value]).into_iter().map(Dim::from).collect::<Vec<_>>();
-        let wide = self.precision == Precision::Wide && dtype.is_float() && !constant;
-        Type::new(if wide { DType::F64 } else { dtype }, shape)
+        let shape = window_extents(window, &self.needed.shapes[&value])
+            .into_iter()
+            .map(Dim::from)
+            .collect::<Vec<_>>();
+        let wide = self.precision == RegionPrecision::Wide && dtype.is_float() && !constant;
+        TensorType::new(if wide { DType::F64 } else { dtype }, shape)
     }
 
     /// The value that stands for a window of one of the region where an op reads it.
-    fn operand(&mut self, value: ValueId, window: &Window, by_constant: bool) -> Result<ValueId, String> {
-        let Template { program, .. } = self.template;
+    fn operand(
+        &mut self,
+        value: ValueId,
+        window: &ValueWindow,
+        by_constant: bool,
+    ) -> Result<ValueId, String> {
+        let RegionTemplate { program, .. } = self.template;
         let known = *self.map.get(&(value, window.clone())).ok_or("a value that is not computed")?;
         let ty = self.graph.ty(known).clone();
-        let widens = self.precision == Precision::Wide && !by_constant && program.constant[value];
+        let widens = self.precision == RegionPrecision::Wide && !by_constant && program.constant[value];
         if !widens || !ty.dtype.is_float() || ty.dtype == DType::F64 {
             return Ok(known);
         }
@@ -249,7 +270,7 @@ impl<'a> Builder<'a> {
             return Ok(wide);
         }
         let name = format!("w{}", self.graph.values.len());
-        let ty = Type::new(DType::F64, ty.shape);
+        let ty = TensorType::new(DType::F64, ty.shape);
         let n = self.graph.add_node(Op::Cast, vec![known], vec![(name, ty)]);
         let wide = self.graph.nodes[n].outputs[0];
         self.widened.insert(known, wide);
@@ -257,14 +278,19 @@ impl<'a> Builder<'a> {
     }
 
     /// A node over a window of its results.
-    fn node(&mut self, node: &Node, window: Window, found: WindowedOp) -> Result<(), String> {
-        let Template { program, .. } = self.template;
+    fn add_windowed_node(
+        &mut self,
+        node: &Node,
+        window: ValueWindow,
+        found: WindowedOp,
+    ) -> Result<(), String> {
+        let RegionTemplate { program, .. } = self.template;
         let constant = node.outputs.iter().all(|&v| program.constant[v]);
         let WindowedOp { mut op, operands, computed } = found;
         let read = node.inputs.iter().zip(&operands);
         let inputs =
             read.map(|(&v, window)| self.operand(v, window, constant)).collect::<Result<Vec<_>, _>>()?;
-        if self.precision == Precision::Wide && !constant {
+        if self.precision == RegionPrecision::Wide && !constant {
             let dtype = node.inputs.first().map(|&v| program.types[v].dtype);
             op = with_rounded_scalar(op, dtype);
         }
@@ -280,7 +306,7 @@ impl<'a> Builder<'a> {
             let all = vec![None; self.needed.shapes[&v].len()];
             let computed = if all.len() == computed.len() { &computed } else { &all };
             let name = format!("v{}", self.graph.values.len() + results.len());
-            results.push((name, self.ty(v, computed, constant)));
+            results.push((name, self.window_type(v, computed, constant)));
         }
         let n = self.graph.add_node(op, inputs, results);
         let outputs = self.graph.nodes[n].outputs.clone();
@@ -308,7 +334,7 @@ impl<'a> Builder<'a> {
         }
         let found = self.template.program.graph.groups.get(group).ok_or("a group that does not exist")?;
         let name = format!("g{}", self.graph.groups.len());
-        let new = self.graph.groups.push(symmc_ir::Group { name, members: found.members.clone() });
+        let new = self.graph.groups.push(symmc_ir::GroupDef { name, members: found.members.clone() });
         self.groups.insert(group, new);
         Ok(new)
     }
@@ -317,7 +343,7 @@ impl<'a> Builder<'a> {
 /// The op with its number as the interpreter holds it beside operands of this dtype.
 fn with_rounded_scalar(op: Op, dtype: Option<DType>) -> Op {
     let round = |scalar: Scalar, dtype: DType| match dtype.is_float() {
-        true => Scalar::Float(Float(rounded(dtype, scalar.as_f64()))),
+        true => Scalar::Float(FloatAttribute(round_to_dtype(dtype, scalar.as_f64()))),
         false => scalar,
     };
     match (op, dtype) {
@@ -332,7 +358,7 @@ fn with_rounded_scalar(op: Op, dtype: Option<DType>) -> Op {
 
 /// About what a run of a concrete region computes on all ranks: elements, and a quarter of the products of sums. Drawing an
 /// element costs as much as computing several.
-pub fn work(graph: &Graph) -> u128 {
+pub fn estimate_work(graph: &Graph) -> u128 {
     let numel = |v: ValueId| -> u128 {
         graph
             .ty(v)
@@ -369,8 +395,8 @@ pub fn work(graph: &Graph) -> u128 {
 }
 
 /// Sizes by the symbols of a numbering: those that are not named take their least value.
-pub fn bindings(symbols: &Symbols, sizes: &[(String, i64)]) -> Bindings {
-    let mut out = Bindings::new();
+pub fn bindings(symbols: &SymbolTable, sizes: &[(String, i64)]) -> SymbolBindings {
+    let mut out = SymbolBindings::new();
     for (id, symbol) in symbols.iter() {
         let size = sizes.iter().find(|(name, _)| *name == symbol.name).map_or(symbol.min, |s| s.1);
         out.set(SymbolId::new(id.index()), size);

@@ -7,16 +7,16 @@
 use std::collections::BTreeMap;
 
 use symmc_ir::entity::Entity;
-use symmc_ir::interp::{Draw, SeedConfig, Seeds};
-use symmc_ir::{Bindings, DType, Graph, InputId, Op, Scalar, Tensor};
+use symmc_ir::interp::{SeedConfig, SeedScope, SeededInputs};
+use symmc_ir::{DType, Graph, InputId, Op, Scalar, SymbolBindings, Tensor};
 use symmc_support::random::SplitMix;
 
-use crate::concrete::{Concrete, Leaf};
-use crate::elements::Class;
-use crate::number::rounded;
+use crate::concrete::{ConcreteRegion, RegionLeaf};
+use crate::elements::ElementClass;
+use crate::number::round_to_dtype;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum DrawKind {
     /// Floats between -1 and 1; integers that may be indices.
     Moderate,
     /// Floats between -1/1024 and 1/1024.
@@ -26,26 +26,26 @@ pub enum Kind {
 }
 
 /// The draws for the leaves of a pair of regions.
-pub struct Drawing {
+pub struct LeafDraws {
     /// The number of each class, by when it is first read.
-    number: BTreeMap<Class, u64>,
+    number: BTreeMap<ElementClass, u64>,
     /// One past the largest integer of a class whose integers are indices.
-    limits: BTreeMap<Class, u64>,
-    ascending: BTreeMap<Class, u64>,
+    limits: BTreeMap<ElementClass, u64>,
+    ascending: BTreeMap<ElementClass, u64>,
     critical: Vec<f64>,
 }
 
 /// The most constants of the programs near which values are drawn.
 const MOST_CRITICAL: usize = 12;
 
-impl Drawing {
+impl LeafDraws {
     /// For both regions, as they are at some sizes.
-    pub fn new(pair: [&Concrete; 2]) -> Result<Drawing, String> {
+    pub fn new(pair: [&ConcreteRegion; 2]) -> Result<LeafDraws, String> {
         let (mut number, mut limits, mut ascending) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let unbound = Bindings::new();
-        let config = SeedConfig { seed: 0, arguments: Draw::PerRank, parameters: Draw::PerRank };
+        let unbound = SymbolBindings::new();
+        let config = SeedConfig { seed: 0, arguments: SeedScope::PerRank, parameters: SeedScope::PerRank };
         for concrete in pair {
-            let seeds = Seeds::new(&concrete.graph, &unbound, config);
+            let seeds = SeededInputs::new(&concrete.graph, &unbound, config);
             for (k, leaf) in concrete.leaves.iter().enumerate() {
                 let next = number.len() as u64;
                 number.entry(leaf.class).or_insert(next);
@@ -57,7 +57,7 @@ impl Drawing {
                     let known = limits.entry(leaf.class).or_insert(limit);
                     *known = limit.min(*known);
                 }
-                if seeds.ends_groups(id) {
+                if seeds.holds_group_ends(id) {
                     let shape = &concrete.graph.ty(concrete.graph.inputs[id].value).shape;
                     let numel = shape.iter().filter_map(symmc_ir::Dim::as_const).product::<i64>();
                     let known = ascending.entry(leaf.class).or_insert(1);
@@ -65,7 +65,7 @@ impl Drawing {
                 }
             }
         }
-        Ok(Drawing { number, limits, ascending, critical: critical(pair) })
+        Ok(LeafDraws { number, limits, ascending, critical: critical_values(pair) })
     }
 
     /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves. Fails if the data of
@@ -73,8 +73,8 @@ impl Drawing {
     pub fn tensor(
         &self,
         graph: &Graph,
-        (leaf, k): (&Leaf, usize),
-        (kind, seed, rank): (Kind, u64, u32),
+        (leaf, k): (&RegionLeaf, usize),
+        (kind, seed, rank): (DrawKind, u64, u32),
         shift: f64,
     ) -> Result<Tensor, String> {
         let ty = graph.ty(graph.inputs[InputId::new(k)].value);
@@ -103,16 +103,16 @@ impl Drawing {
             }
             .ok_or_else(wrong);
         }
-        let rank = leaf.replication.as_ref().map_or(rank, |held| held.first(rank));
+        let rank = leaf.replication.as_ref().map_or(rank, |held| held.representative_rank(rank));
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
-        let stream = self.stream(leaf.class, (seed, rank));
+        let stream = self.class_seed(leaf.class, (seed, rank));
         let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
         if ty.dtype.is_float() {
             let element = |&p: &i64| {
                 let mut random = random(p);
-                let x = rounded(leaf.dtype, self.float(kind, &mut random));
+                let x = round_to_dtype(leaf.dtype, self.float(kind, &mut random));
                 // Each element by itself, and all of a leaf together, as rounded factors move them.
-                x * (1.0 + shift * (random.symmetric() + together))
+                x * (1.0 + shift * (random.symmetric_unit() + together))
             };
             return Tensor::from_f64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
                 .ok_or_else(wrong);
@@ -123,17 +123,17 @@ impl Drawing {
     }
 
     /// The start of the random numbers of a class.
-    fn stream(&self, class: Class, (seed, rank): (u64, u32)) -> u64 {
+    fn class_seed(&self, class: ElementClass, (seed, rank): (u64, u32)) -> u64 {
         let class = self.number.get(&class).copied().unwrap_or(0);
         SplitMix(seed ^ class << 48 ^ u64::from(rank) << 32).next()
     }
 
-    fn float(&self, kind: Kind, random: &mut SplitMix) -> f64 {
+    fn float(&self, kind: DrawKind, random: &mut SplitMix) -> f64 {
         match kind {
-            Kind::Moderate => random.symmetric(),
-            Kind::Small => random.symmetric() / 1024.0,
-            Kind::Wide => match random.below(4) {
-                0 => random.symmetric(),
+            DrawKind::Moderate => random.symmetric_unit(),
+            DrawKind::Small => random.symmetric_unit() / 1024.0,
+            DrawKind::Wide => match random.below(4) {
+                0 => random.symmetric_unit(),
                 1 if !self.critical.is_empty() => {
                     let c = random.pick(&self.critical);
                     let near = [0.0, 1e-7, -1e-7, 1e-3, -1e-3, 0.05, -0.05, 0.5];
@@ -147,7 +147,7 @@ impl Drawing {
         }
     }
 
-    fn integer(&self, kind: Kind, leaf: &Leaf, position: i64, random: &mut SplitMix) -> i64 {
+    fn integer(&self, kind: DrawKind, leaf: &RegionLeaf, position: i64, random: &mut SplitMix) -> i64 {
         if leaf.dtype == DType::Bool {
             return random.below(2) as i64;
         }
@@ -159,7 +159,7 @@ impl Drawing {
         }
         let below =
             |random: &mut SplitMix, end: u64| random.below(usize::try_from(end.max(1)).unwrap_or(1)) as i64;
-        if limit.is_some() || kind != Kind::Wide {
+        if limit.is_some() || kind != DrawKind::Wide {
             return below(random, limit.unwrap_or(8));
         }
         let (low, high) = match leaf.dtype {
@@ -185,7 +185,7 @@ impl Drawing {
 }
 
 /// The position in its class of each element of a leaf, in row-major order.
-fn positions(leaf: &Leaf, shape: &[usize]) -> Vec<i64> {
+fn positions(leaf: &RegionLeaf, shape: &[usize]) -> Vec<i64> {
     let mut out = vec![leaf.offset];
     for (extent, stride) in shape.iter().zip(&leaf.strides) {
         let along =
@@ -196,7 +196,7 @@ fn positions(leaf: &Leaf, shape: &[usize]) -> Vec<i64> {
 }
 
 /// The numbers that stand in the programs, and those in the middle between two of them.
-fn critical(pair: [&Concrete; 2]) -> Vec<f64> {
+fn critical_values(pair: [&ConcreteRegion; 2]) -> Vec<f64> {
     let mut found: Vec<f64> = Vec::new();
     let mut add = |scalar: &Scalar| {
         let x = scalar.as_f64();

@@ -7,16 +7,16 @@
 //! Invariant: strides of axes of extent 1 are 0.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::{Layout, view_of};
-use symmc_ir::{Dim, Op, Symbols, Type, ValueId};
+use symmc_ir::layout::{Layout, view_layout};
+use symmc_ir::{Dim, Op, SymbolTable, TensorType, ValueId};
 
 /// A sequence of elements, by the number of the term that computes it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Class(pub u32);
+pub struct ElementClass(pub u32);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Elements {
-    pub class: Class,
+pub struct ElementView {
+    pub class: ElementClass,
     /// The position of the first element.
     pub offset: Dim,
     pub shape: Vec<Dim>,
@@ -28,21 +28,27 @@ pub fn is_unit(extent: &Dim) -> bool {
     extent.as_const() == Some(1)
 }
 
-impl Elements {
+impl ElementView {
     /// All elements of a class, which has as many as the shape.
-    pub fn whole(class: Class, shape: &[Dim]) -> Elements {
-        let strides = contiguous(shape);
-        Elements { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
+    pub fn full(class: ElementClass, shape: &[Dim]) -> ElementView {
+        let strides = contiguous_strides(shape);
+        ElementView { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
     }
 
     /// One element, at each position of a shape.
-    pub fn repeated(class: Class, shape: &[Dim]) -> Elements {
+    pub fn repeated(class: ElementClass, shape: &[Dim]) -> ElementView {
         let strides = vec![Dim::from(0); shape.len()];
-        Elements { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
+        ElementView { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
     }
 
     /// What a view shows of these elements; `None` where it is none, or may reach beyond the value.
-    pub fn viewed(&self, op: &Op, x: &Type, result: &Type, symbols: &Symbols) -> Option<Elements> {
+    pub fn apply_view(
+        &self,
+        op: &Op,
+        x: &TensorType,
+        result: &TensorType,
+        symbols: &SymbolTable,
+    ) -> Option<ElementView> {
         if let Op::Slice { axis, start, step } = op {
             let (own, count) = (self.shape.get(*axis)?, result.shape.get(*axis)?);
             let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
@@ -54,8 +60,8 @@ impl Elements {
         }
         let base = ValueId::new(0);
         let layout = Layout { base, offset: self.offset.clone(), strides: self.strides.clone() };
-        let Layout { offset, strides, .. } = view_of(op, &layout, x, result)?;
-        let mut out = Elements { class: self.class, offset, shape: result.shape.clone(), strides };
+        let Layout { offset, strides, .. } = view_layout(op, &layout, x, result)?;
+        let mut out = ElementView { class: self.class, offset, shape: result.shape.clone(), strides };
         out.clear_units();
         Some(out)
     }
@@ -66,7 +72,7 @@ impl Elements {
     }
 
     /// The stride along each axis of a shape that the elements broadcast to.
-    pub fn broadcast(&self, rank: usize) -> Vec<Dim> {
+    pub fn broadcast_strides(&self, rank: usize) -> Vec<Dim> {
         let new = rank.saturating_sub(self.shape.len());
         let mut strides = vec![Dim::from(0); new];
         strides.extend(self.strides.iter().cloned());
@@ -75,7 +81,7 @@ impl Elements {
 }
 
 /// Row-major strides, 0 along axes of extent 1.
-pub fn contiguous(shape: &[Dim]) -> Vec<Dim> {
+pub fn contiguous_strides(shape: &[Dim]) -> Vec<Dim> {
     let mut strides = vec![Dim::from(0); shape.len()];
     let mut next = Dim::from(1);
     for (axis, extent) in shape.iter().enumerate().rev() {
@@ -89,26 +95,26 @@ pub fn contiguous(shape: &[Dim]) -> Vec<Dim> {
 
 /// Axes along which several operands are read together.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Nest {
+pub struct AxisNest {
     /// The extents, outermost first; none is 1.
     pub extents: Vec<Dim>,
     /// For each operand its stride along each axis.
     pub strides: Vec<Vec<Dim>>,
 }
 
-impl Nest {
+impl AxisNest {
     /// Axes of these extents, each with the strides of all operands, without those of extent 1.
-    pub fn new(extents: &[Dim], strides: &[Vec<Dim>]) -> Nest {
+    pub fn new(extents: &[Dim], strides: &[Vec<Dim>]) -> AxisNest {
         let kept: Vec<usize> = (0..extents.len()).filter(|&axis| !is_unit(&extents[axis])).collect();
         let of = |all: &Vec<Dim>| kept.iter().map(|&axis| all[axis].clone()).collect();
-        Nest {
+        AxisNest {
             extents: kept.iter().map(|&axis| extents[axis].clone()).collect(),
             strides: strides.iter().map(of).collect(),
         }
     }
 
     /// The same positions in the same order, with neighbouring axes that all operands read as one as one axis.
-    pub fn merged(mut self) -> Nest {
+    pub fn merged(mut self) -> AxisNest {
         let mut axis = self.extents.len();
         while axis >= 2 {
             axis -= 1;

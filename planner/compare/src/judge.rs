@@ -10,14 +10,14 @@
 use std::sync::Arc;
 
 use symmc_ir::interp::{
-    Noise, Registry, RoundingHistory, Runs, Spread, Tolerance, compare, compare_with_spread,
-    output_histories, run, run_with_noise,
+    NoiseSpread, ReferenceKernelRegistry, RoundingHistory, RoundingNoise, RunCount, Tolerance, compare,
+    compare_with_spread, output_histories, run, run_with_noise,
 };
 use symmc_ir::numerics::Numerics;
-use symmc_ir::{Bindings, DType, Graph, Tensor};
+use symmc_ir::{DType, Graph, SymbolBindings, Tensor};
 
-use crate::concrete::Concrete;
-use crate::draw::{Drawing, Kind};
+use crate::concrete::ConcreteRegion;
+use crate::draw::{DrawKind, LeafDraws};
 
 /// The relative shift of leaves that measures the effect of rounding.
 const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
@@ -54,11 +54,11 @@ impl Verdict {
     }
 }
 
-pub struct Pair {
+pub struct RegionPair {
     /// The part of the source and of the planned program, floats as f64.
-    pub wide: [Concrete; 2],
+    pub wide: [ConcreteRegion; 2],
     /// The same with the dtypes of the programs.
-    pub typed: [Concrete; 2],
+    pub typed: [ConcreteRegion; 2],
     /// Whether no op fuses or sums several roundings.
     pub same_bits: bool,
     pub numerics: Numerics,
@@ -66,22 +66,22 @@ pub struct Pair {
     pub thorough: bool,
 }
 
-pub fn judge(pair: &Pair) -> Verdict {
-    match judged(pair) {
+pub fn judge(pair: &RegionPair) -> Verdict {
+    match compare_pair(pair) {
         Ok(verdict) => verdict,
         Err(reason) => Verdict::Unknown(reason),
     }
 }
 
-fn judged(pair: &Pair) -> Result<Verdict, String> {
-    let drawing = Drawing::new([&pair.wide[0], &pair.wide[1]])?;
+fn compare_pair(pair: &RegionPair) -> Result<Verdict, String> {
+    let drawing = LeafDraws::new([&pair.wide[0], &pair.wide[1]])?;
     let floats = pair.wide[0].leaves.iter().chain(&pair.wide[1].leaves).any(|l| l.dtype.is_float());
     let (mut elements, mut reason) = (0, None);
     for (kind, seed) in draws(pair) {
-        if kind == Kind::Small && !floats {
+        if kind == DrawKind::Small && !floats {
             continue;
         }
-        let run = |concrete: &Concrete, shift| results(concrete, &drawing, (kind, seed), shift);
+        let run = |concrete: &ConcreteRegion, shift| run_region(concrete, &drawing, (kind, seed), shift);
         let expected = match run(&pair.wide[0], 0.0) {
             Ok(expected) => expected,
             Err(e) => {
@@ -100,7 +100,7 @@ fn judged(pair: &Pair) -> Result<Verdict, String> {
         let moved = if floats { run(&pair.wide[0], SHIFT).ok() } else { None };
         for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let moved = moved.as_ref().and_then(|m| m.get(rank));
-            if let Some(difference) = beyond(found, expected, moved, kind) {
+            if let Some(difference) = find_difference(found, expected, moved, kind) {
                 return Ok(Verdict::Differs(format!("on rank {rank}: {difference}")));
             }
             elements += expected.numel() as u64;
@@ -114,16 +114,16 @@ fn judged(pair: &Pair) -> Result<Verdict, String> {
     if !floats {
         return Ok(Verdict::Equal(elements));
     }
-    rounded(pair, &drawing, elements)
+    compare_rounded(pair, &drawing, elements)
 }
 
 /// What is drawn, and by which seeds: few elements are drawn more often.
-fn draws(pair: &Pair) -> Vec<(Kind, u64)> {
-    let mut out = vec![(Kind::Moderate, 1)];
+fn draws(pair: &RegionPair) -> Vec<(DrawKind, u64)> {
+    let mut out = vec![(DrawKind::Moderate, 1)];
     if pair.thorough {
         let often = wide_draws(&pair.wide[0].graph);
-        out.extend([(Kind::Small, 2), (Kind::Moderate, 3)]);
-        out.extend((0..often).map(|k| (Kind::Wide, 100 + k)));
+        out.extend([(DrawKind::Small, 2), (DrawKind::Moderate, 3)]);
+        out.extend((0..often).map(|k| (DrawKind::Wide, 100 + k)));
     }
     out
 }
@@ -135,25 +135,25 @@ fn wide_draws(graph: &Graph) -> u64 {
 }
 
 /// About how often a comparison runs both regions. `graph` is one of them.
-pub fn runs(graph: &Graph, thorough: bool) -> u64 {
+pub fn count_runs(graph: &Graph, thorough: bool) -> u64 {
     // In f64 the source runs twice; the dtypes of the program are usually drawn once.
     let draws = if thorough { 3 + wide_draws(graph) } else { 1 };
     (3 * draws).div_ceil(2) + 1
 }
 
-fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, String> {
-    let rounding = Rounding::of(pair);
+fn compare_rounded(pair: &RegionPair, drawing: &LeafDraws, elements: u64) -> Result<Verdict, String> {
+    let rounding = RoundingTolerance::from_pair(pair);
     let (mut difference, mut reason, mut ran) = (None, None, false);
     for seed in 5..5 + DRAWS {
-        let kind = if rounding.same_bits && seed > 5 { Kind::Wide } else { Kind::Moderate };
-        let expected = match results(&pair.typed[0], drawing, (kind, seed), 0.0) {
+        let kind = if rounding.same_bits && seed > 5 { DrawKind::Wide } else { DrawKind::Moderate };
+        let expected = match run_region(&pair.typed[0], drawing, (kind, seed), 0.0) {
             Ok(expected) => expected,
             Err(e) => {
                 reason.get_or_insert(format!("the interpreter does not run the source in its dtypes: {e}"));
                 continue;
             }
         };
-        let found = match results(&pair.typed[1], drawing, (kind, seed), 0.0) {
+        let found = match run_region(&pair.typed[1], drawing, (kind, seed), 0.0) {
             Ok(found) => found,
             Err(e) => {
                 return Ok(Verdict::Differs(format!(
@@ -168,7 +168,8 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
         };
         let mut first = found.iter().zip(&expected).enumerate().find_map(differs);
         if first.is_some() && !rounding.same_bits {
-            let noisy = Noisy { source: &pair.typed[0], drawing, draw: (kind, seed), rounding: &rounding };
+            let noisy =
+                NoisyRuns { source: &pair.typed[0], drawing, draw: (kind, seed), rounding: &rounding };
             first = first.filter(|_| !noisy.explains(&found, &expected, pair.numerics));
         }
         match (first, rounding.same_bits) {
@@ -188,26 +189,27 @@ fn rounded(pair: &Pair, drawing: &Drawing, elements: u64) -> Result<Verdict, Str
 }
 
 /// Runs of the source with noise on every rounding.
-struct Noisy<'a> {
-    source: &'a Concrete,
-    drawing: &'a Drawing,
-    draw: (Kind, u64),
-    rounding: &'a Rounding,
+struct NoisyRuns<'a> {
+    source: &'a ConcreteRegion,
+    drawing: &'a LeafDraws,
+    draw: (DrawKind, u64),
+    rounding: &'a RoundingTolerance,
 }
 
-impl Noisy<'_> {
+impl NoisyRuns<'_> {
     /// Whether noise moves the results as far as those of the planned program differ.
     fn explains(&self, found: &[Tensor], expected: &[Tensor], numerics: Numerics) -> bool {
-        let mut spreads: Vec<Spread> = expected.iter().map(Spread::none).collect();
+        let mut spreads: Vec<NoiseSpread> = expected.iter().map(NoiseSpread::without_moves).collect();
         for seed in 0..NOISY_RUNS {
-            let noise = Noise { seed, numerics };
-            let Ok(noisy) = results_with(self.source, self.drawing, self.draw, 0.0, Some(noise)) else {
+            let noise = RoundingNoise { seed, numerics };
+            let Ok(noisy) = run_region_with_noise(self.source, self.drawing, self.draw, 0.0, Some(noise))
+            else {
                 return false;
             };
             for ((spread, expected), noisy) in spreads.iter_mut().zip(expected).zip(&noisy) {
                 spread.widen(expected, noisy);
             }
-            let agrees = |((found, expected), spread): ((&Tensor, &Tensor), &Spread)| {
+            let agrees = |((found, expected), spread): ((&Tensor, &Tensor), &NoiseSpread)| {
                 compare_with_spread(found, expected, self.rounding.tolerance(expected), spread).agrees()
             };
             if found.iter().zip(expected).zip(&spreads).all(agrees) {
@@ -219,21 +221,21 @@ impl Noisy<'_> {
 }
 
 /// The tolerance of results with the dtypes of the program. It is decided only here.
-struct Rounding {
+struct RoundingTolerance {
     /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
     history: RoundingHistory,
     same_bits: bool,
 }
 
-impl Rounding {
-    fn of(pair: &Pair) -> Rounding {
-        let root = |concrete: &Concrete| {
-            let histories = output_histories(&concrete.graph, Runs::One);
+impl RoundingTolerance {
+    fn from_pair(pair: &RegionPair) -> RoundingTolerance {
+        let root = |concrete: &ConcreteRegion| {
+            let histories = output_histories(&concrete.graph, RunCount::One);
             histories.first().copied().unwrap_or(RoundingHistory::EXACT)
         };
         let [source, planned] = [root(&pair.typed[0]), root(&pair.typed[1])];
-        let history = source.allowing(pair.numerics, &planned);
-        Rounding { history, same_bits: pair.same_bits && history == source }
+        let history = source.with_numerics(pair.numerics, &planned);
+        RoundingTolerance { history, same_bits: pair.same_bits && history == source }
     }
 
     fn tolerance(&self, expected: &Tensor) -> Tolerance {
@@ -251,26 +253,26 @@ impl Rounding {
         } else {
             self.history
         };
-        Tolerance::of_history(&history, expected)
+        Tolerance::for_history(&history, expected)
     }
 }
 
 /// The root on each rank.
-pub(crate) fn results(
-    concrete: &Concrete,
-    drawing: &Drawing,
-    draw: (Kind, u64),
+pub(crate) fn run_region(
+    concrete: &ConcreteRegion,
+    drawing: &LeafDraws,
+    draw: (DrawKind, u64),
     shift: f64,
 ) -> Result<Vec<Tensor>, String> {
-    results_with(concrete, drawing, draw, shift, None)
+    run_region_with_noise(concrete, drawing, draw, shift, None)
 }
 
-fn results_with(
-    concrete: &Concrete,
-    drawing: &Drawing,
-    (kind, seed): (Kind, u64),
+fn run_region_with_noise(
+    concrete: &ConcreteRegion,
+    drawing: &LeafDraws,
+    (kind, seed): (DrawKind, u64),
     shift: f64,
-    noise: Option<Noise>,
+    noise: Option<RoundingNoise>,
 ) -> Result<Vec<Tensor>, String> {
     let graph: &Graph = &concrete.graph;
     let of_rank = |rank: u32| -> Result<Vec<Arc<Tensor>>, String> {
@@ -281,15 +283,22 @@ fn results_with(
     };
     let inputs = (0..graph.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>()?;
     let outputs = match noise {
-        Some(noise) => run_with_noise(graph, &Bindings::new(), &inputs, &Registry::new(), noise),
-        None => run(graph, &Bindings::new(), &inputs),
+        Some(noise) => {
+            run_with_noise(graph, &SymbolBindings::new(), &inputs, &ReferenceKernelRegistry::new(), noise)
+        }
+        None => run(graph, &SymbolBindings::new(), &inputs),
     };
     let outputs = outputs.map_err(|e| e.to_string())?;
     Ok(outputs.into_iter().flatten().collect())
 }
 
 /// The first element that is further from the expected one than rounding in f64 takes it.
-fn beyond(found: &Tensor, expected: &Tensor, moved: Option<&Tensor>, kind: Kind) -> Option<String> {
+fn find_difference(
+    found: &Tensor,
+    expected: &Tensor,
+    moved: Option<&Tensor>,
+    kind: DrawKind,
+) -> Option<String> {
     if found.dtype() != expected.dtype() || found.shape() != expected.shape() {
         let ty = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
         return Some(format!("found {}, expected {}", ty(found), ty(expected)));
@@ -312,7 +321,7 @@ fn beyond(found: &Tensor, expected: &Tensor, moved: Option<&Tensor>, kind: Kind)
         }
         if !(x.is_finite() && y.is_finite()) {
             // Values that overflow f64 are not compared.
-            return kind != Kind::Wide;
+            return kind != DrawKind::Wide;
         }
         moves.is_finite() && (x - y).abs() > RELATIVE * y.abs() + TIMES * moves + OF_LARGEST * largest
     };

@@ -38,18 +38,18 @@ use std::collections::{HashMap, HashSet};
 
 use symmc_ir::Graph;
 use symmc_ir::bounds::BoundsChecks;
-use symmc_plan::{Bucket, ReadPlan};
+use symmc_plan::{Bucket, ParsedPlan};
 
 pub use comparison::{
     ComparedPart, LimitKind, MOST, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
-use parts::Shared;
-use walk::Walk;
+use parts::ComparisonState;
+use walk::ComparisonWalk;
 
 /// The most elements that are computed for one plan.
 const WORK: u128 = 1 << 29;
 
-pub fn compare(plan: &ReadPlan) -> SourceComparison {
+pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
     let mut of_program: Vec<Vec<(usize, &Bucket)>> = vec![Vec::new(); plan.programs.len()];
     for (b, bucket) in plan.buckets.iter().enumerate() {
@@ -61,23 +61,23 @@ pub fn compare(plan: &ReadPlan) -> SourceComparison {
         buckets: vec![SourceStatus::NotCompared; plan.buckets.len()],
         ..SourceComparison::default()
     };
-    let mut shared = Shared {
+    let mut shared = ComparisonState {
         comparison,
         verdicts: HashMap::new(),
         outcomes: HashMap::new(),
         agreeing: HashSet::new(),
         parts: HashMap::new(),
         numerics: plan.numerics,
-        room: WORK,
-        bounds: BoundsChecks::of(&source),
+        remaining_work: WORK,
+        bounds: BoundsChecks::derive(&source),
         source: source.clone(),
     };
     for (p, buckets) in of_program.iter().enumerate().filter(|(_, buckets)| !buckets.is_empty()) {
         shared.outcomes.clear();
         let status = match plan.program(p) {
-            Ok(planned) => Walk::new(&source, &planned.graph, buckets, &mut shared).status(),
+            Ok(planned) => ComparisonWalk::new(&source, &planned.graph, buckets, &mut shared).run(),
             Err(e) => {
-                shared.comparison.leave_out(&format!("program {p}"), &e.to_string());
+                shared.comparison.add_uncompared(&format!("program {p}"), &e.to_string());
                 SourceStatus::NotCompared
             }
         };

@@ -17,75 +17,75 @@ use symmc_ir::entity::Entity;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    BinaryOp, DType, Def, Dim, Gives, Graph, GroupId, Members, NodeId, Op, Reduction, Rounding, Scalar,
-    SymbolId, Symbols, Table, Type, ValueId,
+    BinaryOp, DType, Dim, EntityMap, Graph, GroupId, GroupMembers, NodeId, Op, ReductionKind,
+    ResultDistribution, RoundingEffect, Scalar, SymbolId, SymbolTable, TensorType, ValueDef, ValueId,
 };
 
-use crate::elements::{Class, Elements, Nest, contiguous, is_unit};
+use crate::elements::{AxisNest, ElementClass, ElementView, contiguous_strides, is_unit};
 
 /// How a class is computed.
 #[derive(PartialEq, Eq, Hash, Debug)]
-enum Term {
+enum ClassTerm {
     /// An input, by its position.
     Input(usize),
     /// One element of this dtype, by its bits.
     Scalar(DType, u64),
     /// Elements of another class, one after the other.
-    Run { class: Class, offset: Dim, nest: Nest },
+    Run { class: ElementClass, offset: Dim, nest: AxisNest },
     /// An op whose positions are independent except along the axes in `inner`.
-    Nested { op: Op, dtype: DType, operands: Vec<(Class, Dim)>, outer: Nest, inner: Nest },
+    Nested { op: Op, dtype: DType, operands: Vec<(ElementClass, Dim)>, outer: AxisNest, inner: AxisNest },
     /// Any other op: its results by number.
-    Node { op: Op, operands: Vec<Elements>, results: Vec<Type>, result: usize, use_: u32 },
+    Node { op: Op, operands: Vec<ElementView>, results: Vec<TensorType>, result: usize, use_: u32 },
 }
 
 #[derive(Default)]
-pub struct Numbering {
-    terms: HashMap<Term, Class>,
+pub struct ValueNumbering {
+    terms: HashMap<ClassTerm, ElementClass>,
     /// The parts of classes that are concatenations, or collectives of such that make each element of those at the same position.
-    parts: HashMap<Class, Vec<Part>>,
+    parts: HashMap<ElementClass, Vec<ConcatPart>>,
     cells: HashMap<Vec<Vec<u32>>, usize>,
     /// The symbols of the source with the ranges of the planned program, then those that only the planned program has.
-    pub symbols: Symbols,
+    pub symbols: SymbolTable,
 }
 
 /// Elements of a class that lie one after the other.
 #[derive(Clone)]
-struct Part {
+struct ConcatPart {
     start: Dim,
     count: Dim,
     /// The same elements, along one axis.
-    elements: Elements,
+    elements: ElementView,
 }
 
 /// The elements of all values of one program that its outputs need.
-pub struct Numbered<'a> {
+pub struct NumberedProgram<'a> {
     pub graph: &'a Graph,
     /// The type of each value over the symbols of the numbering.
-    pub types: Table<ValueId, Type>,
+    pub types: EntityMap<ValueId, TensorType>,
     /// The elements of each value that outputs need, once it is numbered.
-    pub elements: Table<ValueId, Option<Elements>>,
+    pub elements: EntityMap<ValueId, Option<ElementView>>,
     /// Whether each value depends on no input and no rank.
-    pub closed: Table<ValueId, bool>,
+    pub closed: EntityMap<ValueId, bool>,
     /// Whether each value depends on no input; ranks may have different ones, as shards of a constant.
-    pub constant: Table<ValueId, bool>,
+    pub constant: EntityMap<ValueId, bool>,
     /// Whether outputs need each node.
-    pub live: Table<NodeId, bool>,
+    pub live: EntityMap<NodeId, bool>,
     map: HashMap<SymbolId, SymbolId>,
     dims: HashMap<Dim, Dim>,
-    uses: HashMap<(Op, Vec<Elements>), u32>,
+    uses: HashMap<(Op, Vec<ElementView>), u32>,
 }
 
 /// Whether an op of operands that are the same on all ranks, and known, gives such results.
 fn is_same_everywhere(op: &Op) -> bool {
     match op {
         op if op.is_opaque() => false,
-        Op::Collective(c) => c.kind.facts().gives == Gives::Same,
+        Op::Collective(c) => c.kind.facts().result_distribution == ResultDistribution::Replicated,
         op => op.group().is_none(),
     }
 }
 
-impl Numbered<'_> {
-    pub fn dim(&self, dim: &Dim) -> Dim {
+impl NumberedProgram<'_> {
+    pub fn map_dim(&self, dim: &Dim) -> Dim {
         match self.dims.get(dim) {
             Some(known) => known.clone(),
             None => dim.substitute(&|s| Dim::from(self.map.get(&s).copied().unwrap_or(s))),
@@ -93,8 +93,8 @@ impl Numbered<'_> {
     }
 }
 
-impl Numbering {
-    pub fn new(source: &Graph, planned: &Graph) -> Numbering {
+impl ValueNumbering {
+    pub fn new(source: &Graph, planned: &Graph) -> ValueNumbering {
         let mut symbols = source.symbols.clone();
         for symbol in planned.symbols.values() {
             match symbols.values_mut().find(|s| s.name == symbol.name) {
@@ -102,44 +102,44 @@ impl Numbering {
                 None => drop(symbols.push(symbol.clone())),
             }
         }
-        Numbering { symbols, ..Numbering::default() }
+        ValueNumbering { symbols, ..ValueNumbering::default() }
     }
 
     /// Begins with a program: inputs are numbered, nodes are not.
-    pub fn begin<'a>(&mut self, graph: &'a Graph) -> Numbered<'a> {
+    pub fn add_program<'a>(&mut self, graph: &'a Graph) -> NumberedProgram<'a> {
         let by_name: HashMap<&str, SymbolId> =
             self.symbols.iter().map(|(id, symbol)| (symbol.name.as_str(), id)).collect();
         let map = graph.symbols.iter().filter_map(|(id, s)| Some((id, *by_name.get(s.name.as_str())?)));
         let map = map.collect();
-        let mut out = Numbered {
+        let mut out = NumberedProgram {
             graph,
-            types: Table::new(),
-            elements: Table::filled(None, graph.values.len()),
-            closed: Table::filled(false, graph.values.len()),
-            constant: Table::filled(false, graph.values.len()),
-            live: live(graph),
+            types: EntityMap::new(),
+            elements: EntityMap::filled(None, graph.values.len()),
+            closed: EntityMap::filled(false, graph.values.len()),
+            constant: EntityMap::filled(false, graph.values.len()),
+            live: live_nodes(graph),
             map,
             dims: HashMap::new(),
             uses: HashMap::new(),
         };
         for value in graph.values.values() {
-            let shape: Vec<Dim> = value.ty.shape.iter().map(|d| self.dim(&mut out, d)).collect();
-            out.types.push(Type::new(value.ty.dtype, shape));
+            let shape: Vec<Dim> = value.ty.shape.iter().map(|d| self.normalize_dim(&mut out, d)).collect();
+            out.types.push(TensorType::new(value.ty.dtype, shape));
         }
         for (id, input) in graph.inputs.iter() {
-            let class = self.class(Term::Input(id.index()));
-            out.elements[input.value] = Some(Elements::whole(class, &out.types[input.value].shape));
+            let class = self.intern_term(ClassTerm::Input(id.index()));
+            out.elements[input.value] = Some(ElementView::full(class, &out.types[input.value].shape));
         }
         out
     }
 
-    pub fn node(&mut self, program: &mut Numbered<'_>, id: NodeId) {
+    pub fn number_node(&mut self, program: &mut NumberedProgram<'_>, id: NodeId) {
         let graph = program.graph;
         let node = &graph.nodes[id];
-        let operands: Option<Vec<Elements>> =
+        let operands: Option<Vec<ElementView>> =
             node.inputs.iter().map(|&v| program.elements[v].clone()).collect();
         let Some(operands) = operands else { return };
-        let op = self.op(program, &node.op);
+        let op = self.normalize_op(program, &node.op);
         let alone = self.group_of_one(graph, &node.op);
         let closed =
             (alone || is_same_everywhere(&node.op)) && node.inputs.iter().all(|&v| program.closed[v]);
@@ -149,7 +149,7 @@ impl Numbering {
             (program.closed[v], program.constant[v]) = (closed, constant);
         }
         if let &[result] = &node.outputs[..]
-            && let Some(found) = self.simple(program, (&op, alone), (&node.inputs, &operands), result)
+            && let Some(found) = self.apply_identity(program, (&op, alone), (&node.inputs, &operands), result)
         {
             program.elements[result] = Some(found);
             return;
@@ -161,12 +161,12 @@ impl Numbering {
             *count += 1;
             *count
         };
-        let results: Vec<Type> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
+        let results: Vec<TensorType> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
         let parts = self.parts_of_concat(&op, &operands, &results);
         for (result, &v) in node.outputs.iter().enumerate() {
             let (op, operands, results) = (op.clone(), operands.clone(), results.clone());
-            let class = self.class(Term::Node { op, operands, results, result, use_ });
-            program.elements[v] = Some(Elements::whole(class, &program.types[v].shape));
+            let class = self.intern_term(ClassTerm::Node { op, operands, results, result, use_ });
+            program.elements[v] = Some(ElementView::full(class, &program.types[v].shape));
             if let Some(parts) = &parts {
                 self.parts.insert(class, parts.clone());
             }
@@ -174,7 +174,12 @@ impl Numbering {
     }
 
     /// The parts of a concatenation along the outermost axis that is not 1.
-    fn parts_of_concat(&mut self, op: &Op, operands: &[Elements], results: &[Type]) -> Option<Vec<Part>> {
+    fn parts_of_concat(
+        &mut self,
+        op: &Op,
+        operands: &[ElementView],
+        results: &[TensorType],
+    ) -> Option<Vec<ConcatPart>> {
         let (Op::Concat { axis }, [ty]) = (op, results) else { return None };
         let outer = ty.shape.iter().take(*axis);
         if !outer.into_iter().all(is_unit) {
@@ -182,11 +187,11 @@ impl Numbering {
         }
         let mut start = Dim::from(0);
         let parts = operands.iter().map(|x| {
-            let count = product(&x.shape);
+            let count = shape_product(&x.shape);
             let (own, flat) =
-                (Type::new(ty.dtype, x.shape.clone()), Type::new(ty.dtype, vec![count.clone()]));
-            let elements = x.viewed(&Op::Reshape, &own, &flat, &self.symbols)?;
-            let part = Part { start: start.clone(), count: count.clone(), elements };
+                (TensorType::new(ty.dtype, x.shape.clone()), TensorType::new(ty.dtype, vec![count.clone()]));
+            let elements = x.apply_view(&Op::Reshape, &own, &flat, &self.symbols)?;
+            let part = ConcatPart { start: start.clone(), count: count.clone(), elements };
             start = start.clone() + count;
             Some(part)
         });
@@ -194,39 +199,44 @@ impl Numbering {
     }
 
     /// Lets the parts of an operand be parts of what a collective makes of it position by position.
-    fn reduce_parts(&mut self, op: &Op, x: &Elements, result: &Elements, dtype: DType) {
+    fn reduce_parts(&mut self, op: &Op, x: &ElementView, result: &ElementView, dtype: DType) {
         let Some(parts) = self.parts.get(&x.class).cloned() else { return };
         let end = parts.last().map(|p| p.start.clone() + p.count.clone());
-        let is_whole = |e: &Elements| {
-            e.offset == Dim::from(0) && e.strides == contiguous(&e.shape) && Some(product(&e.shape)) == end
+        let is_whole = |e: &ElementView| {
+            e.offset == Dim::from(0)
+                && e.strides == contiguous_strides(&e.shape)
+                && Some(shape_product(&e.shape)) == end
         };
         if !is_whole(x) || !is_whole(result) || self.parts.contains_key(&result.class) {
             return;
         }
         let reduced = parts.into_iter().map(|part| {
-            let ty = Type::new(dtype, vec![part.count.clone()]);
-            Part { elements: self.pointwise(op.clone(), std::slice::from_ref(&part.elements), &ty), ..part }
+            let ty = TensorType::new(dtype, vec![part.count.clone()]);
+            ConcatPart {
+                elements: self.pointwise(op.clone(), std::slice::from_ref(&part.elements), &ty),
+                ..part
+            }
         });
         let reduced = reduced.collect();
         self.parts.insert(result.class, reduced);
     }
 
     /// A view that shows just one part of its class, as what that part is.
-    fn as_part(&self, view: &Elements, ty: &Type) -> Option<Elements> {
+    fn find_part(&self, view: &ElementView, ty: &TensorType) -> Option<ElementView> {
         let parts = self.parts.get(&view.class)?;
-        let count = product(&view.shape);
-        let is_run = view.strides == contiguous(&view.shape);
+        let count = shape_product(&view.shape);
+        let is_run = view.strides == contiguous_strides(&view.shape);
         let part = parts.iter().find(|p| is_run && p.start == view.offset && p.count == count)?;
-        let flat = Type::new(ty.dtype, vec![count]);
-        part.elements.viewed(&Op::Reshape, &flat, ty, &self.symbols)
+        let flat = TensorType::new(ty.dtype, vec![count]);
+        part.elements.apply_view(&Op::Reshape, &flat, ty, &self.symbols)
     }
 
-    fn class(&mut self, term: Term) -> Class {
-        let next = Class(self.terms.len() as u32);
+    fn intern_term(&mut self, term: ClassTerm) -> ElementClass {
+        let next = ElementClass(self.terms.len() as u32);
         *self.terms.entry(term).or_insert(next)
     }
 
-    fn dim(&self, program: &mut Numbered<'_>, dim: &Dim) -> Dim {
+    fn normalize_dim(&self, program: &mut NumberedProgram<'_>, dim: &Dim) -> Dim {
         if dim.as_const().is_some() {
             return dim.clone();
         }
@@ -234,7 +244,7 @@ impl Numbering {
             return known.clone();
         }
         let mapped = dim.substitute(&|s| Dim::from(program.map.get(&s).copied().unwrap_or(s)));
-        let mapped = mapped.within(&self.symbols);
+        let mapped = mapped.simplify_within(&self.symbols);
         let found = match mapped.bounds(&self.symbols) {
             (low, high) if low == high => Dim::from(low),
             _ => mapped,
@@ -244,13 +254,13 @@ impl Numbering {
     }
 
     /// The op as both programs name it.
-    fn op(&mut self, program: &mut Numbered<'_>, op: &Op) -> Op {
+    fn normalize_op(&mut self, program: &mut NumberedProgram<'_>, op: &Op) -> Op {
         let mut out = op.clone();
         for dim in op_dims_mut(&mut out) {
-            *dim = self.dim(program, dim);
+            *dim = self.normalize_dim(program, dim);
         }
         if let Some(group) = out.group_mut() {
-            *group = self.cells(program.graph, *group);
+            *group = self.intern_cells(program.graph, *group);
         }
         match &mut out {
             Op::Collective(c) => c.variant = None,
@@ -264,9 +274,9 @@ impl Numbering {
         out
     }
 
-    fn cells(&mut self, graph: &Graph, group: GroupId) -> GroupId {
+    fn intern_cells(&mut self, graph: &Graph, group: GroupId) -> GroupId {
         let cells = match graph.groups.get(group).map(|g| &g.members) {
-            Some(Members::Cells(cells)) => cells.clone(),
+            Some(GroupMembers::Cells(cells)) => cells.clone(),
             _ => vec![(0..graph.ranks.unwrap_or(0)).collect()],
         };
         let next = self.cells.len();
@@ -276,7 +286,8 @@ impl Numbering {
     fn group_of_one(&self, graph: &Graph, op: &Op) -> bool {
         match op {
             Op::Collective(c) => {
-                let moves = c.kind.facts().gives == Gives::FromSender || c.kind.has_sizes();
+                let moves = c.kind.facts().result_distribution == ResultDistribution::FromSender
+                    || c.kind.has_device_splits();
                 !moves && graph.groups.get(c.group).is_some() && graph.group_size(c.group) == Some(1)
             }
             Op::Shard { group, .. } => {
@@ -287,19 +298,19 @@ impl Numbering {
     }
 
     /// The elements of the one result of a node, if an identity says them.
-    fn simple(
+    fn apply_identity(
         &mut self,
-        program: &Numbered<'_>,
+        program: &NumberedProgram<'_>,
         (op, alone): (&Op, bool),
-        (inputs, operands): (&[ValueId], &[Elements]),
+        (inputs, operands): (&[ValueId], &[ElementView]),
         result: ValueId,
-    ) -> Option<Elements> {
+    ) -> Option<ElementView> {
         let ty = &program.types[result];
         let of = |k: usize| Some((&program.types[*inputs.get(k)?], operands.get(k)?));
         match op {
             Op::Full(scalar) => {
-                let class = self.scalar(stored(ty.dtype, *scalar));
-                Some(Elements::repeated(class, &ty.shape))
+                let class = self.scalar_class(scalar_bits(ty.dtype, *scalar));
+                Some(ElementView::repeated(class, &ty.shape))
             }
             Op::Copy => Some(of(0)?.1.clone()),
             Op::Cast if of(0)?.0.dtype == ty.dtype => Some(of(0)?.1.clone()),
@@ -310,23 +321,23 @@ impl Numbering {
             }
             Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
                 let (x, elements) = of(0)?;
-                let view = elements.viewed(op, x, ty, &self.symbols);
+                let view = elements.apply_view(op, x, ty, &self.symbols);
                 match op {
-                    Op::Reshape if view.is_none() => Some(self.run(elements, &ty.shape)),
-                    Op::Slice { .. } => view.map(|view| self.as_part(&view, ty).unwrap_or(view)),
+                    Op::Reshape if view.is_none() => Some(self.contiguous_run(elements, &ty.shape)),
+                    Op::Slice { .. } => view.map(|view| self.find_part(&view, ty).unwrap_or(view)),
                     _ => view,
                 }
             }
             Op::BinaryScalar { op, scalar, scalar_left } => {
                 let (x, elements) = of(0)?;
-                let class = self.scalar(scalar_operand(*op, x.dtype, *scalar));
-                let scalar = Elements::repeated(class, &[]);
+                let class = self.scalar_class(scalar_operand(*op, x.dtype, *scalar));
+                let scalar = ElementView::repeated(class, &[]);
                 let both = [elements.clone(), scalar];
                 let [a, b] = both;
                 let operands = if *scalar_left { [b, a] } else { [a, b] };
                 Some(self.pointwise(Op::Binary(*op), &operands, ty))
             }
-            Op::Collective(c) if c.kind.facts().keeps_positions() => {
+            Op::Collective(c) if c.kind.facts().preserves_positions() => {
                 let found = self.pointwise(op.clone(), operands, ty);
                 self.reduce_parts(op, operands.first()?, &found, ty.dtype);
                 Some(found)
@@ -342,72 +353,78 @@ impl Numbering {
         }
     }
 
-    fn scalar(&mut self, (dtype, bits): (DType, u64)) -> Class {
-        self.class(Term::Scalar(dtype, bits))
+    fn scalar_class(&mut self, (dtype, bits): (DType, u64)) -> ElementClass {
+        self.intern_term(ClassTerm::Scalar(dtype, bits))
     }
 
     /// Elements one behind the other, under another shape.
-    fn run(&mut self, x: &Elements, shape: &[Dim]) -> Elements {
-        let nest = Nest::new(&x.shape, std::slice::from_ref(&x.strides)).merged();
-        let class = self.class(Term::Run { class: x.class, offset: x.offset.clone(), nest });
-        Elements::whole(class, shape)
+    fn contiguous_run(&mut self, x: &ElementView, shape: &[Dim]) -> ElementView {
+        let nest = AxisNest::new(&x.shape, std::slice::from_ref(&x.strides)).merged();
+        let class = self.intern_term(ClassTerm::Run { class: x.class, offset: x.offset.clone(), nest });
+        ElementView::full(class, shape)
     }
 
     /// An op that makes each element of those at the same position.
-    fn pointwise(&mut self, op: Op, operands: &[Elements], ty: &Type) -> Elements {
-        let strides: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast(ty.rank())).collect();
-        self.nested(op, operands, (ty, &ty.shape), &strides, Nest::default())
+    fn pointwise(&mut self, op: Op, operands: &[ElementView], ty: &TensorType) -> ElementView {
+        let strides: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast_strides(ty.rank())).collect();
+        self.nested(op, operands, (ty, &ty.shape), &strides, AxisNest::default())
     }
 
     /// The result of an op over the axes `shape` of its result. What is the same along an axis is there once.
     fn nested(
         &mut self,
         op: Op,
-        operands: &[Elements],
-        (ty, shape): (&Type, &[Dim]),
+        operands: &[ElementView],
+        (ty, shape): (&TensorType, &[Dim]),
         strides: &[Vec<Dim>],
-        inner: Nest,
-    ) -> Elements {
+        inner: AxisNest,
+    ) -> ElementView {
         let zero = Dim::from(0);
         let moves = |axis: usize| !is_unit(&shape[axis]) && strides.iter().any(|s| s[axis] != zero);
         let kept: Vec<usize> = (0..shape.len()).filter(|&axis| moves(axis)).collect();
         let extents: Vec<Dim> = kept.iter().map(|&axis| shape[axis].clone()).collect();
         let of = |s: &Vec<Dim>| kept.iter().map(|&axis| s[axis].clone()).collect();
         let strides: Vec<Vec<Dim>> = strides.iter().map(of).collect();
-        let outer = Nest::new(&extents, &strides).merged();
+        let outer = AxisNest::new(&extents, &strides).merged();
         // The axes within are stored behind the others.
         let behind: &[Dim] = &ty.shape[shape.len().min(ty.rank())..];
         let stored: Vec<Dim> = extents.iter().chain(behind).cloned().collect();
-        let stored = contiguous(&stored);
+        let stored = contiguous_strides(&stored);
         let mut out = vec![zero; ty.rank()];
         kept.iter().enumerate().for_each(|(k, &axis)| out[axis] = stored[k].clone());
         (shape.len()..ty.rank()).enumerate().for_each(|(k, axis)| out[axis] = stored[kept.len() + k].clone());
         let operands = operands.iter().map(|x| (x.class, x.offset.clone())).collect();
-        let class = self.class(Term::Nested { op, dtype: ty.dtype, operands, outer, inner });
-        Elements { class, offset: Dim::from(0), shape: ty.shape.clone(), strides: out }
+        let class = self.intern_term(ClassTerm::Nested { op, dtype: ty.dtype, operands, outer, inner });
+        ElementView { class, offset: Dim::from(0), shape: ty.shape.clone(), strides: out }
     }
 
-    fn product(&mut self, operands: &[Elements], ty: &Type) -> Option<Elements> {
+    fn product(&mut self, operands: &[ElementView], ty: &TensorType) -> Option<ElementView> {
         let [x, y] = operands else { return None };
         let rank = ty.rank();
-        let (xs, ys) = (x.broadcast(rank), y.broadcast(rank));
+        let (xs, ys) = (x.broadcast_strides(rank), y.broadcast_strides(rank));
         let [last, row] = [rank.checked_sub(1)?, rank.checked_sub(2)?];
         let terms = x.shape.last()?.clone();
-        let inner = Nest::new(&[terms], &[vec![xs[last].clone()], vec![ys[row].clone()]]);
+        let inner = AxisNest::new(&[terms], &[vec![xs[last].clone()], vec![ys[row].clone()]]);
         let (mut of_x, mut of_y) = (xs, ys);
         of_x[last] = Dim::from(0);
         of_y[row] = Dim::from(0);
         Some(self.nested(Op::MatMul, operands, (ty, &ty.shape), &[of_x, of_y], inner))
     }
 
-    fn reduction(&mut self, kind: Reduction, axes: &[usize], x: &Elements, ty: &Type) -> Elements {
+    fn reduction(
+        &mut self,
+        kind: ReductionKind,
+        axes: &[usize],
+        x: &ElementView,
+        ty: &TensorType,
+    ) -> ElementView {
         let is_reduced = |axis: &usize| axes.contains(axis);
         let (within, outside): (Vec<usize>, Vec<usize>) = (0..x.shape.len()).partition(is_reduced);
         let pick = |axes: &[usize], of: &[Dim]| axes.iter().map(|&a| of[a].clone()).collect::<Vec<Dim>>();
-        let inner = Nest::new(&pick(&within, &x.shape), &[pick(&within, &x.strides)]).merged();
+        let inner = AxisNest::new(&pick(&within, &x.shape), &[pick(&within, &x.strides)]).merged();
         let op = Op::Reduce { op: kind, axes: Vec::new(), keep: false };
         let keeps = ty.rank() == x.shape.len();
-        let narrow = Type::new(ty.dtype, pick(&outside, &x.shape));
+        let narrow = TensorType::new(ty.dtype, pick(&outside, &x.shape));
         let strides = pick(&outside, &x.strides);
         let found = self.nested(op, std::slice::from_ref(x), (&narrow, &narrow.shape), &[strides], inner);
         if !keeps {
@@ -415,52 +432,58 @@ impl Numbering {
         }
         let mut strides = vec![Dim::from(0); ty.rank()];
         outside.iter().zip(found.strides).for_each(|(&axis, stride)| strides[axis] = stride);
-        Elements { shape: ty.shape.clone(), strides, ..found }
+        ElementView { shape: ty.shape.clone(), strides, ..found }
     }
 
-    fn rows(&mut self, op: &Op, axes: usize, operands: &[Elements], ty: &Type) -> Option<Elements> {
+    fn rows(
+        &mut self,
+        op: &Op,
+        axes: usize,
+        operands: &[ElementView],
+        ty: &TensorType,
+    ) -> Option<ElementView> {
         let lead = ty.rank().checked_sub(axes)?;
-        let all: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast(ty.rank())).collect();
+        let all: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast_strides(ty.rank())).collect();
         let inner: Vec<Vec<Dim>> = all.iter().map(|s| s[lead..].to_vec()).collect();
-        let inner = Nest::new(&ty.shape[lead..], &inner);
+        let inner = AxisNest::new(&ty.shape[lead..], &inner);
         let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
         Some(self.nested(op.clone(), operands, (ty, &ty.shape[..lead]), &outer, inner))
     }
 }
 
-fn product(shape: &[Dim]) -> Dim {
+fn shape_product(shape: &[Dim]) -> Dim {
     shape.iter().fold(Dim::from(1), |all, extent| all * extent.clone())
 }
 
-pub fn rounded(dtype: DType, x: f64) -> f64 {
+pub fn round_to_dtype(dtype: DType, x: f64) -> f64 {
     let mut bytes = [0; 8];
     write_f64(dtype, &mut bytes, 0, x);
     read_f64(dtype, &bytes, 0)
 }
 
 /// A scalar as a tensor of this dtype stores it: the dtype and its bits.
-fn stored(dtype: DType, scalar: Scalar) -> (DType, u64) {
+fn scalar_bits(dtype: DType, scalar: Scalar) -> (DType, u64) {
     match dtype {
         DType::Bool => (dtype, u64::from(scalar.as_f64() != 0.0)),
-        d if d.is_float() => (dtype, rounded(d, scalar.as_f64()).to_bits()),
-        _ => (dtype, scalar.wrapped(dtype).as_i64() as u64),
+        d if d.is_float() => (dtype, round_to_dtype(d, scalar.as_f64()).to_bits()),
+        _ => (dtype, scalar.wrap_to(dtype).as_i64() as u64),
     }
 }
 
 /// The dtype in which the interpreter holds the scalar of an op on a value of this dtype.
 pub fn dtype_of_scalar(op: BinaryOp, x: DType) -> DType {
-    if op.is_comparison() || !x.is_float() { x } else { x.wide() }
+    if op.is_comparison() || !x.is_float() { x } else { x.compute_dtype() }
 }
 
 fn scalar_operand(op: BinaryOp, x: DType, scalar: Scalar) -> (DType, u64) {
-    (x, stored(dtype_of_scalar(op, x), scalar).1)
+    (x, scalar_bits(dtype_of_scalar(op, x), scalar).1)
 }
 
-fn live(graph: &Graph) -> Table<NodeId, bool> {
-    let mut live = Table::filled(false, graph.nodes.len());
+fn live_nodes(graph: &Graph) -> EntityMap<NodeId, bool> {
+    let mut live = EntityMap::filled(false, graph.nodes.len());
     let mut open: Vec<ValueId> = graph.outputs.iter().map(|o| o.value).collect();
     while let Some(value) = open.pop() {
-        if let Def::Node(n, _) = graph.values[value].def
+        if let ValueDef::Node(n, _) = graph.values[value].def
             && !std::mem::replace(&mut live[n], true)
         {
             open.extend(&graph.nodes[n].inputs);
@@ -470,10 +493,10 @@ fn live(graph: &Graph) -> Table<NodeId, bool> {
 }
 
 /// Whether a fused or summing op rounds in places of its own: others give the same bits wherever they stand.
-pub fn rounds_in_its_own_way(op: &Op, operand: DType) -> bool {
+pub fn has_own_rounding(op: &Op, operand: DType) -> bool {
     let reduces = match op {
         Op::ScatterElements { combine, .. } => combine.is_some(),
-        op => op.as_collective().is_some_and(|c| c.kind.reduction().is_some()),
+        op => op.as_collective().is_some_and(|c| c.kind.reduce_op().is_some()),
     };
-    operand.is_float() && (reduces || op.facts().rounding[0] == Rounding::Accumulates)
+    operand.is_float() && (reduces || op.facts().rounding[0] == RoundingEffect::Accumulates)
 }

@@ -9,18 +9,18 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::bounds::BoundsChecks;
 use symmc_ir::numerics::Numerics;
 use symmc_ir::text::forms::op_dims_mut;
-use symmc_ir::{Bindings, Graph, Replication, Symbols, ValueId, text};
+use symmc_ir::{Graph, Replication, SymbolBindings, SymbolTable, ValueId, text};
 use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
 use crate::comparison::{LimitKind, PartLimit, SourceComparison, add_limit};
-use crate::concrete::{Concrete, Precision, Template, bindings, work};
-use crate::elements::Class;
-use crate::judge::{Pair, Verdict, judge, runs};
-use crate::number::Numbered;
-use crate::region::Region;
-use crate::sizes::{Conditions, Sizes};
-use crate::windows::{Span, Window};
+use crate::concrete::{ConcreteRegion, RegionPrecision, RegionTemplate, bindings, estimate_work};
+use crate::elements::ElementClass;
+use crate::judge::{RegionPair, Verdict, count_runs, judge};
+use crate::number::NumberedProgram;
+use crate::region::ComparedRegion;
+use crate::sizes::{NamedSizes, SizeConditions};
+use crate::windows::{AxisSpan, ValueWindow};
 
 /// The most elements that one comparison may compute, over all of its draws.
 const ONE: u128 = 1 << 26;
@@ -39,7 +39,7 @@ const MOST_NUMBERS: usize = 4;
 const TOO_MUCH: &str = "more elements would have to be computed than the check takes time for";
 
 /// The state that the comparisons of all programs of a plan share.
-pub struct Shared {
+pub struct ComparisonState {
     /// The result so far.
     pub comparison: SourceComparison,
     /// The verdicts on pairs of regions that were run, by their text at the sizes.
@@ -52,15 +52,15 @@ pub struct Shared {
     pub parts: HashMap<String, usize>,
     pub numerics: Numerics,
     /// The elements that may still be computed.
-    pub room: u128,
+    pub remaining_work: u128,
     /// The source and its bounds checks.
     pub source: Graph,
     pub bounds: BoundsChecks,
 }
 
-pub struct Regions {
-    pub of_source: Region,
-    pub of_planned: Region,
+pub struct PairedRegions {
+    pub of_source: ComparedRegion,
+    pub of_planned: ComparedRegion,
     /// Whether no op of the two regions fuses or sums several roundings. Values outside of the regions are computed in the
     /// same way by both programs.
     pub same_bits: bool,
@@ -74,36 +74,36 @@ pub struct PartOutcome {
     pub limits: Vec<PartLimit>,
     pub elements: u64,
     /// The text of the pair at the least sizes of the source. Equal parts of different programs have equal texts.
-    pub alike: Option<String>,
+    pub canonical_text: Option<String>,
 }
 
 impl PartOutcome {
     fn unknown(reason: String) -> PartOutcome {
         let (verdict, at) = (Verdict::Unknown(reason), String::new());
-        PartOutcome { verdict, at, limits: Vec::new(), elements: 0, alike: None }
+        PartOutcome { verdict, at, limits: Vec::new(), elements: 0, canonical_text: None }
     }
 }
 
-pub struct Programs<'p, 'a> {
-    pub source: &'p Numbered<'a>,
-    pub planned: &'p Numbered<'a>,
-    pub symbols: &'p Symbols,
+pub struct ProgramPair<'p, 'a> {
+    pub source: &'p NumberedProgram<'a>,
+    pub planned: &'p NumberedProgram<'a>,
+    pub symbols: &'p SymbolTable,
     pub buckets: &'p [(usize, &'a Bucket)],
     pub ranks: u32,
     /// Which ranks hold the same bits of the elements of a class.
-    pub replication: &'p HashMap<Class, Replication>,
+    pub replication: &'p HashMap<ElementClass, Replication>,
 }
 
-impl<'p, 'a> Programs<'p, 'a> {
+impl<'p, 'a> ProgramPair<'p, 'a> {
     /// Compares two regions at the selected sizes. Equal regions of one program run once: limits and elements are part of
     /// the first outcome alone.
-    pub fn compare(&self, regions: &'p Regions, shared: &mut Shared) -> PartOutcome {
-        let Regions { of_source, of_planned, same_bits } = regions;
-        let meaning = of_source.without_meaning(self.source);
-        if let Some(reason) = meaning.or_else(|| of_planned.without_meaning(self.planned)) {
+    pub fn compare(&self, regions: &'p PairedRegions, shared: &mut ComparisonState) -> PartOutcome {
+        let PairedRegions { of_source, of_planned, same_bits } = regions;
+        let meaning = of_source.uninterpretable_reason(self.source);
+        if let Some(reason) = meaning.or_else(|| of_planned.uninterpretable_reason(self.planned)) {
             return PartOutcome::unknown(reason);
         }
-        let text = self.text(regions);
+        let text = self.symbolic_text(regions);
         if let Some(known) = shared.outcomes.get(&text) {
             return known.clone();
         }
@@ -112,32 +112,32 @@ impl<'p, 'a> Programs<'p, 'a> {
         let of = [(self.source, of_source), (self.planned, of_planned)];
         let templates = of.map(|(program, region)| {
             let axes = AxisSets::new(program, region);
-            Template { program, region, axes, ranks, replication: self.replication }
+            RegionTemplate { program, region, axes, ranks, replication: self.replication }
         });
-        let mut conditions = Conditions::default();
+        let mut conditions = SizeConditions::default();
         of.into_iter().for_each(|(program, region)| conditions.add(program, region));
-        let part = Part::new(templates, conditions, *same_bits);
-        let found = self.run(&part, &text, shared);
+        let part = ComparisonPart::new(templates, conditions, *same_bits);
+        let found = self.run_part(&part, &text, shared);
         shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..found.clone() });
         found
     }
 
-    fn run(&self, part: &Part<'_>, text: &str, shared: &mut Shared) -> PartOutcome {
-        let mut run = Run { part, shared, elements: 0, limits: Vec::new(), ran: false };
+    fn run_part(&self, part: &ComparisonPart<'_>, text: &str, shared: &mut ComparisonState) -> PartOutcome {
+        let mut run = PartRun { part, shared, elements: 0, limits: Vec::new(), ran: false };
         let mut undecided = None;
         for &(index, bucket) in self.buckets {
-            for (at, verdict) in run.bucket(self.symbols, index, bucket) {
+            for (at, verdict) in run.compare_in_bucket(self.symbols, index, bucket) {
                 match verdict {
                     Verdict::Equal(_) => {}
                     Verdict::Undecided(what) => undecided = undecided.or(Some((what, at))),
                     verdict => {
-                        let Run { elements, limits, .. } = run;
-                        return PartOutcome { verdict, at, limits, elements, alike: None };
+                        let PartRun { elements, limits, .. } = run;
+                        return PartOutcome { verdict, at, limits, elements, canonical_text: None };
                     }
                 }
             }
         }
-        let Run { elements, limits, ran, .. } = run;
+        let PartRun { elements, limits, ran, .. } = run;
         // All sizes of these buckets may be large. The part is compared if it ran at smaller sizes, for another program.
         if !ran && !limits.is_empty() && !shared.agreeing.contains(text) {
             return PartOutcome::unknown(TOO_MUCH.into());
@@ -149,12 +149,12 @@ impl<'p, 'a> Programs<'p, 'a> {
             Some((what, at)) => (Verdict::Undecided(what), at),
             None => (Verdict::Equal(elements), String::new()),
         };
-        PartOutcome { verdict, at, limits, elements, alike: part.alike(self.source.graph) }
+        PartOutcome { verdict, at, limits, elements, canonical_text: part.canonical_text(self.source.graph) }
     }
 
     /// The text of a pair of regions over symbols: everything that the outcome depends on besides the buckets.
-    fn text(&self, regions: &Regions) -> String {
-        let mut numbers: HashMap<Class, usize> = HashMap::new();
+    fn symbolic_text(&self, regions: &PairedRegions) -> String {
+        let mut numbers: HashMap<ElementClass, usize> = HashMap::new();
         let mut out = format!("{}\n", regions.same_bits);
         for (program, region) in [(self.source, &regions.of_source), (self.planned, &regions.of_planned)] {
             let mut values: HashMap<ValueId, usize> = HashMap::new();
@@ -166,7 +166,7 @@ impl<'p, 'a> Programs<'p, 'a> {
                     let next = numbers.len();
                     let number = numbers.entry(elements.class).or_insert(next);
                     // The class stands for the data of the program, which may be large.
-                    let class = Region::is_constant(program, leaf).then_some(elements.class);
+                    let class = ComparedRegion::is_constant(program, leaf).then_some(elements.class);
                     let (offset, strides) = (&elements.offset, &elements.strides);
                     let held = self.replication.get(&elements.class).filter(|held| !held.is_none());
                     out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {held:?}\n"));
@@ -175,7 +175,7 @@ impl<'p, 'a> Programs<'p, 'a> {
             for &n in &region.nodes {
                 let node = &program.graph.nodes[n];
                 let mut op = node.op.clone();
-                op_dims_mut(&mut op).into_iter().for_each(|dim| *dim = program.dim(dim));
+                op_dims_mut(&mut op).into_iter().for_each(|dim| *dim = program.map_dim(dim));
                 let operands: Vec<Option<&usize>> = node.inputs.iter().map(|v| values.get(v)).collect();
                 out.push_str(&format!("{op:?} {operands:?}"));
                 for &v in &node.outputs {
@@ -195,31 +195,35 @@ impl<'p, 'a> Programs<'p, 'a> {
 }
 
 /// A pair of regions before sizes are chosen.
-struct Part<'a> {
-    templates: [Template<'a>; 2],
-    conditions: Conditions,
+struct ComparisonPart<'a> {
+    templates: [RegionTemplate<'a>; 2],
+    conditions: SizeConditions,
     /// Whether each axis of the root is computed alike at all positions, by both regions.
     alike_axes: Vec<bool>,
     same_bits: bool,
 }
 
 /// A window of the root, and what is left out by it.
-struct Sample {
-    windows: Vec<Window>,
+struct WindowSample {
+    windows: Vec<ValueWindow>,
     /// The axes and positions, if not all that differ are in the windows.
     positions: Option<String>,
 }
 
-impl<'a> Part<'a> {
-    fn new(templates: [Template<'a>; 2], conditions: Conditions, same_bits: bool) -> Part<'a> {
-        let [a, b] = [0, 1].map(|side: usize| templates[side].free_root());
+impl<'a> ComparisonPart<'a> {
+    fn new(
+        templates: [RegionTemplate<'a>; 2],
+        conditions: SizeConditions,
+        same_bits: bool,
+    ) -> ComparisonPart<'a> {
+        let [a, b] = [0, 1].map(|side: usize| templates[side].free_root_axes());
         let alike_axes = a.iter().zip(&b).map(|(a, b)| a.is_some() && b.is_some()).collect();
-        Part { templates, conditions, alike_axes, same_bits }
+        ComparisonPart { templates, conditions, alike_axes, same_bits }
     }
 
     /// How many positions are compared along axes that are computed alike: more where there are few such axes, and then few
     /// where the rest is large.
-    fn extents(&self) -> [i64; 2] {
+    fn uniform_extents(&self) -> [i64; 2] {
         let most = match self.alike_axes.iter().filter(|alike| **alike).count() {
             0 | 1 => 128,
             2 => 16,
@@ -230,36 +234,36 @@ impl<'a> Part<'a> {
     }
 
     /// All positions, except along axes that are computed alike.
-    fn whole(&self, extent: i64) -> Sample {
-        let short = |alike: &bool| alike.then_some(Span { start: 0, count: extent });
-        Sample { windows: vec![self.alike_axes.iter().map(short).collect()], positions: None }
+    fn full_sample(&self, extent: i64) -> WindowSample {
+        let short = |alike: &bool| alike.then_some(AxisSpan { start: 0, count: extent });
+        WindowSample { windows: vec![self.alike_axes.iter().map(short).collect()], positions: None }
     }
 
     /// A sample of the positions along the other axes too; `None` if these are short.
-    fn sample(&self, shape: &[i64]) -> Option<Sample> {
+    fn sample(&self, shape: &[i64]) -> Option<WindowSample> {
         let is_sampled = |axis: usize| !self.alike_axes[axis] && shape[axis] >= LEAST_SAMPLED;
         let axes: Vec<usize> = (0..shape.len()).filter(|&axis| is_sampled(axis)).collect();
         let longest = axes.iter().map(|&axis| shape[axis]).max()?;
         let starts = |extent: i64| {
             let last = extent - SAMPLE;
-            let near = self.conditions.numbers().filter_map(|n| n.checked_sub(SAMPLE / 2));
+            let near = self.conditions.compared_numbers().filter_map(|n| n.checked_sub(SAMPLE / 2));
             let near = near.filter(|start| (1..last).contains(start)).take(MOST_NUMBERS);
             [0, last, last / 2].into_iter().chain(near).collect::<Vec<i64>>()
         };
         let count = starts(longest).len();
-        let window = |place: &dyn Fn(usize) -> usize| -> Window {
+        let window = |place: &dyn Fn(usize) -> usize| -> ValueWindow {
             let one = |axis: usize| {
                 let starts = starts(shape[axis]);
                 let start = starts[place(axis) % starts.len()];
                 match (axes.contains(&axis), self.alike_axes[axis]) {
-                    (true, _) => Some(Span { start, count: SAMPLE }),
-                    (false, true) => Some(Span { start: 0, count: self.extents()[1] }),
+                    (true, _) => Some(AxisSpan { start, count: SAMPLE }),
+                    (false, true) => Some(AxisSpan { start: 0, count: self.uniform_extents()[1] }),
                     (false, false) => None,
                 }
             };
             (0..shape.len()).map(one).collect()
         };
-        let mut windows: Vec<Window> = (0..count).map(|k| window(&|_| k)).collect();
+        let mut windows: Vec<ValueWindow> = (0..count).map(|k| window(&|_| k)).collect();
         if axes.len() > 1 {
             // The start of one axis meets the end of another.
             windows.extend(axes.iter().map(|&first| window(&|axis| usize::from(axis == first))));
@@ -270,45 +274,56 @@ impl<'a> Part<'a> {
             format!("positions {} of {} along axis {axis}", spans.join(", "), shape[axis])
         };
         let positions = axes.iter().map(of_axis).collect::<Vec<_>>().join("; ");
-        Some(Sample { windows, positions: Some(positions) })
+        Some(WindowSample { windows, positions: Some(positions) })
     }
 
-    fn at(&self, sizes: &Bindings, window: &Window, precision: Precision) -> Result<[Concrete; 2], String> {
+    fn instantiate(
+        &self,
+        sizes: &SymbolBindings,
+        window: &ValueWindow,
+        precision: RegionPrecision,
+    ) -> Result<[ConcreteRegion; 2], String> {
         let [a, b] = &self.templates;
-        Ok([a.at(sizes, window, precision)?, b.at(sizes, window, precision)?])
+        Ok([a.instantiate(sizes, window, precision)?, b.instantiate(sizes, window, precision)?])
     }
 
-    fn alike(&self, source: &Graph) -> Option<String> {
-        let sizes = Bindings::lower(&source.symbols);
-        let window = self.whole(2).windows.pop()?;
-        let pair = self.at(&sizes, &window, Precision::Typed).ok()?;
-        Some(key(&pair, self.same_bits))
+    fn canonical_text(&self, source: &Graph) -> Option<String> {
+        let sizes = SymbolBindings::at_lower_bounds(&source.symbols);
+        let window = self.full_sample(2).windows.pop()?;
+        let pair = self.instantiate(&sizes, &window, RegionPrecision::Typed).ok()?;
+        Some(comparison_key(&pair, self.same_bits))
     }
 }
 
 /// A sample at sizes, with floats as f64.
-struct Prepared {
-    pairs: Vec<(Window, [Concrete; 2])>,
+struct PreparedSample {
+    pairs: Vec<(ValueWindow, [ConcreteRegion; 2])>,
     positions: Option<String>,
     thorough: bool,
     cost: u128,
 }
 
-struct Run<'p, 'a, 's> {
-    part: &'p Part<'a>,
-    shared: &'s mut Shared,
+struct PartRun<'p, 'a, 's> {
+    part: &'p ComparisonPart<'a>,
+    shared: &'s mut ComparisonState,
     elements: u64,
     limits: Vec<PartLimit>,
     ran: bool,
 }
 
-impl Run<'_, '_, '_> {
+impl PartRun<'_, '_, '_> {
     /// The verdicts at the sizes of a bucket where the pair ran, up to the first that is not equal.
-    fn bucket(&mut self, symbols: &Symbols, index: usize, bucket: &Bucket) -> Vec<(String, Verdict)> {
+    fn compare_in_bucket(
+        &mut self,
+        symbols: &SymbolTable,
+        index: usize,
+        bucket: &Bucket,
+    ) -> Vec<(String, Verdict)> {
         let (source, bounds) = (&self.shared.source, &self.shared.bounds);
-        let is_valid =
-            |sizes: &Sizes| bounds.is_empty() || bounds.evaluate(source, &bindings(symbols, sizes)).is_ok();
-        let chosen = self.part.conditions.sizes(symbols, bucket, &is_valid);
+        let is_valid = |sizes: &NamedSizes| {
+            bounds.is_empty() || bounds.evaluate(source, &bindings(symbols, sizes)).is_ok()
+        };
+        let chosen = self.part.conditions.choose_sizes(symbols, bucket, &is_valid);
         let mut out = Vec::new();
         if chosen.sizes.is_empty() {
             let reason = format!("no sizes of bucket {index} were found that the bounds of the source allow");
@@ -317,29 +332,29 @@ impl Run<'_, '_, '_> {
         }
         if chosen.left_out > 0 {
             let limit = PartLimit::new(LimitKind::Conditions, format!("bucket {index}"));
-            self.limit(PartLimit { sizes: chosen.left_out, ..limit }, true);
+            self.record_limit(PartLimit { sizes: chosen.left_out, ..limit }, true);
         }
         for (i, at) in chosen.sizes.iter().enumerate() {
             let is_upper = Some(i) == chosen.upper;
-            let text = at_text(index, at);
+            let text = describe_sizes(index, at);
             if is_upper && chosen.is_bounded {
-                self.limit(PartLimit::new(LimitKind::Bounded, text.clone()), true);
+                self.record_limit(PartLimit::new(LimitKind::Bounded, text.clone()), true);
             }
-            let mut verdict = self.at(&bindings(symbols, at), &text, is_upper);
+            let mut verdict = self.compare_at(&bindings(symbols, at), &text, is_upper);
             if is_too_much(&verdict) {
                 let smaller = (1..48).map(|k| scaled(at, bucket, k)).filter(|_| is_upper);
-                let smaller: Vec<Sizes> =
+                let smaller: Vec<NamedSizes> =
                     smaller.filter(|at| is_valid_in(self.shared, symbols, at)).collect();
                 let found = smaller.into_iter().find_map(|at| {
-                    let text = at_text(index, &at);
-                    let verdict = self.at(&bindings(symbols, &at), &text, true);
+                    let text = describe_sizes(index, &at);
+                    let verdict = self.compare_at(&bindings(symbols, &at), &text, true);
                     (!is_too_much(&verdict)).then_some((text, verdict))
                 });
                 let Some((up_to, found)) = found else {
-                    self.limit(PartLimit::new(LimitKind::TooLong, text), is_upper);
+                    self.record_limit(PartLimit::new(LimitKind::TooLong, text), is_upper);
                     continue;
                 };
-                self.limit(PartLimit::new(LimitKind::UpTo, up_to), true);
+                self.record_limit(PartLimit::new(LimitKind::UpTo, up_to), true);
                 verdict = found;
             }
             self.ran |= !matches!(verdict, Verdict::Unknown(_));
@@ -352,21 +367,21 @@ impl Run<'_, '_, '_> {
         out
     }
 
-    fn limit(&mut self, limit: PartLimit, replaces: bool) {
+    fn record_limit(&mut self, limit: PartLimit, replaces: bool) {
         add_limit(&mut self.limits, limit, replaces);
     }
 
-    fn at(&mut self, sizes: &Bindings, text: &str, is_upper: bool) -> Verdict {
+    fn compare_at(&mut self, sizes: &SymbolBindings, text: &str, is_upper: bool) -> Verdict {
         let prepared = match self.prepare(sizes) {
             Ok(prepared) => prepared,
             Err(reason) => return Verdict::Unknown(reason),
         };
-        let Some(Prepared { pairs, positions, thorough, .. }) = prepared else {
+        let Some(PreparedSample { pairs, positions, thorough, .. }) = prepared else {
             return Verdict::Unknown(TOO_MUCH.into());
         };
         let (mut elements, mut undecided) = (0, None);
         for (window, wide) in pairs {
-            match self.judged(sizes, &window, wide, thorough) {
+            match self.judge_window(sizes, &window, wide, thorough) {
                 Verdict::Equal(n) => elements += n,
                 Verdict::Undecided(what) => undecided = undecided.or(Some(what)),
                 other => return other,
@@ -375,22 +390,22 @@ impl Run<'_, '_, '_> {
         self.elements += elements;
         if let Some(positions) = positions {
             let limit = PartLimit::new(LimitKind::Sampled, format!("{text}: {positions}"));
-            self.limit(limit, is_upper);
+            self.record_limit(limit, is_upper);
         }
         if !thorough {
-            self.limit(PartLimit::new(LimitKind::OneDraw, text.to_string()), is_upper);
+            self.record_limit(PartLimit::new(LimitKind::OneDraw, text.to_string()), is_upper);
         }
         undecided.map_or(Verdict::Equal(elements), Verdict::Undecided)
     }
 
     /// What runs at some sizes; `None` if all that could run takes too long.
-    fn prepare(&self, sizes: &Bindings) -> Result<Option<Prepared>, String> {
-        let [most, least] = self.part.extents();
-        let large = self.costed(sizes, self.part.whole(most))?;
+    fn prepare(&self, sizes: &SymbolBindings) -> Result<Option<PreparedSample>, String> {
+        let [most, least] = self.part.uniform_extents();
+        let large = self.cost_sample(sizes, self.part.full_sample(most))?;
         if large.thorough {
             return Ok(Some(large));
         }
-        let small = self.costed(sizes, self.part.whole(least))?;
+        let small = self.cost_sample(sizes, self.part.full_sample(least))?;
         if small.thorough {
             return Ok(Some(small));
         }
@@ -399,31 +414,37 @@ impl Run<'_, '_, '_> {
             return Ok(Some(whole));
         }
         let shape = self.part.templates[0].root_shape(sizes)?;
-        let sampled = self.part.sample(&shape).map(|sample| self.costed(sizes, sample)).transpose()?;
+        let sampled = self.part.sample(&shape).map(|sample| self.cost_sample(sizes, sample)).transpose()?;
         let sampled = sampled.filter(|s| s.cost <= SAMPLES && s.cost < whole.cost / 2);
         Ok(sampled.or(Some(whole).filter(|whole| whole.cost <= ONE)))
     }
 
-    fn costed(&self, sizes: &Bindings, sample: Sample) -> Result<Prepared, String> {
+    fn cost_sample(&self, sizes: &SymbolBindings, sample: WindowSample) -> Result<PreparedSample, String> {
         let (mut pairs, mut usual, mut thorough) = (Vec::new(), 0u128, 0u128);
         for window in sample.windows {
-            let pair = self.part.at(sizes, &window, Precision::Wide)?;
+            let pair = self.part.instantiate(sizes, &window, RegionPrecision::Wide)?;
             usual = usual.saturating_add(cost(&pair, false));
             thorough = thorough.saturating_add(cost(&pair, true));
             pairs.push((window, pair));
         }
         let is_thorough = thorough <= THOROUGH;
         let cost = if is_thorough { thorough } else { usual };
-        Ok(Prepared { pairs, positions: sample.positions, thorough: is_thorough, cost })
+        Ok(PreparedSample { pairs, positions: sample.positions, thorough: is_thorough, cost })
     }
 
-    fn judged(&mut self, sizes: &Bindings, window: &Window, wide: [Concrete; 2], thorough: bool) -> Verdict {
-        let typed = match self.part.at(sizes, window, Precision::Typed) {
+    fn judge_window(
+        &mut self,
+        sizes: &SymbolBindings,
+        window: &ValueWindow,
+        wide: [ConcreteRegion; 2],
+        thorough: bool,
+    ) -> Verdict {
+        let typed = match self.part.instantiate(sizes, window, RegionPrecision::Typed) {
             Ok(typed) => typed,
             Err(reason) => return Verdict::Unknown(reason),
         };
         let same_bits = self.part.same_bits;
-        let key = key(&typed, same_bits);
+        let key = comparison_key(&typed, same_bits);
         if let Some(known) = self.shared.verdicts.get(&key) {
             return match known {
                 Verdict::Equal(_) => Verdict::Equal(0),
@@ -431,24 +452,24 @@ impl Run<'_, '_, '_> {
             };
         }
         let cost = cost(&wide, thorough);
-        if cost > self.shared.room {
+        if cost > self.shared.remaining_work {
             return Verdict::Unknown(TOO_MUCH.into());
         }
-        self.shared.room -= cost;
+        self.shared.remaining_work -= cost;
         let numerics = self.shared.numerics;
-        let verdict = judge(&Pair { wide, typed, same_bits, numerics, thorough });
+        let verdict = judge(&RegionPair { wide, typed, same_bits, numerics, thorough });
         self.shared.verdicts.insert(key, verdict.clone());
         verdict
     }
 }
 
 /// About how many elements the comparison of a pair computes.
-fn cost(pair: &[Concrete; 2], thorough: bool) -> u128 {
-    let together = work(&pair[0].graph).saturating_add(work(&pair[1].graph));
-    together.saturating_mul(u128::from(runs(&pair[0].graph, thorough)))
+fn cost(pair: &[ConcreteRegion; 2], thorough: bool) -> u128 {
+    let together = estimate_work(&pair[0].graph).saturating_add(estimate_work(&pair[1].graph));
+    together.saturating_mul(u128::from(count_runs(&pair[0].graph, thorough)))
 }
 
-fn is_valid_in(shared: &Shared, symbols: &Symbols, sizes: &Sizes) -> bool {
+fn is_valid_in(shared: &ComparisonState, symbols: &SymbolTable, sizes: &NamedSizes) -> bool {
     shared.bounds.is_empty() || shared.bounds.evaluate(&shared.source, &bindings(symbols, sizes)).is_ok()
 }
 
@@ -457,8 +478,8 @@ fn is_too_much(verdict: &Verdict) -> bool {
 }
 
 /// Everything that a comparison depends on, as text. Classes are numbered in the order in which they are first read.
-fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
-    let mut numbers: HashMap<Class, usize> = HashMap::new();
+fn comparison_key(pair: &[ConcreteRegion; 2], same_bits: bool) -> String {
+    let mut numbers: HashMap<ElementClass, usize> = HashMap::new();
     let mut out = format!("{same_bits}\n");
     for concrete in pair {
         out.push_str(&text::print(&concrete.graph));
@@ -474,7 +495,7 @@ fn key(pair: &[Concrete; 2], same_bits: bool) -> String {
     out
 }
 
-fn at_text(bucket: usize, sizes: &Sizes) -> String {
+fn describe_sizes(bucket: usize, sizes: &NamedSizes) -> String {
     let sizes: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
     match sizes.is_empty() {
         true => format!("bucket {bucket}"),
@@ -483,7 +504,7 @@ fn at_text(bucket: usize, sizes: &Sizes) -> String {
 }
 
 /// Sizes whose distance from the lower end of a bucket is divided by a power of two.
-fn scaled(sizes: &Sizes, bucket: &Bucket, by: u32) -> Sizes {
+fn scaled(sizes: &NamedSizes, bucket: &Bucket, by: u32) -> NamedSizes {
     let one = |(name, value): &(String, i64)| {
         let low = bucket.symbols.get(name).map_or(*value, |range| range[0]);
         (name.clone(), low + ((value - low) >> by))

@@ -4,14 +4,14 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{Def, InputKind, NodeId, Op, ValueId};
+use symmc_ir::{InputKind, NodeId, Op, ValueDef, ValueId};
 
-use crate::number::Numbered;
+use crate::number::NumberedProgram;
 
 pub const MOST_NODES: usize = 400;
 
 #[derive(Clone, Debug)]
-pub struct Region {
+pub struct ComparedRegion {
     pub root: ValueId,
     pub nodes: Vec<NodeId>,
     /// The values that the nodes read and do not define.
@@ -20,19 +20,19 @@ pub struct Region {
 
 /// The region of a value up to the leaves that `is_leaf` selects; `None` if it has more nodes than `most`. Inputs are leaves;
 /// values that depend on no input are not.
-pub fn region(
-    program: &Numbered<'_>,
+pub fn find_region(
+    program: &NumberedProgram<'_>,
     root: ValueId,
     most: usize,
     is_leaf: impl Fn(ValueId) -> bool,
-) -> Option<Region> {
+) -> Option<ComparedRegion> {
     let graph = program.graph;
     let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
     let (mut seen, mut seen_nodes) = (HashSet::from([root]), HashSet::new());
     let mut open = vec![root];
     while let Some(value) = open.pop() {
         match graph.values[value].def {
-            Def::Node(n, _) if program.closed[value] || !is_leaf(value) => {
+            ValueDef::Node(n, _) if program.closed[value] || !is_leaf(value) => {
                 if !seen_nodes.insert(n) {
                     continue;
                 }
@@ -47,12 +47,12 @@ pub fn region(
     }
     nodes.sort_unstable();
     leaves.sort_unstable();
-    Some(Region { root, nodes, leaves })
+    Some(ComparedRegion { root, nodes, leaves })
 }
 
-impl Region {
+impl ComparedRegion {
     /// Why the interpreter cannot run a node of the region, if so.
-    pub fn without_meaning(&self, program: &Numbered<'_>) -> Option<String> {
+    pub fn uninterpretable_reason(&self, program: &NumberedProgram<'_>) -> Option<String> {
         self.nodes.iter().find_map(|&n| match &program.graph.nodes[n].op {
             Op::Opaque { name, .. } => Some(format!("{name} is opaque: its computation is not known")),
             Op::Custom(id) => {
@@ -64,15 +64,15 @@ impl Region {
     }
 
     /// Whether ranks communicate in it, or take their pieces of values.
-    pub fn depends_on_ranks(&self, program: &Numbered<'_>) -> bool {
+    pub fn depends_on_ranks(&self, program: &NumberedProgram<'_>) -> bool {
         self.nodes.iter().any(|&n| program.graph.nodes[n].op.group().is_some())
     }
 
     /// The constants among the leaves, whose data are part of the program.
-    pub fn is_constant(program: &Numbered<'_>, leaf: ValueId) -> bool {
+    pub fn is_constant(program: &NumberedProgram<'_>, leaf: ValueId) -> bool {
         match program.graph.values[leaf].def {
-            Def::Input(id) => program.graph.inputs[id].kind == InputKind::Constant,
-            Def::Node(..) => false,
+            ValueDef::Input(id) => program.graph.inputs[id].kind == InputKind::Constant,
+            ValueDef::Node(..) => false,
         }
     }
 }

@@ -7,17 +7,17 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use symmc_ir::dim::Switch;
+use symmc_ir::dim::DimBreakpoint;
 use symmc_ir::text::forms::op_dims;
-use symmc_ir::{Dim, Op, Symbols};
+use symmc_ir::{Dim, Op, SymbolTable};
 use symmc_plan::Bucket;
 
 use crate::concrete::bindings;
-use crate::number::Numbered;
-use crate::region::Region;
+use crate::number::NumberedProgram;
+use crate::region::ComparedRegion;
 
 /// The value of each symbol of a bucket.
-pub type Sizes = Vec<(String, i64)>;
+pub type NamedSizes = Vec<(String, i64)>;
 
 const MOST_SIZES: usize = 64;
 /// The most conditions of a region of which sizes are searched.
@@ -25,7 +25,7 @@ const MOST_CONDITIONS: usize = 4096;
 
 /// The dims of a pair of regions, and the numbers that positions may be compared with.
 #[derive(Default)]
-pub struct Conditions {
+pub struct SizeConditions {
     dims: Vec<Dim>,
     known: HashSet<Dim>,
     numbers: BTreeSet<i64>,
@@ -36,7 +36,7 @@ pub struct Conditions {
 #[derive(Debug)]
 pub struct ChosenSizes {
     /// The sizes, those at the ends first.
-    pub sizes: Vec<Sizes>,
+    pub sizes: Vec<NamedSizes>,
     /// Which of them stands for the upper end.
     pub upper: Option<usize>,
     /// Whether the upper end is below that of the bucket, because the bounds checks of the source reject that.
@@ -45,8 +45,8 @@ pub struct ChosenSizes {
     pub left_out: u64,
 }
 
-impl Conditions {
-    pub fn add(&mut self, program: &Numbered<'_>, region: &Region) {
+impl SizeConditions {
+    pub fn add(&mut self, program: &NumberedProgram<'_>, region: &ComparedRegion) {
         for &leaf in &region.leaves {
             if let Some(elements) = &program.elements[leaf] {
                 self.dims([&elements.offset].into_iter().chain(&elements.strides).chain(&elements.shape));
@@ -55,7 +55,7 @@ impl Conditions {
         for &n in &region.nodes {
             let node = &program.graph.nodes[n];
             for dim in op_dims(&node.op) {
-                let dim = program.dim(dim);
+                let dim = program.map_dim(dim);
                 self.dims([&dim]);
                 self.numbers.extend(dim.as_const());
             }
@@ -96,15 +96,15 @@ impl Conditions {
     }
 
     /// Numbers that positions may be compared with, at which something may change.
-    pub fn numbers(&self) -> impl Iterator<Item = i64> + '_ {
+    pub fn compared_numbers(&self) -> impl Iterator<Item = i64> + '_ {
         self.numbers.iter().copied().filter(|_| self.positions)
     }
 
-    pub fn sizes(
+    pub fn choose_sizes(
         &self,
-        symbols: &Symbols,
+        symbols: &SymbolTable,
         bucket: &Bucket,
-        is_valid: &dyn Fn(&Sizes) -> bool,
+        is_valid: &dyn Fn(&NamedSizes) -> bool,
     ) -> ChosenSizes {
         let used: BTreeSet<&str> = self
             .dims
@@ -112,28 +112,28 @@ impl Conditions {
             .flat_map(Dim::symbols)
             .filter_map(|s| Some(symbols.get(s)?.name.as_str()))
             .collect();
-        let mut ends = Self::ends(&used, bucket, false);
+        let mut ends = Self::bucket_boundaries(&used, bucket, false);
         if !ends.iter().any(is_valid) {
             // Other symbols may decide whether sizes are valid.
-            ends = Self::ends(&used, bucket, true);
+            ends = Self::bucket_boundaries(&used, bucket, true);
         }
         let [low, near, high] = ends;
-        let mut search = Search { symbols, left: MOST_CONDITIONS, left_out: 0 };
+        let mut search = ConditionSearch { symbols, left: MOST_CONDITIONS, left_out: 0 };
         let mut starts = vec![low.clone(), near.clone(), high.clone()];
         if !starts.iter().any(is_valid) {
             starts.extend(corners(&low, &high));
         }
-        let lower = end_of_valid(&starts, &low, is_valid);
-        let upper = end_of_valid(&starts, &high, is_valid);
+        let lower = last_valid_sizes(&starts, &low, is_valid);
+        let upper = last_valid_sizes(&starts, &high, is_valid);
         let base =
             [&near].into_iter().chain(&lower).chain(&upper).find(|s| is_valid(s)).unwrap_or(&near).clone();
-        let mut out: Vec<Sizes> = lower.into_iter().collect();
+        let mut out: Vec<NamedSizes> = lower.into_iter().collect();
         out.push(near);
         out.extend(upper.clone());
         for (name, &range) in bucket.symbols.iter().filter(|(name, _)| used.contains(name.as_str())) {
             // The upper end of each symbol alone, then where conditions change.
             let mut values = vec![range[1]];
-            for at in self.turns(&mut search, &base, name, range) {
+            for at in self.find_turning_points(&mut search, &base, name, range) {
                 // A window counts from the position itself, so a condition may change one after its end.
                 values.extend((-1..=2).map(|by| at.saturating_add(by)));
             }
@@ -155,8 +155,8 @@ impl Conditions {
     }
 
     /// The lower end, sizes near it, and the upper end of a bucket, of the symbols that matter here or of all.
-    fn ends(used: &BTreeSet<&str>, bucket: &Bucket, all: bool) -> [Sizes; 3] {
-        let with = |value: &dyn Fn(usize, [i64; 2]) -> i64| -> Sizes {
+    fn bucket_boundaries(used: &BTreeSet<&str>, bucket: &Bucket, all: bool) -> [NamedSizes; 3] {
+        let with = |value: &dyn Fn(usize, [i64; 2]) -> i64| -> NamedSizes {
             let one = |(i, (name, range)): (usize, (&String, &[i64; 2]))| {
                 let moves = all || used.contains(name.as_str());
                 let value = if moves { value(i, *range) } else { range[0] };
@@ -169,7 +169,13 @@ impl Conditions {
     }
 
     /// Values of one symbol at which a condition changes, with the others as in `at`.
-    fn turns(&self, search: &mut Search<'_>, at: &Sizes, name: &str, range: [i64; 2]) -> BTreeSet<i64> {
+    fn find_turning_points(
+        &self,
+        search: &mut ConditionSearch<'_>,
+        at: &NamedSizes,
+        name: &str,
+        range: [i64; 2],
+    ) -> BTreeSet<i64> {
         let symbols = search.symbols;
         let mut bound = bindings(symbols, at);
         let Some(id) = symbols.iter().find(|(_, s)| s.name == name).map(|(id, _)| id) else {
@@ -181,27 +187,30 @@ impl Conditions {
         };
         let mut out = BTreeSet::new();
         for dim in self.dims.iter().filter(|d| d.symbols().contains(&id)) {
-            for switch in dim.switches() {
-                if !search.take() {
+            for switch in dim.breakpoints() {
+                if !search.try_examine() {
                     continue;
                 }
                 match switch {
-                    Switch::Sign(d) => out.extend(root(&mut |v| eval(&d, v), range)),
-                    Switch::Multiple(a, b) => {
+                    DimBreakpoint::Sign(d) => out.extend(find_sign_change(&mut |v| eval(&d, v), range)),
+                    DimBreakpoint::Multiple(a, b) => {
                         let Some(k) = eval(&b, range[0]).filter(|k| *k > 1) else { continue };
                         // The first and the last multiple within the range, and the divisor itself.
                         let ends = range.map(|v| eval(&a, v).map(|a| a.div_euclid(k)));
                         let first = ends[0].and_then(|q| q.checked_add(1));
                         for q in [first, ends[1], Some(1)].into_iter().flatten() {
-                            out.extend(root(&mut |v| eval(&a, v)?.checked_sub(q.checked_mul(k)?), range));
+                            out.extend(find_sign_change(
+                                &mut |v| eval(&a, v)?.checked_sub(q.checked_mul(k)?),
+                                range,
+                            ));
                         }
                     }
                 }
             }
             if self.positions {
                 for number in self.numbers.iter().filter_map(|n| n.checked_abs()) {
-                    if search.take() {
-                        out.extend(root(&mut |v| eval(dim, v)?.checked_sub(number), range));
+                    if search.try_examine() {
+                        out.extend(find_sign_change(&mut |v| eval(dim, v)?.checked_sub(number), range));
                     }
                 }
             }
@@ -210,15 +219,15 @@ impl Conditions {
     }
 }
 
-struct Search<'a> {
-    symbols: &'a Symbols,
+struct ConditionSearch<'a> {
+    symbols: &'a SymbolTable,
     left: usize,
     left_out: u64,
 }
 
-impl Search<'_> {
+impl ConditionSearch<'_> {
     /// Whether one more condition may be examined.
-    fn take(&mut self) -> bool {
+    fn try_examine(&mut self) -> bool {
         let may = self.left > 0;
         self.left -= usize::from(may);
         self.left_out += u64::from(!may);
@@ -227,21 +236,25 @@ impl Search<'_> {
 }
 
 /// Sizes with one symbol at its upper end and the others at their lower ends, or the other way round.
-fn corners<'a>(low: &'a Sizes, high: &'a Sizes) -> impl Iterator<Item = Sizes> + 'a {
-    let corner = |k: usize, [one, others]: [&Sizes; 2]| {
+fn corners<'a>(low: &'a NamedSizes, high: &'a NamedSizes) -> impl Iterator<Item = NamedSizes> + 'a {
+    let corner = |k: usize, [one, others]: [&NamedSizes; 2]| {
         others.iter().zip(one).enumerate().map(|(i, (o, s))| if i == k { s } else { o }.clone()).collect()
     };
     (0..low.len()).flat_map(move |k| [corner(k, [high, low]), corner(k, [low, high])])
 }
 
 /// An end of a bucket, or the last valid sizes that are found on the way to it from valid ones.
-fn end_of_valid(from: &[Sizes], end: &Sizes, is_valid: &dyn Fn(&Sizes) -> bool) -> Option<Sizes> {
+fn last_valid_sizes(
+    from: &[NamedSizes],
+    end: &NamedSizes,
+    is_valid: &dyn Fn(&NamedSizes) -> bool,
+) -> Option<NamedSizes> {
     if is_valid(end) {
         return Some(end.clone());
     }
     let start = from.iter().find(|s| is_valid(s))?;
     const STEPS: i128 = 1 << 40;
-    let between = |step: i128| -> Sizes {
+    let between = |step: i128| -> NamedSizes {
         let one = |((name, from), (_, to)): (&(String, i64), &(String, i64))| {
             let way = (i128::from(*to) - i128::from(*from)) * step / STEPS;
             (name.clone(), i64::try_from(i128::from(*from) + way).unwrap_or(*from))
@@ -257,7 +270,7 @@ fn end_of_valid(from: &[Sizes], end: &Sizes, is_valid: &dyn Fn(&Sizes) -> bool) 
 }
 
 /// The first value from which on a function that grows or falls is on the other side of 0.
-fn root(f: &mut dyn FnMut(i64) -> Option<i64>, [low, high]: [i64; 2]) -> Option<i64> {
+fn find_sign_change(f: &mut dyn FnMut(i64) -> Option<i64>, [low, high]: [i64; 2]) -> Option<i64> {
     let mut side = |v: i64| f(v).map(|x| x >= 0);
     let first = side(low)?;
     if side(high)? == first {

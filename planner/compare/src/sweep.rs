@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use symmc_ir::interp::{Tolerance, compare};
-use symmc_ir::{Bindings, DType, Tensor, text};
+use symmc_ir::{DType, SymbolBindings, Tensor, text};
 
 use crate::axes::AxisSets;
-use crate::concrete::{Concrete, Precision, Template};
-use crate::draw::{Drawing, Kind};
-use crate::judge::results;
-use crate::number::Numbering;
-use crate::region::{MOST_NODES, region};
-use crate::windows::{Span, Window};
+use crate::concrete::{ConcreteRegion, RegionPrecision, RegionTemplate};
+use crate::draw::{DrawKind, LeafDraws};
+use crate::judge::run_region;
+use crate::number::ValueNumbering;
+use crate::region::{MOST_NODES, find_region};
+use crate::windows::{AxisSpan, ValueWindow};
 
 const HEAD: &str = "program \"p\" ranks 2\ngroup @w world\narg %x: f32[12, 16]\narg %y: f32[16, 12]\narg %r: f32[1, 16]\n\
     arg %g: f32[16]\narg %q: f32[2, 4, 12, 8]\narg %k: f32[2, 2, 10, 8]\narg %o: f32[2, 1, 10, 8]\narg %f: f32[2, 4, 10, 8]\n\
@@ -59,25 +59,29 @@ const PROGRAMS: &[&str] = &[
     "%z: f32[2, 12, 4, 8] = attention %q, %f, %f causal=true scale=0.5 perm=[0, 2, 1, 3]",
 ];
 
-fn at(source: &str, window: &dyn Fn(&[i64]) -> Window, precision: Precision) -> (Concrete, Concrete) {
+fn at(
+    source: &str,
+    window: &dyn Fn(&[i64]) -> ValueWindow,
+    precision: RegionPrecision,
+) -> (ConcreteRegion, ConcreteRegion) {
     let graph = text::parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"));
-    let mut numbering = Numbering::new(&graph, &graph);
-    let mut program = numbering.begin(&graph);
+    let mut numbering = ValueNumbering::new(&graph, &graph);
+    let mut program = numbering.add_program(&graph);
     for n in graph.nodes.keys() {
-        numbering.node(&mut program, n);
+        numbering.number_node(&mut program, n);
     }
     let root = graph.outputs[0].value;
-    let region = region(&program, root, MOST_NODES, |_| false).expect("a small region");
+    let region = find_region(&program, root, MOST_NODES, |_| false).expect("a small region");
     let axes = AxisSets::new(&program, &region);
     let template =
-        Template { program: &program, region: &region, axes, ranks: 2, replication: &HashMap::new() };
-    let sizes = Bindings::new();
+        RegionTemplate { program: &program, region: &region, axes, ranks: 2, replication: &HashMap::new() };
+    let sizes = SymbolBindings::new();
     let shape = template.root_shape(&sizes).expect("numbers");
-    let whole = template.at(&sizes, &vec![None; shape.len()], precision).expect("a program");
-    (whole, template.at(&sizes, &window(&shape), precision).expect("a program"))
+    let whole = template.instantiate(&sizes, &vec![None; shape.len()], precision).expect("a program");
+    (whole, template.instantiate(&sizes, &window(&shape), precision).expect("a program"))
 }
 
-fn cut(tensor: &Tensor, window: &Window) -> Vec<f64> {
+fn cut(tensor: &Tensor, window: &ValueWindow) -> Vec<f64> {
     let shape = tensor.shape();
     let is_inside = |position: &usize| {
         let mut rest = *position;
@@ -96,20 +100,20 @@ fn a_window_of_a_result_is_that_part_of_the_whole() {
     for body in PROGRAMS {
         let source = format!("{HEAD}{body}\nreturn %z\n");
         for seed in 0..6u64 {
-            let window = |shape: &[i64]| -> Window {
+            let window = |shape: &[i64]| -> ValueWindow {
                 let one = |(axis, &extent): (usize, &i64)| {
                     let salt = seed as i64 * 5 + axis as i64 * 3;
                     let start = salt % (extent - 1).max(1);
                     let count = (1 + salt % 3).min(extent - start);
                     // Some axes are whole.
-                    (!(seed as usize + axis).is_multiple_of(3)).then_some(Span { start, count })
+                    (!(seed as usize + axis).is_multiple_of(3)).then_some(AxisSpan { start, count })
                 };
                 shape.iter().enumerate().map(one).collect()
             };
-            let (whole, part) = at(&source, &window, Precision::Typed);
-            let drawing = Drawing::new([&whole, &part]).expect("drawn");
-            let of = |concrete: &Concrete| {
-                results(concrete, &drawing, (Kind::Moderate, seed), 0.0)
+            let (whole, part) = at(&source, &window, RegionPrecision::Typed);
+            let drawing = LeafDraws::new([&whole, &part]).expect("drawn");
+            let of = |concrete: &ConcreteRegion| {
+                run_region(concrete, &drawing, (DrawKind::Moderate, seed), 0.0)
                     .unwrap_or_else(|e| panic!("{e}\n{}", text::print(&concrete.graph)))
             };
             for (whole, part) in of(&whole).iter().zip(&of(&part)) {

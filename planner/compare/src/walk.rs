@@ -7,22 +7,22 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use symmc_ir::{DType, Graph, NodeId, Op, Replication, Table, ValueId};
+use symmc_ir::{DType, EntityMap, Graph, NodeId, Op, Replication, ValueId};
 use symmc_plan::Bucket;
 
 use crate::comparison::{ComparedPart, SourceStatus};
-use crate::elements::Class;
+use crate::elements::ElementClass;
 use crate::judge::Verdict;
-use crate::number::{Numbered, Numbering, rounds_in_its_own_way};
-use crate::parts::{PartOutcome, Programs, Regions, Shared};
-use crate::region::{MOST_NODES, Region, region};
+use crate::number::{NumberedProgram, ValueNumbering, has_own_rounding};
+use crate::parts::{ComparisonState, PairedRegions, PartOutcome, ProgramPair};
+use crate::region::{ComparedRegion, MOST_NODES, find_region};
 
 /// How many values in a row may be suspect before the first of them is a difference.
 const MOST_SUSPECT: usize = 4;
 /// How often a part is extended by computing more of its leaves.
 const MOST_OPENED: usize = 12;
 /// A value that does not agree with that of its name.
-struct Suspect {
+struct SuspectValue {
     /// The number of suspect values in a row up to this one.
     depth: usize,
     /// The value of the source that has its name.
@@ -31,42 +31,42 @@ struct Suspect {
     at: String,
 }
 
-pub(crate) struct Walk<'a, 's> {
+pub(crate) struct ComparisonWalk<'a, 's> {
     buckets: &'a [(usize, &'a Bucket)],
     ranks: u32,
-    numbering: Numbering,
-    source: Numbered<'a>,
-    planned: Numbered<'a>,
-    in_source: HashSet<Class>,
-    in_planned: HashSet<Class>,
+    numbering: ValueNumbering,
+    source: NumberedProgram<'a>,
+    planned: NumberedProgram<'a>,
+    in_source: HashSet<ElementClass>,
+    in_planned: HashSet<ElementClass>,
     by_name: HashMap<&'a str, ValueId>,
     /// Which ranks hold the same bits of the elements of each class of the source.
-    replication: HashMap<Class, Replication>,
-    suspects: HashMap<ValueId, Suspect>,
+    replication: HashMap<ElementClass, Replication>,
+    suspects: HashMap<ValueId, SuspectValue>,
     /// The classes that were taken as equal without a comparison.
-    assumed: HashSet<Class>,
+    assumed: HashSet<ElementClass>,
     /// The first output that is computed from each planned value.
-    feeds: Table<ValueId, Option<usize>>,
+    feeds: EntityMap<ValueId, Option<usize>>,
     status: SourceStatus,
-    shared: &'s mut Shared,
+    shared: &'s mut ComparisonState,
 }
 
-impl<'a, 's> Walk<'a, 's> {
+impl<'a, 's> ComparisonWalk<'a, 's> {
     pub(crate) fn new(
         source: &'a Graph,
         planned: &'a Graph,
         buckets: &'a [(usize, &'a Bucket)],
-        shared: &'s mut Shared,
+        shared: &'s mut ComparisonState,
     ) -> Self {
-        let mut numbering = Numbering::new(source, planned);
-        let mut numbered = numbering.begin(source);
+        let mut numbering = ValueNumbering::new(source, planned);
+        let mut numbered = numbering.add_program(source);
         for n in source.nodes.keys() {
             if numbered.live[n] {
-                numbering.node(&mut numbered, n);
+                numbering.number_node(&mut numbered, n);
             }
         }
-        let of_planned = numbering.begin(planned);
-        let classes = |of: &Numbered<'_>| of.elements.values().flatten().map(|e| e.class).collect();
+        let of_planned = numbering.add_program(planned);
+        let classes = |of: &NumberedProgram<'_>| of.elements.values().flatten().map(|e| e.class).collect();
         let mut replication = HashMap::new();
         for (v, held) in Replication::of_graph(source).iter() {
             if let Some(elements) = &numbered.elements[v] {
@@ -74,7 +74,7 @@ impl<'a, 's> Walk<'a, 's> {
             }
         }
         let by_name = source.values.iter().filter(|(v, _)| numbered.elements[*v].is_some());
-        Walk {
+        ComparisonWalk {
             buckets,
             ranks: planned.ranks.unwrap_or(1),
             in_source: classes(&numbered),
@@ -86,31 +86,31 @@ impl<'a, 's> Walk<'a, 's> {
             planned: of_planned,
             suspects: HashMap::new(),
             assumed: HashSet::new(),
-            feeds: feeds(planned),
+            feeds: first_fed_outputs(planned),
             status: SourceStatus::Equal,
             shared,
         }
     }
 
-    pub(crate) fn status(mut self) -> SourceStatus {
+    pub(crate) fn run(mut self) -> SourceStatus {
         let planned = self.planned.graph;
         for n in planned.nodes.keys() {
             if self.planned.live[n] {
-                self.node(n);
+                self.visit_node(n);
             }
         }
         for (k, (of_source, of_planned)) in self.source.graph.outputs.iter().zip(&planned.outputs).enumerate()
         {
             let (s, p) = (of_source.value, of_planned.value);
             if self.source.elements[s] != self.planned.elements[p] {
-                self.pair(s, p, Some(k));
+                self.compare_values(s, p, Some(k));
             }
         }
         self.status
     }
 
-    fn node(&mut self, n: NodeId) {
-        self.numbering.node(&mut self.planned, n);
+    fn visit_node(&mut self, n: NodeId) {
+        self.numbering.number_node(&mut self.planned, n);
         let planned = self.planned.graph;
         for &v in &planned.nodes[n].outputs {
             let Some(class) = self.planned.elements[v].as_ref().map(|e| e.class) else { continue };
@@ -118,40 +118,40 @@ impl<'a, 's> Walk<'a, 's> {
                 self.in_planned.insert(class);
                 continue;
             }
-            let named = self.by_name.get(planned.name_of(v)).copied();
+            let named = self.by_name.get(planned.value_name(v)).copied();
             let fits = |s: &ValueId| {
                 let taken =
                     self.source.elements[*s].as_ref().is_none_or(|e| self.in_planned.contains(&e.class));
                 !taken && self.source.types[*s] == self.planned.types[v]
             };
             if let Some(s) = named.filter(fits) {
-                self.pair(s, v, None);
+                self.compare_values(s, v, None);
             }
         }
     }
 
     /// Compares a planned value with one of the source. An output has to be that value.
-    fn pair(&mut self, s: ValueId, p: ValueId, output: Option<usize>) {
+    fn compare_values(&mut self, s: ValueId, p: ValueId, output: Option<usize>) {
         let (verdict, at, regions) = self.examine(s, p, false);
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
             Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, (verdict, &at)),
             Verdict::Differs(_) if assumed => {
-                self.leave_out(p, "it is computed from a part that was not compared");
+                self.report_uncompared(p, "it is computed from a part that was not compared");
                 self.assume(s, p);
             }
             Verdict::Differs(what) => {
                 let depth = 1 + regions.as_ref().map_or(0, |r| self.depth(r));
-                self.suspects.insert(p, Suspect { depth, of: s, what, at });
+                self.suspects.insert(p, SuspectValue { depth, of: s, what, at });
                 if output.is_some() || depth > MOST_SUSPECT {
-                    self.settle(s, p, known.unwrap_or(p), output);
+                    self.resolve_suspect(s, p, known.unwrap_or(p), output);
                 }
             }
             Verdict::Unknown(reason) => match known {
-                Some(first) => self.settle(s, p, first, output),
+                Some(first) => self.resolve_suspect(s, p, first, output),
                 None => {
-                    self.leave_out(p, &reason);
+                    self.report_uncompared(p, &reason);
                     self.assume(s, p);
                 }
             },
@@ -161,14 +161,14 @@ impl<'a, 's> Walk<'a, 's> {
     /// Marks a planned value as equal to that of the source, after a comparison without a difference.
     fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, (verdict, at): (Verdict, &str)) {
         if let Verdict::Undecided(what) = verdict {
-            let what = self.named(p, output, at, &what);
+            let what = self.describe_difference(p, output, at, &what);
             self.shared.comparison.add_undecided(what);
             self.status = self.status.max(SourceStatus::NotCompared);
         }
-        self.agree(s, p);
+        self.mark_equal(s, p);
     }
 
-    fn agree(&mut self, s: ValueId, p: ValueId) {
+    fn mark_equal(&mut self, s: ValueId, p: ValueId) {
         self.suspects.remove(&p);
         self.planned.elements[p] = self.source.elements[s].clone();
         if let Some(elements) = &self.planned.elements[p] {
@@ -177,19 +177,19 @@ impl<'a, 's> Walk<'a, 's> {
     }
 
     fn assume(&mut self, s: ValueId, p: ValueId) {
-        self.agree(s, p);
+        self.mark_equal(s, p);
         self.assumed.extend(self.source.elements[s].as_ref().map(|e| e.class));
         self.status = self.status.max(SourceStatus::NotCompared);
     }
 
-    fn leave_out(&mut self, p: ValueId, reason: &str) {
-        let name = self.planned.graph.name_of(p);
-        self.shared.comparison.leave_out(&format!("%{name}"), reason);
+    fn report_uncompared(&mut self, p: ValueId, reason: &str) {
+        let name = self.planned.graph.value_name(p);
+        self.shared.comparison.add_uncompared(&format!("%{name}"), reason);
     }
 
     /// Reports a difference at the first of the suspect values that a value is computed from; or marks the values as equal, if
     /// a wider part of their computation agrees.
-    fn settle(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
+    fn resolve_suspect(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
         let mut first = first;
         for _ in 0..=MOST_SUSPECT {
             let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
@@ -209,25 +209,25 @@ impl<'a, 's> Walk<'a, 's> {
         }
         let output = output.or(self.feeds[p]);
         let (what, at) = match self.suspects.get(&first) {
-            Some(Suspect { what, at, .. }) => (what.clone(), at.clone()),
+            Some(SuspectValue { what, at, .. }) => (what.clone(), at.clone()),
             None => ("is another value".to_string(), String::new()),
         };
-        let what = self.named(first, output, &at, &what);
+        let what = self.describe_difference(first, output, &at, &what);
         self.shared.comparison.add_difference(what);
         self.status = SourceStatus::Different;
         // Values that are computed from it are compared as if it were the source's.
         if let Some(of) = self.suspects.get(&first).map(|suspect| suspect.of) {
-            self.agree(of, first);
+            self.mark_equal(of, first);
         }
-        self.agree(s, p);
+        self.mark_equal(s, p);
     }
 
     /// A difference, with the source's name of the output that it concerns.
-    fn named(&self, p: ValueId, output: Option<usize>, at: &str, what: &str) -> String {
+    fn describe_difference(&self, p: ValueId, output: Option<usize>, at: &str, what: &str) -> String {
         let (source, planned) = (self.source.graph, self.planned.graph);
-        let name = planned.name_of(p);
+        let name = planned.value_name(p);
         let of =
-            output.or(self.feeds[p]).and_then(|k| Some((k, source.name_of(source.outputs.get(k)?.value))));
+            output.or(self.feeds[p]).and_then(|k| Some((k, source.value_name(source.outputs.get(k)?.value))));
         match of {
             Some((k, of)) if of == name => format!("{at}: output {k} (%{of}) {what}"),
             Some((k, of)) => format!("{at}: %{name}, from which output {k} (%{of}) is computed, {what}"),
@@ -238,10 +238,15 @@ impl<'a, 's> Walk<'a, 's> {
     /// Compares two values from values that both programs have. These are drawn independently, although equality may depend
     /// on a relation between them. So if the two values differ, leaves that only one side reads are computed as well, and if
     /// `thorough` the other leaves, one after another.
-    fn examine(&mut self, s: ValueId, p: ValueId, thorough: bool) -> (Verdict, String, Option<Regions>) {
-        let (s, p) = self.before_views(s, p);
+    fn examine(
+        &mut self,
+        s: ValueId,
+        p: ValueId,
+        thorough: bool,
+    ) -> (Verdict, String, Option<PairedRegions>) {
+        let (s, p) = self.strip_common_views(s, p);
         let mut opened = HashSet::new();
-        let Some(first) = self.regions(s, p, &opened) else {
+        let Some(first) = self.find_regions(s, p, &opened) else {
             let reason = format!("a part has more than {MOST_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
@@ -249,17 +254,17 @@ impl<'a, 's> Walk<'a, 's> {
         if !matches!(verdict, Verdict::Differs(_)) {
             return (verdict, at, Some(first));
         }
-        let mut next = self.to_open(&first, thorough);
+        let mut next = self.leaves_to_open(&first, thorough);
         for _ in 0..MOST_OPENED {
             if next.is_empty() {
                 break;
             }
             opened.extend(next);
-            let Some(wider) = self.regions(s, p, &opened) else { break };
-            let wider = Regions { same_bits: first.same_bits, ..wider };
+            let Some(wider) = self.find_regions(s, p, &opened) else { break };
+            let wider = PairedRegions { same_bits: first.same_bits, ..wider };
             match self.compare(&wider) {
                 (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                (Verdict::Differs(_), _) => next = self.to_open(&wider, thorough),
+                (Verdict::Differs(_), _) => next = self.leaves_to_open(&wider, thorough),
                 _ => break,
             }
         }
@@ -267,10 +272,10 @@ impl<'a, 's> Walk<'a, 's> {
     }
 
     /// The values before the same views of all elements: their axes are those that ops compute along.
-    fn before_views(&self, mut s: ValueId, mut p: ValueId) -> (ValueId, ValueId) {
+    fn strip_common_views(&self, mut s: ValueId, mut p: ValueId) -> (ValueId, ValueId) {
         loop {
-            let node = |program: &Numbered<'a>, v: ValueId| {
-                program.graph.def_node(v).map(|n| &program.graph.nodes[n])
+            let node = |program: &NumberedProgram<'a>, v: ValueId| {
+                program.graph.defining_node(v).map(|n| &program.graph.nodes[n])
             };
             let (Some(of_source), Some(of_planned)) = (node(&self.source, s), node(&self.planned, p)) else {
                 return (s, p);
@@ -289,30 +294,30 @@ impl<'a, 's> Walk<'a, 's> {
 
     /// The leaves of regions to compute next: those that only one side reads; else those of integers; else the last leaf, if
     /// `thorough` or if only one side reads an input.
-    fn to_open(&self, regions: &Regions, thorough: bool) -> Vec<Class> {
-        let leaves = |program: &Numbered<'_>, region: &Region| {
+    fn leaves_to_open(&self, regions: &PairedRegions, thorough: bool) -> Vec<ElementClass> {
+        let leaves = |program: &NumberedProgram<'_>, region: &ComparedRegion| {
             let class = |&v: &ValueId| Some((program.elements[v].as_ref()?.class, v));
-            region.leaves.iter().filter_map(class).collect::<BTreeMap<Class, ValueId>>()
+            region.leaves.iter().filter_map(class).collect::<BTreeMap<ElementClass, ValueId>>()
         };
         let of_source = leaves(&self.source, &regions.of_source);
         let of_planned = leaves(&self.planned, &regions.of_planned);
-        let is_computed = |class: &Class| {
-            let of = |program: &Numbered<'_>, v: Option<&ValueId>| {
-                v.is_some_and(|&v| program.graph.def_node(v).is_some())
+        let is_computed = |class: &ElementClass| {
+            let of = |program: &NumberedProgram<'_>, v: Option<&ValueId>| {
+                v.is_some_and(|&v| program.graph.defining_node(v).is_some())
             };
             of(&self.source, of_source.get(class)) || of(&self.planned, of_planned.get(class))
         };
         let alone = of_source.keys().filter(|c| !of_planned.contains_key(c));
         let alone = alone.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
-        let (alone, inputs): (Vec<Class>, Vec<Class>) = alone.copied().partition(is_computed);
+        let (alone, inputs): (Vec<ElementClass>, Vec<ElementClass>) = alone.copied().partition(is_computed);
         if !alone.is_empty() {
             return alone;
         }
-        let computed: Vec<(Class, ValueId)> =
+        let computed: Vec<(ElementClass, ValueId)> =
             of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
         // Masks and positions are made of integers that are related; floats hardly ever are.
-        let whole = |&(_, v): &(Class, ValueId)| !self.source.types[v].dtype.is_float();
-        let integers: Vec<Class> = computed.iter().copied().filter(whole).map(|(c, _)| c).collect();
+        let whole = |&(_, v): &(ElementClass, ValueId)| !self.source.types[v].dtype.is_float();
+        let integers: Vec<ElementClass> = computed.iter().copied().filter(whole).map(|(c, _)| c).collect();
         if !integers.is_empty() || !thorough && inputs.is_empty() {
             return integers;
         }
@@ -320,33 +325,37 @@ impl<'a, 's> Walk<'a, 's> {
     }
 
     /// The regions of a pair of values back to values that both programs have, except those of the opened classes.
-    fn regions(&self, s: ValueId, p: ValueId, opened: &HashSet<Class>) -> Option<Regions> {
-        let is_leaf = |program: &Numbered<'_>, v: ValueId, of: &HashSet<Class>| {
+    fn find_regions(&self, s: ValueId, p: ValueId, opened: &HashSet<ElementClass>) -> Option<PairedRegions> {
+        let is_leaf = |program: &NumberedProgram<'_>, v: ValueId, of: &HashSet<ElementClass>| {
             program.elements[v].as_ref().is_some_and(|e| of.contains(&e.class) && !opened.contains(&e.class))
         };
-        let of_source = region(&self.source, s, MOST_NODES, |v| is_leaf(&self.source, v, &self.in_planned))?;
+        let of_source =
+            find_region(&self.source, s, MOST_NODES, |v| is_leaf(&self.source, v, &self.in_planned))?;
         let of_planned =
-            region(&self.planned, p, MOST_NODES, |v| is_leaf(&self.planned, v, &self.in_source))?;
-        let same_bits = same_bits([(&self.source, &of_source), (&self.planned, &of_planned)]);
-        Some(Regions { of_source, of_planned, same_bits })
+            find_region(&self.planned, p, MOST_NODES, |v| is_leaf(&self.planned, v, &self.in_source))?;
+        let same_bits = computes_same_bits([(&self.source, &of_source), (&self.planned, &of_planned)]);
+        Some(PairedRegions { of_source, of_planned, same_bits })
     }
 
-    fn suspects_of<'r>(&'r self, regions: &'r Regions) -> impl Iterator<Item = (ValueId, &'r Suspect)> {
+    fn suspects_of<'r>(
+        &'r self,
+        regions: &'r PairedRegions,
+    ) -> impl Iterator<Item = (ValueId, &'r SuspectValue)> {
         let nodes = regions.of_planned.nodes.iter();
         let values = nodes.flat_map(|&n| &self.planned.graph.nodes[n].outputs);
         values.filter_map(|v| Some((*v, self.suspects.get(v)?)))
     }
 
-    fn first_suspect(&self, regions: &Regions) -> Option<ValueId> {
+    fn first_suspect(&self, regions: &PairedRegions) -> Option<ValueId> {
         self.suspects_of(regions).next().map(|(v, _)| v)
     }
 
-    fn depth(&self, regions: &Regions) -> usize {
+    fn depth(&self, regions: &PairedRegions) -> usize {
         self.suspects_of(regions).map(|(_, suspect)| suspect.depth).max().unwrap_or(0)
     }
 
-    fn is_assumed(&self, regions: &Regions) -> bool {
-        let of = |program: &Numbered<'_>, region: &Region| {
+    fn is_assumed(&self, regions: &PairedRegions) -> bool {
+        let of = |program: &NumberedProgram<'_>, region: &ComparedRegion| {
             let classes = region.leaves.iter().filter_map(|&v| program.elements[v].as_ref());
             classes.into_iter().any(|e| self.assumed.contains(&e.class))
         };
@@ -355,8 +364,8 @@ impl<'a, 's> Walk<'a, 's> {
     }
 
     /// Compares two regions at the selected sizes; the bucket and sizes of the difference.
-    fn compare(&mut self, regions: &Regions) -> (Verdict, String) {
-        let programs = Programs {
+    fn compare(&mut self, regions: &PairedRegions) -> (Verdict, String) {
+        let programs = ProgramPair {
             source: &self.source,
             planned: &self.planned,
             symbols: &self.numbering.symbols,
@@ -366,18 +375,18 @@ impl<'a, 's> Walk<'a, 's> {
         };
         let outcome = programs.compare(regions, self.shared);
         if matches!(outcome.verdict, Verdict::Equal(_)) {
-            self.record(regions, &outcome);
+            self.record_outcome(regions, &outcome);
         }
         (outcome.verdict, outcome.at)
     }
 
     /// Adds a part that agrees to the result.
-    fn record(&mut self, regions: &Regions, outcome: &PartOutcome) {
+    fn record_outcome(&mut self, regions: &PairedRegions, outcome: &PartOutcome) {
         self.status = self.status.max(SourceStatus::EqualByParts);
-        let Shared { comparison, parts, .. } = &mut *self.shared;
+        let ComparisonState { comparison, parts, .. } = &mut *self.shared;
         comparison.elements += outcome.elements;
         let next = comparison.parts.len();
-        let at = match &outcome.alike {
+        let at = match &outcome.canonical_text {
             Some(alike) => *parts.entry(alike.clone()).or_insert(next),
             None => next,
         };
@@ -387,7 +396,7 @@ impl<'a, 's> Walk<'a, 's> {
                 part.add_limits(&outcome.limits);
             }
             None => {
-                let value = self.planned.graph.name_of(regions.of_planned.root).to_string();
+                let value = self.planned.graph.value_name(regions.of_planned.root).to_string();
                 let nodes = [regions.of_source.nodes.len(), regions.of_planned.nodes.len()];
                 let mut part = ComparedPart::new(value, nodes);
                 part.add_limits(&outcome.limits);
@@ -397,19 +406,19 @@ impl<'a, 's> Walk<'a, 's> {
     }
 }
 
-fn same_bits(of: [(&Numbered<'_>, &Region); 2]) -> bool {
-    let rounds = |(program, region): (&Numbered<'_>, &Region)| {
+fn computes_same_bits(of: [(&NumberedProgram<'_>, &ComparedRegion); 2]) -> bool {
+    let rounds = |(program, region): (&NumberedProgram<'_>, &ComparedRegion)| {
         region.nodes.iter().any(|&n| {
             let node = &program.graph.nodes[n];
             let operand = node.inputs.first().map_or(DType::Bool, |&v| program.types[v].dtype);
-            rounds_in_its_own_way(&node.op, operand)
+            has_own_rounding(&node.op, operand)
         })
     };
     !of.into_iter().any(rounds)
 }
 
-fn feeds(graph: &Graph) -> Table<ValueId, Option<usize>> {
-    let mut out = Table::filled(None, graph.values.len());
+fn first_fed_outputs(graph: &Graph) -> EntityMap<ValueId, Option<usize>> {
+    let mut out = EntityMap::filled(None, graph.values.len());
     for (k, output) in graph.outputs.iter().enumerate() {
         let first = out[output.value].get_or_insert(k);
         *first = k.min(*first);

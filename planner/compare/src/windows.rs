@@ -3,115 +3,115 @@
 //! A window of a result is computed exactly, from windows of the operands where each position along an axis is computed
 //! by itself. Along other axes the op computes all positions, and the result is cut afterwards.
 
-use symmc_ir::attention::Operands;
+use symmc_ir::attention::AttentionOperands;
 use symmc_ir::{Dim, Op};
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Span {
+pub struct AxisSpan {
     pub start: i64,
     pub count: i64,
 }
 
 /// The positions along each axis of a value; `None` for all.
-pub type Window = Vec<Option<Span>>;
+pub type ValueWindow = Vec<Option<AxisSpan>>;
 
 /// How an op computes a window of its result.
 #[derive(Clone, Debug)]
 pub struct WindowedOp {
     pub op: Op,
-    pub operands: Vec<Window>,
+    pub operands: Vec<ValueWindow>,
     /// The window of the result that the op then computes. It has all positions along the axes that remain to be cut.
-    pub computed: Window,
+    pub computed: ValueWindow,
 }
 
 /// A window with spans of whole axes as `None`.
-pub fn normalized(window: Window, shape: &[i64]) -> Window {
-    let whole = |span: &Span, extent: i64| span.start == 0 && span.count >= extent;
+pub fn normalized(window: ValueWindow, shape: &[i64]) -> ValueWindow {
+    let whole = |span: &AxisSpan, extent: i64| span.start == 0 && span.count >= extent;
     window.into_iter().zip(shape).map(|(span, &extent)| span.filter(|s| !whole(s, extent))).collect()
 }
 
-pub fn extents(window: &Window, shape: &[i64]) -> Vec<i64> {
+pub fn window_extents(window: &ValueWindow, shape: &[i64]) -> Vec<i64> {
     window.iter().zip(shape).map(|(span, &extent)| span.map_or(extent, |s| s.count)).collect()
 }
 
 /// An op over a window of its results, which all have this shape. Dims of the op are numbers.
-pub fn windowed(op: &Op, operands: &[&[i64]], shape: &[i64], window: &Window) -> WindowedOp {
-    let all = || operands.iter().map(|x| vec![None; x.len()]).collect::<Vec<Window>>();
+pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWindow) -> WindowedOp {
+    let all = || operands.iter().map(|x| vec![None; x.len()]).collect::<Vec<ValueWindow>>();
     let whole = || WindowedOp { op: op.clone(), operands: all(), computed: vec![None; shape.len()] };
     if window.iter().all(Option::is_none) {
         return whole();
     }
-    let pushed = Pushed { op, operands, shape, window };
+    let pushed = WindowPusher { op, operands, shape, window };
     match op {
-        Op::Permuted { op: inner, perm } => pushed.permuted(inner, perm),
-        Op::Attention { .. } => pushed.attention(op, window.clone(), shape.to_vec()),
+        Op::Permuted { op: inner, perm } => pushed.push_permuted_op(inner, perm),
+        Op::Attention { .. } => pushed.push_attention(op, window.clone(), shape.to_vec()),
         Op::Full(_) => Some(WindowedOp { op: op.clone(), operands: all(), computed: window.clone() }),
-        Op::Iota { start, step } => pushed.iota(*start, *step),
-        op if op.is_element_wise() || matches!(op, Op::Copy | Op::Expand) => Some(pushed.broadcast(&[])),
+        Op::Iota { start, step } => pushed.push_iota(*start, *step),
+        op if op.is_element_wise() || matches!(op, Op::Copy | Op::Expand) => Some(pushed.push_broadcast(&[])),
         Op::Collective(c) => {
-            let whole = c.kind.facts().keeps_positions();
-            (operands.len() == 1).then(|| pushed.broadcast(if whole { &[] } else { &[0] }))
+            let whole = c.kind.facts().preserves_positions();
+            (operands.len() == 1).then(|| pushed.push_broadcast(if whole { &[] } else { &[0] }))
         }
-        Op::Softmax { axis, .. } | Op::CumSum { axis } => Some(pushed.broadcast(&[*axis])),
+        Op::Softmax { axis, .. } | Op::CumSum { axis } => Some(pushed.push_broadcast(&[*axis])),
         Op::Sort { axis, .. } | Op::TopK { axis, .. } | Op::Concat { axis } | Op::Shard { axis, .. } => {
-            Some(pushed.broadcast(&[*axis]))
+            Some(pushed.push_broadcast(&[*axis]))
         }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
             let rank = shape.len();
-            Some(pushed.broadcast(&(rank - (*axes).min(rank)..rank).collect::<Vec<_>>()))
+            Some(pushed.push_broadcast(&(rank - (*axes).min(rank)..rank).collect::<Vec<_>>()))
         }
-        Op::RotaryEmbedding { .. } => Some(pushed.broadcast(&[shape.len().saturating_sub(1)])),
-        Op::Pad { low, .. } => Some(pushed.padded(low)),
-        Op::MatMul => pushed.product(),
-        Op::Reduce { axes, keep, .. } => pushed.reduced(axes, *keep),
-        Op::ArgReduce { axis, keep, .. } => pushed.reduced(&[*axis], *keep),
-        Op::Permute { perm } => pushed.transposed(perm),
-        Op::Slice { axis, start, step } => pushed.sliced(*axis, start, *step),
-        Op::Reshape => pushed.reshaped(),
-        Op::Take { axis } => pushed.taken(*axis),
+        Op::RotaryEmbedding { .. } => Some(pushed.push_broadcast(&[shape.len().saturating_sub(1)])),
+        Op::Pad { low, .. } => Some(pushed.push_pad(low)),
+        Op::MatMul => pushed.push_matmul(),
+        Op::Reduce { axes, keep, .. } => pushed.push_reduce(axes, *keep),
+        Op::ArgReduce { axis, keep, .. } => pushed.push_reduce(&[*axis], *keep),
+        Op::Permute { perm } => pushed.push_permute(perm),
+        Op::Slice { axis, start, step } => pushed.push_slice(*axis, start, *step),
+        Op::Reshape => pushed.push_reshape(),
+        Op::Take { axis } => pushed.push_take(*axis),
         _ => None,
     }
     .unwrap_or_else(whole)
 }
 
-struct Pushed<'a> {
+struct WindowPusher<'a> {
     op: &'a Op,
     operands: &'a [&'a [i64]],
     shape: &'a [i64],
-    window: &'a Window,
+    window: &'a ValueWindow,
 }
 
-impl Pushed<'_> {
-    fn with(&self, operands: Vec<Window>, computed: Window) -> WindowedOp {
+impl WindowPusher<'_> {
+    fn windowed_op(&self, operands: Vec<ValueWindow>, computed: ValueWindow) -> WindowedOp {
         WindowedOp { op: self.op.clone(), operands, computed }
     }
 
-    fn without(&self, axes: &[usize]) -> Window {
+    fn window_without_axes(&self, axes: &[usize]) -> ValueWindow {
         self.window.iter().enumerate().map(|(a, span)| span.filter(|_| !axes.contains(&a))).collect()
     }
 
     /// An op whose operands broadcast to its result and whose positions are independent, except along some axes.
-    fn broadcast(&self, except: &[usize]) -> WindowedOp {
-        let computed = self.without(except);
+    fn push_broadcast(&self, except: &[usize]) -> WindowedOp {
+        let computed = self.window_without_axes(except);
         let operands = self.operands.iter().map(|x| aligned(x, self.shape, &computed)).collect();
-        self.with(operands, computed)
+        self.windowed_op(operands, computed)
     }
 
-    fn iota(&self, start: i64, step: i64) -> Option<WindowedOp> {
+    fn push_iota(&self, start: i64, step: i64) -> Option<WindowedOp> {
         let &[Some(span)] = &self.window[..] else { return None };
         let start = start.checked_add(step.checked_mul(span.start)?)?;
         Some(WindowedOp { op: Op::Iota { start, step }, operands: Vec::new(), computed: self.window.clone() })
     }
 
-    fn padded(&self, low: &[Dim]) -> WindowedOp {
-        let Some(x) = self.operands.first() else { return self.broadcast(&[]) };
+    fn push_pad(&self, low: &[Dim]) -> WindowedOp {
+        let Some(x) = self.operands.first() else { return self.push_broadcast(&[]) };
         let moves = |&a: &usize| {
             x.get(a) != self.shape.get(a) || low.get(a).and_then(Dim::as_const).is_none_or(|low| low != 0)
         };
-        self.broadcast(&(0..self.shape.len()).filter(moves).collect::<Vec<_>>())
+        self.push_broadcast(&(0..self.shape.len()).filter(moves).collect::<Vec<_>>())
     }
 
-    fn product(&self) -> Option<WindowedOp> {
+    fn push_matmul(&self) -> Option<WindowedOp> {
         let &[x, y] = self.operands else { return None };
         let row = self.shape.len().checked_sub(2)?;
         let (of_x, of_y) = (x.len().checked_sub(2)?, y.len().checked_sub(2)?);
@@ -120,10 +120,10 @@ impl Pushed<'_> {
         windows[0][of_x + 1] = None;
         windows[1][of_y] = None;
         windows[1][of_y + 1] = self.window[row + 1];
-        Some(self.with(windows.to_vec(), self.window.clone()))
+        Some(self.windowed_op(windows.to_vec(), self.window.clone()))
     }
 
-    fn reduced(&self, axes: &[usize], keep: bool) -> Option<WindowedOp> {
+    fn push_reduce(&self, axes: &[usize], keep: bool) -> Option<WindowedOp> {
         let &[x] = self.operands else { return None };
         let mut of_result = self.window.iter().copied();
         let one = |axis: usize| match (axes.contains(&axis), keep) {
@@ -131,26 +131,26 @@ impl Pushed<'_> {
             (true, false) => Some(None),
             (false, _) => of_result.next(),
         };
-        let operand = (0..x.len()).map(one).collect::<Option<Window>>()?;
+        let operand = (0..x.len()).map(one).collect::<Option<ValueWindow>>()?;
         let kept = if keep { axes } else { &[] };
-        Some(self.with(vec![operand], self.without(kept)))
+        Some(self.windowed_op(vec![operand], self.window_without_axes(kept)))
     }
 
-    fn transposed(&self, perm: &[usize]) -> Option<WindowedOp> {
+    fn push_permute(&self, perm: &[usize]) -> Option<WindowedOp> {
         let mut operand = vec![None; perm.len()];
         for (to, &from) in perm.iter().enumerate() {
             *operand.get_mut(from)? = *self.window.get(to)?;
         }
-        Some(self.with(vec![operand], self.window.clone()))
+        Some(self.windowed_op(vec![operand], self.window.clone()))
     }
 
-    fn sliced(&self, axis: usize, start: &Dim, step: i64) -> Option<WindowedOp> {
-        let Some(span) = *self.window.get(axis)? else { return Some(self.broadcast(&[axis])) };
+    fn push_slice(&self, axis: usize, start: &Dim, step: i64) -> Option<WindowedOp> {
+        let Some(span) = *self.window.get(axis)? else { return Some(self.push_broadcast(&[axis])) };
         let start = start.as_const().filter(|_| step > 0)?;
         let first = start.checked_add(step.checked_mul(span.start)?)?;
         let count = if span.count > 0 { step.checked_mul(span.count - 1)?.checked_add(1)? } else { 0 };
         let mut operand = self.window.clone();
-        operand[axis] = Some(Span { start: first, count });
+        operand[axis] = Some(AxisSpan { start: first, count });
         Some(WindowedOp {
             op: Op::Slice { axis, start: Dim::from(0), step },
             operands: vec![operand],
@@ -159,7 +159,7 @@ impl Pushed<'_> {
     }
 
     /// Axes that stay in front and at the end are read at the same position.
-    fn reshaped(&self) -> Option<WindowedOp> {
+    fn push_reshape(&self) -> Option<WindowedOp> {
         let &[x] = self.operands else { return None };
         let shape = self.shape;
         let front = x.iter().zip(shape).take_while(|(m, n)| m == n).count();
@@ -169,37 +169,37 @@ impl Pushed<'_> {
         let mut operand = vec![None; x.len()];
         operand[..front].copy_from_slice(&self.window[..front]);
         operand[x.len() - back..].copy_from_slice(&self.window[shape.len() - back..]);
-        Some(self.with(vec![operand], self.without(&open)))
+        Some(self.windowed_op(vec![operand], self.window_without_axes(&open)))
     }
 
-    fn taken(&self, axis: usize) -> Option<WindowedOp> {
+    fn push_take(&self, axis: usize) -> Option<WindowedOp> {
         let &[x, index] = self.operands else { return None };
         let inner = index.len();
-        let mut operand: Window = self.window.get(..axis)?.to_vec();
+        let mut operand: ValueWindow = self.window.get(..axis)?.to_vec();
         operand.push(None);
         operand.extend_from_slice(self.window.get(axis + inner..)?);
         let of_index = self.window.get(axis..axis + inner)?.to_vec();
-        (operand.len() == x.len()).then(|| self.with(vec![operand, of_index], self.window.clone()))
+        (operand.len() == x.len()).then(|| self.windowed_op(vec![operand, of_index], self.window.clone()))
     }
 
-    fn permuted(&self, inner: &Op, perm: &[usize]) -> Option<WindowedOp> {
+    fn push_permuted_op(&self, inner: &Op, perm: &[usize]) -> Option<WindowedOp> {
         let mut window = vec![None; perm.len()];
         let mut shape = vec![0; perm.len()];
         for (to, &from) in perm.iter().enumerate() {
             *window.get_mut(from)? = *self.window.get(to)?;
             *shape.get_mut(from)? = *self.shape.get(to)?;
         }
-        let found = self.attention(inner, window, shape)?;
+        let found = self.push_attention(inner, window, shape)?;
         let computed = perm.iter().map(|&from| found.computed[from]).collect();
         let op = Op::Permuted { op: Box::new(found.op), perm: perm.to_vec() };
         Some(WindowedOp { op, operands: found.operands, computed })
     }
 
     /// Attention over a window of its result in its own order of axes.
-    fn attention(&self, op: &Op, window: Window, shape: Vec<i64>) -> Option<WindowedOp> {
+    fn push_attention(&self, op: &Op, window: ValueWindow, shape: Vec<i64>) -> Option<WindowedOp> {
         let Op::Attention { scale, cap, bounds, sink, log_sum_exp: false } = op else { return None };
         let (rank, heads) = (shape.len(), shape.len().checked_sub(3)?);
-        let parts = Operands::of(bounds, *sink, self.operands)?;
+        let parts = AttentionOperands::from_operands(bounds, *sink, self.operands)?;
         let (q, k, v) = (*parts.q, *parts.k, *parts.v);
         if [q, k, v].iter().any(|x| x.len() != rank) {
             return None;
@@ -242,7 +242,7 @@ impl Pushed<'_> {
 }
 
 /// The window of an operand whose axes broadcast to those of a result, aligned at the last.
-fn aligned(x: &[i64], shape: &[i64], window: &Window) -> Window {
+fn aligned(x: &[i64], shape: &[i64], window: &ValueWindow) -> ValueWindow {
     let (own, rank) = (x.len(), shape.len());
     let one = |axis: usize| {
         let to = (axis + rank).checked_sub(own)?;
@@ -255,14 +255,14 @@ fn aligned(x: &[i64], shape: &[i64], window: &Window) -> Window {
 mod tests {
     use super::*;
 
-    fn span(start: i64, count: i64) -> Option<Span> {
-        Some(Span { start, count })
+    fn span(start: i64, count: i64) -> Option<AxisSpan> {
+        Some(AxisSpan { start, count })
     }
 
     #[test]
     fn windows_reach_operands_along_independent_axes_alone() {
-        let of = |op: Op, operands: &[&[i64]], shape: &[i64], window: Window| {
-            let found = windowed(&op, operands, shape, &window);
+        let of = |op: Op, operands: &[&[i64]], shape: &[i64], window: ValueWindow| {
+            let found = window_op(&op, operands, shape, &window);
             (found.operands, found.computed)
         };
         let window = vec![span(3, 2), span(1, 4)];

@@ -23,16 +23,16 @@ impl Block {
 
 /// Lifetimes over sections: the instants whose sets of live blocks are in no other's. Two blocks are alive together
 /// exactly if they share a section. Blocks of no size are in none.
-pub(crate) struct Spans {
+pub(crate) struct BlockSpans {
     pub sections: usize,
     /// Up to two half-open ranges a block; the second one is empty unless the lifetime wraps.
-    pub parts: Vec<[(u32, u32); 2]>,
+    pub ranges: Vec<[(u32, u32); 2]>,
 }
 
-impl Spans {
+impl BlockSpans {
     pub fn new(blocks: &[Block]) -> Self {
-        let times = Times::new(blocks);
-        let at = |t| times.at(t);
+        let times = SectionIndex::new(blocks);
+        let at = |t| times.sections_before(t);
         let parts = blocks
             .iter()
             .map(|b| match b.start < b.end {
@@ -41,22 +41,22 @@ impl Spans {
                 false => [(at(b.start), times.count), (0, at(b.end))],
             })
             .collect();
-        Spans { sections: times.count as usize, parts }
+        BlockSpans { sections: times.count as usize, ranges: parts }
     }
 
     /// The half-open ranges of a block that are not empty.
-    pub fn of(&self, block: usize) -> impl Iterator<Item = (usize, usize)> + use<'_> {
-        self.parts[block].iter().filter(|p| p.0 < p.1).map(|p| (p.0 as usize, p.1 as usize))
+    pub fn ranges_of(&self, block: usize) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+        self.ranges[block].iter().filter(|p| p.0 < p.1).map(|p| (p.0 as usize, p.1 as usize))
     }
 
     pub fn alive_at(&self, block: usize, instant: usize) -> bool {
-        self.of(block).any(|(from, to)| from <= instant && instant < to)
+        self.ranges_of(block).any(|(from, to)| from <= instant && instant < to)
     }
 
     pub fn loads(&self, blocks: &[Block]) -> Vec<u64> {
         let mut change = vec![0i64; self.sections + 1];
         for (b, block) in blocks.iter().enumerate() {
-            for (from, to) in self.of(b) {
+            for (from, to) in self.ranges_of(b) {
                 change[from] = change[from].wrapping_add(block.size as i64);
                 change[to] = change[to].wrapping_sub(block.size as i64);
             }
@@ -73,7 +73,7 @@ impl Spans {
 }
 
 /// How many sections come before each instant.
-struct Times {
+struct SectionIndex {
     /// The instants at which something starts or ends, where they are far apart.
     sorted: Vec<usize>,
     /// The number of sections before each of these, or before each instant.
@@ -81,7 +81,7 @@ struct Times {
     count: u32,
 }
 
-impl Times {
+impl SectionIndex {
     const STARTS: u32 = 1;
     const ENDS: u32 = 2;
 
@@ -95,9 +95,9 @@ impl Times {
             sorted.dedup();
         }
         let instants = if sorted.is_empty() { last + 1 } else { sorted.len() };
-        let mut times = Times { sorted, before: vec![0; instants], count: 0 };
+        let mut times = SectionIndex { sorted, before: vec![0; instants], count: 0 };
         for b in blocks.iter().filter(|b| b.size > 0) {
-            let (start, end) = (times.index(b.start), times.index(b.end));
+            let (start, end) = (times.instant_index(b.start), times.instant_index(b.end));
             times.before[start] |= Self::STARTS;
             times.before[end] |= Self::ENDS;
             if b.end <= b.start && b.end > 0 {
@@ -120,16 +120,16 @@ impl Times {
         times
     }
 
-    fn index(&self, t: usize) -> usize {
+    fn instant_index(&self, t: usize) -> usize {
         if self.sorted.is_empty() { t } else { self.sorted.partition_point(|&x| x < t) }
     }
 
-    fn at(&self, t: usize) -> u32 {
-        self.before[self.index(t)]
+    fn sections_before(&self, t: usize) -> u32 {
+        self.before[self.instant_index(t)]
     }
 }
 
 /// Whether all blocks of some size are alive over one range of instants and may lie anywhere.
-pub(crate) fn plain(blocks: &[Block]) -> bool {
+pub(crate) fn has_plain_lifetimes(blocks: &[Block]) -> bool {
     blocks.iter().all(|b| b.size == 0 || (b.start < b.end && b.offset.is_none()))
 }

@@ -19,5 +19,5 @@ mod problem;
 mod search;
 mod skyline;
 
-pub use problem::{Answer, Exact};
-pub use search::Search;
+pub use problem::{ExactAnswer, ExactProblem};
+pub use search::ExactSearch;

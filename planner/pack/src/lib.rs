@@ -41,13 +41,13 @@ mod verify;
 
 use thiserror::Error;
 
-use block::Spans;
+use block::BlockSpans;
 use occupancy::Occupancy;
-use orders::{Fit, Found, Order};
+use orders::{FitRule, FoundPacking, PlacementOrder};
 
 pub use block::Block;
-pub use table::{Names, Table, TableError};
-pub use verify::{Verified, VerifyError, verify};
+pub use table::{BlockTable, NameList, TableError};
+pub use verify::{VerifiedPacking, VerifyError, verify};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
@@ -115,20 +115,20 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             return Err(PackError::Misaligned { block, offset, align });
         }
     }
-    let spans = Spans::new(blocks);
+    let spans = BlockSpans::new(blocks);
     let loads = spans.loads(blocks);
-    let (bound, instant) = highest(&loads);
+    let (bound, instant) = max_load(&loads);
     let at_bound: Vec<usize> = match instant {
         Some(t) => (0..blocks.len()).filter(|&b| blocks[b].size > 0 && spans.alive_at(b, t)).collect(),
         None => Vec::new(),
     };
     let goal = (bound + (bound as f64 * config.enough) as u64).max(config.capacity.unwrap_or(0));
     let mut packing = Packing { bound, at_bound, ..Packing::default() };
-    match parts::parts(blocks, &spans) {
-        Some(parts) => in_parts(blocks, &spans, parts, config, goal, &mut packing)?,
+    match parts::split_into_parts(blocks, &spans) {
+        Some(parts) => pack_parts(blocks, &spans, parts, config, goal, &mut packing)?,
         None => {
             let found;
-            (found, packing.work) = whole(blocks, &spans, &loads, config, goal)?;
+            (found, packing.work) = pack_connected(blocks, &spans, &loads, config, goal)?;
             (packing.peak, packing.offsets, packing.order) = found;
         }
     }
@@ -139,21 +139,22 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
 }
 
 /// Packs the parts of a problem one by one, with shares of the budgets.
-fn in_parts(
+fn pack_parts(
     blocks: &[Block],
-    spans: &Spans,
+    spans: &BlockSpans,
     parts: Vec<Vec<u32>>,
     config: &Config,
     goal: u64,
     packing: &mut Packing,
 ) -> Result<(), PackError> {
-    let (mut offsets, mut known) = (vec![0; blocks.len()], parts::Known::default());
+    let (mut offsets, mut known) = (vec![0; blocks.len()], parts::PartOffsets::default());
     for part in parts {
-        known.place(blocks, spans, &part, &mut offsets, |own| {
+        known.place_part(blocks, spans, &part, &mut offsets, |own| {
             let share = |budget: u64| (u128::from(budget) * own.len() as u128 / blocks.len() as u128) as u64;
             let config = Config { work: share(config.work), exact: share(config.exact), ..*config };
-            let spans = Spans::new(own);
-            let ((peak, offsets, order), work) = whole(own, &spans, &spans.loads(own), &config, goal)?;
+            let spans = BlockSpans::new(own);
+            let ((peak, offsets, order), work) =
+                pack_connected(own, &spans, &spans.loads(own), &config, goal)?;
             packing.work += work;
             if peak > packing.peak || packing.order.is_empty() {
                 (packing.peak, packing.order) = (peak, order);
@@ -166,31 +167,31 @@ fn in_parts(
 }
 
 /// Packs blocks that no instant parts. The work stands beside the result.
-fn whole(
+fn pack_connected(
     blocks: &[Block],
-    spans: &Spans,
+    spans: &BlockSpans,
     loads: &[u64],
     config: &Config,
     goal: u64,
-) -> Result<(Found, u64), PackError> {
+) -> Result<(FoundPacking, u64), PackError> {
     let budget = config.work.min(config.rounds.saturating_mul(blocks.len() as u64));
     let swept = sweep::sweep(blocks, spans, loads);
-    let mut best: Option<Found> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
+    let mut best: Option<FoundPacking> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
     let swept = if best.is_some() { blocks.len() as u64 } else { 0 };
     // Nothing is given where there is a sweep.
     if let Some(found) = best.take_if(|b| b.0 <= goal) {
         return Ok((found, swept));
     }
-    let mut search = Search::new(blocks, spans, swept, budget + swept);
-    search.check_given()?;
+    let mut search = OrderSearch::new(blocks, spans, swept, budget + swept);
+    search.check_fixed_offsets()?;
     let mut orders = orders::portfolio(blocks, spans, loads);
-    search.best_of(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
+    search.try_orders(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
     let mut more = 0;
     if let Some(found) = best.take_if(|b| b.0 > goal && config.exact > 0) {
-        let refined = refine::refine(blocks, spans, found, (highest(loads).0, goal), config.exact);
+        let refined = refine::refine(blocks, spans, found, (max_load(loads).0, goal), config.exact);
         (best, more) = (Some(refined.0), refined.1);
     }
-    search.best_of(orders, &mut best, goal);
+    search.try_orders(orders, &mut best, goal);
     let mut best = best.unwrap_or_default();
     if more == 0 {
         best = search.promote(best, goal);
@@ -199,11 +200,11 @@ fn whole(
 }
 
 /// The largest sum of sizes that are alive at one instant.
-pub fn bound(blocks: &[Block]) -> u64 {
-    highest(&Spans::new(blocks).loads(blocks)).0
+pub fn load_bound(blocks: &[Block]) -> u64 {
+    max_load(&BlockSpans::new(blocks).loads(blocks)).0
 }
 
-fn highest(loads: &[u64]) -> (u64, Option<usize>) {
+fn max_load(loads: &[u64]) -> (u64, Option<usize>) {
     let mut best = (0, None);
     for (t, &load) in loads.iter().enumerate() {
         if best.1.is_none() || load > best.0 {
@@ -219,9 +220,9 @@ const FIRST_ORDERS: usize = 2;
 /// The number of offset ranges read or moved that counts as one placement.
 const RANGES: u64 = 512;
 
-struct Search<'a> {
+struct OrderSearch<'a> {
     blocks: &'a [Block],
-    spans: &'a Spans,
+    spans: &'a BlockSpans,
     occupancy: Occupancy,
     /// The blocks placed and the ranges read in search of their gaps.
     placed: u64,
@@ -231,11 +232,11 @@ struct Search<'a> {
     ordered: bool,
 }
 
-impl<'a> Search<'a> {
+impl<'a> OrderSearch<'a> {
     /// After some placements, with a budget for these and more.
-    fn new(blocks: &'a [Block], spans: &'a Spans, placed: u64, budget: u64) -> Self {
+    fn new(blocks: &'a [Block], spans: &'a BlockSpans, placed: u64, budget: u64) -> Self {
         let occupancy = Occupancy::new(spans.sections);
-        Search { blocks, spans, occupancy, placed, passed: 0, budget, ordered: false }
+        OrderSearch { blocks, spans, occupancy, placed, passed: 0, budget, ordered: false }
     }
 
     fn work(&self) -> u64 {
@@ -248,7 +249,12 @@ impl<'a> Search<'a> {
     }
 
     /// Tries these orders until one reaches the goal or the budget is spent; the first of all is always tried.
-    fn best_of(&mut self, mut orders: impl Iterator<Item = Order>, best: &mut Option<Found>, goal: u64) {
+    fn try_orders(
+        &mut self,
+        mut orders: impl Iterator<Item = PlacementOrder>,
+        best: &mut Option<FoundPacking>,
+        goal: u64,
+    ) {
         while best.as_ref().is_none_or(|b| b.0 > goal) && !(self.ordered && self.spent()) {
             // An order is made only where it is tried: they are large.
             let Some(order) = orders.next() else { break };
@@ -263,7 +269,7 @@ impl<'a> Search<'a> {
 
     /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets. With a limit, nothing
     /// if the peak is not below it, or once it takes twice the work that it should and the budget is spent.
-    fn place(&mut self, sequence: &[u32], fit: Fit, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
+    fn place(&mut self, sequence: &[u32], fit: FitRule, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
         let most = self.budget.max(self.work() + 2 * self.blocks.len() as u64);
         self.occupancy.clear();
         let mut offsets = vec![0; self.blocks.len()];
@@ -283,7 +289,7 @@ impl<'a> Search<'a> {
             if block.offset.is_some() || block.size == 0 {
                 continue;
             }
-            let offset = self.gap(b, fit);
+            let offset = self.find_gap(b, fit);
             offsets[b] = offset;
             peak = peak.max(offset + block.size);
             if limit.is_some_and(|limit| peak >= limit || self.work() > most) {
@@ -294,26 +300,26 @@ impl<'a> Search<'a> {
         Some((peak, offsets))
     }
 
-    fn gap(&mut self, block: usize, fit: Fit) -> u64 {
-        let mut taken = self.occupancy.over(self.spans.of(block));
+    fn find_gap(&mut self, block: usize, fit: FitRule) -> u64 {
+        let mut taken = self.occupancy.occupied_during(self.spans.ranges_of(block));
         let Block { size, align, .. } = self.blocks[block];
         let offset = match fit {
-            Fit::First => taken.lowest(size, align.max(1)),
-            Fit::Best => taken.tightest(size, align.max(1)),
+            FitRule::First => taken.lowest_gap(size, align.max(1)),
+            FitRule::Best => taken.tightest_gap(size, align.max(1)),
         };
         self.passed += taken.passed;
         offset
     }
 
     fn occupy(&mut self, block: usize, offset: u64) {
-        for (from, to) in self.spans.of(block) {
-            self.occupancy.add(from, to, offset, offset + self.blocks[block].size);
+        for (from, to) in self.spans.ranges_of(block) {
+            self.occupancy.occupy(from, to, offset, offset + self.blocks[block].size);
         }
     }
 
     /// Repeats from the best packing so far: blocks that end above the goal move to the front, each round
     /// adding to their weight, until the goal or the budget is reached.
-    fn promote(&mut self, mut best: Found, goal: u64) -> Found {
+    fn promote(&mut self, mut best: FoundPacking, goal: u64) -> FoundPacking {
         let mut weight = vec![0u32; self.blocks.len()];
         let mut offsets = best.1.clone();
         let mut sequence: Vec<u32> = (0..self.blocks.len() as u32).collect();
@@ -325,7 +331,7 @@ impl<'a> Search<'a> {
             }
             // Within a weight, from the bottom of the last packing up.
             sequence.sort_by_key(|&b| (std::cmp::Reverse(weight[b as usize]), offsets[b as usize], b));
-            let Some((peak, next)) = self.place(&sequence, Fit::First, Some(u64::MAX)) else { break };
+            let Some((peak, next)) = self.place(&sequence, FitRule::First, Some(u64::MAX)) else { break };
             offsets = next;
             if peak < best.0 {
                 best = (peak, offsets.clone(), "promoted");
@@ -335,16 +341,19 @@ impl<'a> Search<'a> {
     }
 
     /// Given offsets do not overlap.
-    fn check_given(&mut self) -> Result<(), PackError> {
+    fn check_fixed_offsets(&mut self) -> Result<(), PackError> {
         let given: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].offset.is_some()).collect();
         for (i, &b) in given.iter().enumerate() {
             let (block, offset) = (&self.blocks[b], self.blocks[b].offset.unwrap_or(0));
-            if self.occupancy.over(self.spans.of(b)).blocked(offset, block.size) {
+            if self.occupancy.occupied_during(self.spans.ranges_of(b)).blocks_range(offset, block.size) {
                 let touches = |&&a: &&usize| {
                     let (from, other) = (self.blocks[a].offset.unwrap_or(0), &self.blocks[a]);
                     from < offset + block.size
                         && offset < from + other.size
-                        && self.spans.of(a).any(|(x, y)| self.spans.of(b).any(|(u, v)| x < v && u < y))
+                        && self
+                            .spans
+                            .ranges_of(a)
+                            .any(|(x, y)| self.spans.ranges_of(b).any(|(u, v)| x < v && u < y))
                 };
                 let first = given[..i].iter().find(touches).copied().unwrap_or(b);
                 return Err(PackError::Overlap { first, second: b });

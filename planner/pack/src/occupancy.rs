@@ -10,16 +10,16 @@
 use smallvec::SmallVec;
 
 #[derive(Clone, Default)]
-struct Union {
+struct RangeUnion {
     /// The end of the range that starts at 0.
     ground: u64,
     /// The other ranges: sorted, apart from each other and from the ground. Most nodes of short stretches have two at most.
     rest: SmallVec<[(u64, u64); 2]>,
 }
 
-impl Union {
+impl RangeUnion {
     /// Adds a range; whether it was not in the union before.
-    fn add(&mut self, from: u64, to: u64) -> bool {
+    fn add_range(&mut self, from: u64, to: u64) -> bool {
         if from <= self.ground {
             if to <= self.ground {
                 return false;
@@ -55,9 +55,9 @@ impl Union {
 pub struct Occupancy {
     /// The number of leaves, a power of two; node 1 is the root, node `i` has the children `2i`, `2i + 1`.
     leaves: usize,
-    any: Vec<Union>,
+    any: Vec<RangeUnion>,
     /// Of the nodes that are no leaves: what is taken at a leaf is taken for the whole of it.
-    cover: Vec<Union>,
+    cover: Vec<RangeUnion>,
     used: Vec<u32>,
     /// The number of ranges in the way of those added so far: at most these were moved.
     pub moved: u64,
@@ -67,7 +67,7 @@ impl Occupancy {
     /// Nothing taken over `instants` instants.
     pub fn new(instants: usize) -> Self {
         let leaves = instants.next_power_of_two().max(1);
-        let nodes = |count| vec![Union::default(); count];
+        let nodes = |count| vec![RangeUnion::default(); count];
         Occupancy { leaves, any: nodes(2 * leaves), cover: nodes(leaves), used: Vec::new(), moved: 0 }
     }
 
@@ -81,31 +81,31 @@ impl Occupancy {
     }
 
     /// Takes the offsets `low..high` over the instants `from..to`.
-    pub fn add(&mut self, from: usize, to: usize, low: u64, high: u64) {
+    pub fn occupy(&mut self, from: usize, to: usize, low: u64, high: u64) {
         let (mut l, mut r) = (from + self.leaves, to + self.leaves);
         while l < r {
             if l % 2 == 1 {
-                self.take(l, low, high);
+                self.occupy_node(l, low, high);
                 l += 1;
             }
             if r % 2 == 1 {
                 r -= 1;
-                self.take(r, low, high);
+                self.occupy_node(r, low, high);
             }
             (l, r) = (l / 2, r / 2);
         }
     }
 
-    fn take(&mut self, mut node: usize, low: u64, high: u64) {
+    fn occupy_node(&mut self, mut node: usize, low: u64, high: u64) {
         if let Some(cover) = self.cover.get_mut(node) {
-            cover.add(low, high);
+            cover.add_range(low, high);
         }
         while node > 0 {
             if self.any[node].is_empty() {
                 self.used.push(node as u32);
             }
             self.moved += self.any[node].rest.len() as u64;
-            if !self.any[node].add(low, high) {
+            if !self.any[node].add_range(low, high) {
                 break;
             }
             node /= 2;
@@ -113,18 +113,18 @@ impl Occupancy {
     }
 
     /// What is taken at some instant of these half-open ranges.
-    pub fn over(&self, ranges: impl Iterator<Item = (usize, usize)>) -> Taken<'_> {
-        let mut taken = Taken { solid: 0, unions: Unions::new(), passed: 0 };
+    pub fn occupied_during(&self, ranges: impl Iterator<Item = (usize, usize)>) -> OccupiedOffsets<'_> {
+        let mut taken = OccupiedOffsets { solid: 0, unions: Unions::new(), passed: 0 };
         for (from, to) in ranges {
             let (mut l, mut r) = (from + self.leaves, to + self.leaves);
             while l < r {
                 if l % 2 == 1 {
-                    taken.add(&self.any[l]);
+                    taken.add_union(&self.any[l]);
                     l += 1;
                 }
                 if r % 2 == 1 {
                     r -= 1;
-                    taken.add(&self.any[r]);
+                    taken.add_union(&self.any[r]);
                 }
                 (l, r) = (l / 2, r / 2);
             }
@@ -132,9 +132,9 @@ impl Occupancy {
             // tiles above them already tell.
             let (mut l, mut r) = ((from + self.leaves) / 2, (to - 1 + self.leaves) / 2);
             while l > 0 {
-                taken.add(&self.cover[l]);
+                taken.add_union(&self.cover[l]);
                 if r != l {
-                    taken.add(&self.cover[r]);
+                    taken.add_union(&self.cover[r]);
                 }
                 (l, r) = (l / 2, r / 2);
             }
@@ -146,7 +146,7 @@ impl Occupancy {
 /// Unions of ranges, each sorted, of which those passed are cut off.
 type Unions<'a> = SmallVec<[&'a [(u64, u64)]; 32]>;
 
-pub struct Taken<'a> {
+pub struct OccupiedOffsets<'a> {
     /// All is taken below this.
     solid: u64,
     unions: Unions<'a>,
@@ -154,8 +154,8 @@ pub struct Taken<'a> {
     pub passed: u64,
 }
 
-impl<'a> Taken<'a> {
-    fn add(&mut self, union: &'a Union) {
+impl<'a> OccupiedOffsets<'a> {
+    fn add_union(&mut self, union: &'a RangeUnion) {
         self.solid = self.solid.max(union.ground);
         if !union.rest.is_empty() {
             self.unions.push(&union.rest);
@@ -163,18 +163,18 @@ impl<'a> Taken<'a> {
     }
 
     /// Whether some of `offset..offset + size` is taken.
-    pub fn blocked(mut self, offset: u64, size: u64) -> bool {
+    pub fn blocks_range(mut self, offset: u64, size: u64) -> bool {
         self.solid > offset || self.free_from(offset, size, 1) != offset
     }
 
     /// The lowest multiple of `align` at which `size` bytes are free.
-    pub fn lowest(&mut self, size: u64, align: u64) -> u64 {
+    pub fn lowest_gap(&mut self, size: u64, align: u64) -> u64 {
         self.free_from(self.solid, size, align)
     }
 
     /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, the lowest of
     /// equals. The open space above everything counts as the largest gap.
-    pub fn tightest(&mut self, size: u64, align: u64) -> u64 {
+    pub fn tightest_gap(&mut self, size: u64, align: u64) -> u64 {
         let mut best: Option<(u64, u64)> = None;
         let mut offset = self.free_from(self.solid, size, align);
         loop {

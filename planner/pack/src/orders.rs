@@ -1,23 +1,23 @@
 //! The orders in which blocks are placed.
 
-use crate::block::{Block, Spans};
+use crate::block::{Block, BlockSpans};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fit {
+pub enum FitRule {
     /// The lowest.
     First,
     Best,
 }
 
-pub struct Order {
+pub struct PlacementOrder {
     pub name: &'static str,
-    pub fit: Fit,
+    pub fit: FitRule,
     keys: Vec<Key>,
 }
 
 type Key = (u8, u64, u64, u32);
 
-impl Order {
+impl PlacementOrder {
     pub fn sequence(mut self) -> Vec<u32> {
         self.keys.sort_unstable();
         self.keys.iter().map(|k| k.3).collect()
@@ -27,9 +27,9 @@ impl Order {
 /// The orders to try, the most promising first. They are made one by one, as the search asks for them.
 pub fn portfolio<'a>(
     blocks: &'a [Block],
-    spans: &'a Spans,
+    spans: &'a BlockSpans,
     loads: &'a [u64],
-) -> impl Iterator<Item = Order> + 'a {
+) -> impl Iterator<Item = PlacementOrder> + 'a {
     let last = blocks.iter().map(|b| b.start.max(b.end)).max().unwrap_or(0);
     let length = |b: &Block| if b.start < b.end { b.end - b.start } else { last - b.start + b.end };
     let lengths: Vec<u64> = blocks.iter().map(|b| length(b) as u64).collect();
@@ -41,20 +41,20 @@ pub fn portfolio<'a>(
         Some(*sum)
     }));
     let on_peak: Vec<u8> = (0..blocks.len())
-        .map(|b| u8::from(spans.of(b).all(|(from, to)| before[from] == before[to])))
+        .map(|b| u8::from(spans.ranges_of(b).all(|(from, to)| before[from] == before[to])))
         .collect();
     let down = |x: u64| u64::MAX - x;
     type Make<'m> = Box<dyn Fn(usize) -> (u8, u64, u64) + 'm>;
     let size = |b: usize| blocks[b].size;
-    let recipes: [(&'static str, Fit, u8); 8] = [
-        ("alive at the bound by lifetime, then by size", Fit::First, 0),
-        ("alive at the bound by birth, then by size", Fit::First, 1),
-        ("by contention", Fit::First, 2),
-        ("by size", Fit::First, 3),
-        ("by area", Fit::First, 4),
-        ("by lifetime", Fit::First, 5),
-        ("by birth, best fit", Fit::Best, 6),
-        ("by size, best fit", Fit::Best, 3),
+    let recipes: [(&'static str, FitRule, u8); 8] = [
+        ("alive at the bound by lifetime, then by size", FitRule::First, 0),
+        ("alive at the bound by birth, then by size", FitRule::First, 1),
+        ("by contention", FitRule::First, 2),
+        ("by size", FitRule::First, 3),
+        ("by area", FitRule::First, 4),
+        ("by lifetime", FitRule::First, 5),
+        ("by birth, best fit", FitRule::Best, 6),
+        ("by size, best fit", FitRule::Best, 3),
     ];
     recipes.into_iter().map(move |(name, fit, recipe)| {
         let contention: Vec<u64> =
@@ -80,12 +80,12 @@ pub fn portfolio<'a>(
                 (class, first, second, b as u32)
             })
             .collect();
-        Order { name, fit, keys }
+        PlacementOrder { name, fit, keys }
     })
 }
 
 /// The largest load during each block's life, by a tree of maxima over time.
-pub fn contention(spans: &Spans, loads: &[u64], blocks: usize) -> Vec<u64> {
+pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> {
     let leaves = loads.len();
     let mut tree = [&vec![0; leaves], loads].concat();
     for node in (1..leaves).rev() {
@@ -106,8 +106,8 @@ pub fn contention(spans: &Spans, loads: &[u64], blocks: usize) -> Vec<u64> {
         }
         most
     };
-    (0..blocks).map(|b| spans.of(b).map(over).max().unwrap_or(0)).collect()
+    (0..blocks).map(|b| spans.ranges_of(b).map(over).max().unwrap_or(0)).collect()
 }
 
 /// A peak, its offsets and the name of the order that gave them.
-pub(crate) type Found = (u64, Vec<u64>, &'static str);
+pub(crate) type FoundPacking = (u64, Vec<u64>, &'static str);

@@ -5,19 +5,19 @@
 
 use std::collections::HashMap;
 
-use crate::block::{Block, Spans, plain};
+use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 
 /// Start and end within the part, size and alignment.
 type Shape = (u32, u32, u64, u64);
 
 /// The blocks of each part, in order of time and, within a part, of their index. Nothing if there is but one.
-pub fn parts(blocks: &[Block], spans: &Spans) -> Option<Vec<Vec<u32>>> {
-    if !plain(blocks) {
+pub fn split_into_parts(blocks: &[Block], spans: &BlockSpans) -> Option<Vec<Vec<u32>>> {
+    if !has_plain_lifetimes(blocks) {
         return None;
     }
     // How many lifetimes go on at each section, by differences; then the number of the part.
     let mut change = vec![0i32; spans.sections + 1];
-    for [(from, to), _] in spans.parts.iter().filter(|[(from, to), _]| from < to) {
+    for [(from, to), _] in spans.ranges.iter().filter(|[(from, to), _]| from < to) {
         change[*from as usize + 1] += 1;
         change[*to as usize] -= 1;
     }
@@ -33,7 +33,7 @@ pub fn parts(blocks: &[Block], spans: &Spans) -> Option<Vec<Vec<u32>>> {
         })
         .collect();
     let mut parts = vec![Vec::new(); part as usize + 1];
-    for (b, [(from, _), _]) in (0..).zip(&spans.parts) {
+    for (b, [(from, _), _]) in (0..).zip(&spans.ranges) {
         parts[number[*from as usize] as usize].push(b);
     }
     parts.retain(|p: &Vec<u32>| !p.is_empty());
@@ -42,25 +42,25 @@ pub fn parts(blocks: &[Block], spans: &Spans) -> Option<Vec<Vec<u32>>> {
 
 /// Offsets of parts by their shapes.
 #[derive(Default)]
-pub struct Known {
+pub struct PartOffsets {
     offsets: HashMap<Vec<Shape>, Vec<u64>>,
 }
 
-impl Known {
+impl PartOffsets {
     /// Puts the offsets of a part where they belong: those of an earlier part of its shape, or what `pack` makes of it.
-    pub fn place<E>(
+    pub fn place_part<E>(
         &mut self,
         blocks: &[Block],
-        spans: &Spans,
+        spans: &BlockSpans,
         part: &[u32],
         offsets: &mut [u64],
         pack: impl FnOnce(&[Block]) -> Result<Vec<u64>, E>,
     ) -> Result<(), E> {
-        let start = part.iter().map(|&b| spans.parts[b as usize][0].0).min().unwrap_or(0);
+        let start = part.iter().map(|&b| spans.ranges[b as usize][0].0).min().unwrap_or(0);
         let mut shapes: Vec<(Shape, u32)> = (0..)
             .zip(part)
             .map(|(i, &b)| {
-                let ([(from, to), _], block) = (spans.parts[b as usize], &blocks[b as usize]);
+                let ([(from, to), _], block) = (spans.ranges[b as usize], &blocks[b as usize]);
                 ((from - start, to - start, block.size, block.align.max(1)), i)
             })
             .collect();

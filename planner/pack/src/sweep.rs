@@ -13,33 +13,33 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::block::{Block, Spans, plain};
+use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 
 /// The number of gaps that are tried for a block before one is taken that has room for any alignment.
 const TRIED: usize = 16;
 
 /// The peak and the offsets, if there are neither wrapped lifetimes nor given offsets.
-pub fn sweep(blocks: &[Block], spans: &Spans, loads: &[u64]) -> Option<(u64, Vec<u64>)> {
-    if !plain(blocks) {
+pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64, Vec<u64>)> {
+    if !has_plain_lifetimes(blocks) {
         return None;
     }
     let middle = loads.iter().zip(0u32..).max_by_key(|&(load, s)| (load, Reverse(s)))?.1;
     let last = spans.sections as u32;
     let sized = || (0u32..).zip(blocks).filter(|(_, b)| b.size > 0).map(|(b, _)| b);
-    let life = |b: u32| spans.parts[b as usize][0];
+    let life = |b: u32| spans.ranges[b as usize][0];
     let mirrored = |b: u32| (last - life(b).1, last - life(b).0);
 
     let mut stack: Vec<u32> = sized().filter(|&b| life(b).0 <= middle && middle < life(b).1).collect();
     stack.sort_unstable_by_key(|&b| (life(b).0, Reverse(blocks[b as usize].size), b));
     let mut offsets = vec![0; blocks.len()];
     let right = sized().filter(|&b| life(b).0 > middle).collect();
-    let up = Sweep::new(blocks, &mut offsets, life).run(&stack, right);
+    let up = SweepPacker::new(blocks, &mut offsets, life).run(&stack, right);
     let left = sized().filter(|&b| life(b).1 <= middle).collect();
-    let down = Sweep::new(blocks, &mut offsets, mirrored).run(&stack, left);
+    let down = SweepPacker::new(blocks, &mut offsets, mirrored).run(&stack, left);
     Some((up.max(down), offsets))
 }
 
-struct Sweep<'a, L> {
+struct SweepPacker<'a, L> {
     blocks: &'a [Block],
     offsets: &'a mut [u64],
     /// The lifetime of a block as this sweep sees it.
@@ -52,12 +52,12 @@ struct Sweep<'a, L> {
     peak: u64,
 }
 
-impl<'a, L: Fn(u32) -> (u32, u32)> Sweep<'a, L> {
+impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
     fn new(blocks: &'a [Block], offsets: &'a mut [u64], life: L) -> Self {
         let n = blocks.len();
         let (mut below, mut above) = (vec![0; n + 2], vec![0; n + 2]);
         (above[n], below[n + 1]) = (n as u32 + 1, n as u32);
-        Sweep { blocks, offsets, life, below, above, gaps: BTreeSet::new(), peak: 0 }
+        SweepPacker { blocks, offsets, life, below, above, gaps: BTreeSet::new(), peak: 0 }
     }
 
     /// Stacks the first blocks and places the others, which start later; the peak.
@@ -98,7 +98,7 @@ impl<'a, L: Fn(u32) -> (u32, u32)> Sweep<'a, L> {
             false => u32::MAX,
         };
         let top = apart(self.above[under as usize]) < apart(under);
-        self.put(
+        self.insert_above(
             b,
             under,
             if top { (at + space - size) / align * align } else { at.next_multiple_of(align) },
@@ -107,11 +107,11 @@ impl<'a, L: Fn(u32) -> (u32, u32)> Sweep<'a, L> {
 
     fn put_on_top(&mut self, b: u32) {
         let under = self.below[self.blocks.len() + 1];
-        self.put(b, under, self.top(under).next_multiple_of(self.blocks[b as usize].align.max(1)));
+        self.insert_above(b, under, self.top(under).next_multiple_of(self.blocks[b as usize].align.max(1)));
     }
 
     /// Puts a block at an offset in the gap above another.
-    fn put(&mut self, b: u32, under: u32, at: u64) {
+    fn insert_above(&mut self, b: u32, under: u32, at: u64) {
         if let Some(gap) = self.gap(under) {
             self.gaps.remove(&gap);
         }

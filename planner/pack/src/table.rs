@@ -15,19 +15,19 @@ use crate::block::Block;
 
 /// Buffers by name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Table {
-    pub ids: Names,
+pub struct BlockTable {
+    pub ids: NameList,
     pub blocks: Vec<Block>,
 }
 
 /// Names, one behind the other in one text: a million of them are short.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Names {
+pub struct NameList {
     text: String,
     ends: Vec<usize>,
 }
 
-impl Names {
+impl NameList {
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         (0..self.ends.len()).map(|i| &self[i])
     }
@@ -38,7 +38,7 @@ impl Names {
     }
 }
 
-impl Index<usize> for Names {
+impl Index<usize> for NameList {
     type Output = str;
 
     fn index(&self, i: usize) -> &str {
@@ -80,7 +80,7 @@ pub enum TableError {
     Id { line: usize, id: String, first: usize },
 }
 
-struct Columns {
+struct TableColumns {
     count: usize,
     id: usize,
     start: usize,
@@ -92,7 +92,7 @@ struct Columns {
     offset: Option<usize>,
 }
 
-impl Columns {
+impl TableColumns {
     fn read(header: &str) -> Result<Self, TableError> {
         let names: Vec<String> = header.split(',').map(|c| c.trim().to_ascii_lowercase()).collect();
         let known = ["id", "lower", "upper", "start", "end", "size", "alignment", "offset"];
@@ -105,7 +105,7 @@ impl Columns {
         };
         let inclusive = find("lower").is_none() && find("start").is_some();
         let (start, end) = if inclusive { ("start", "end") } else { ("lower", "upper") };
-        Ok(Columns {
+        Ok(TableColumns {
             count: names.len(),
             id: need("id")?,
             start: need(start)?,
@@ -118,12 +118,12 @@ impl Columns {
     }
 }
 
-impl Table {
+impl BlockTable {
     pub fn read(text: &str) -> Result<Self, TableError> {
         let text = text.trim_start_matches('\u{feff}');
         let header = text.lines().next().filter(|line| !line.trim().is_empty()).ok_or(TableError::Empty)?;
-        let columns = Columns::read(header)?;
-        let mut table = Table::default();
+        let columns = TableColumns::read(header)?;
+        let mut table = BlockTable::default();
         let most = text.bytes().filter(|&c| c == b'\n').count();
         table.ids.ends.reserve(most);
         table.blocks.reserve(most);
@@ -151,7 +151,7 @@ impl Table {
             }
             last = id;
             table.ids.push(id);
-            table.blocks.push(block(&columns, &cells, line)?);
+            table.blocks.push(parse_block(&columns, &cells, line)?);
         }
         Ok(table)
     }
@@ -172,7 +172,7 @@ impl Table {
                 [Some(block.start as u64), Some(block.end as u64), Some(block.size), alignment, Some(offset)];
             for number in numbers.into_iter().flatten() {
                 out.push(',');
-                push(&mut out, number);
+                push_number(&mut out, number);
             }
             out.push('\n');
         }
@@ -196,7 +196,7 @@ fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
 }
 
 /// Appends a number, without the cost of a formatter, which shows where there are millions.
-fn push(out: &mut String, mut number: u64) {
+fn push_number(out: &mut String, mut number: u64) {
     let mut digits = [b'0'; 20];
     let mut first = digits.len() - 1;
     while number > 9 {
@@ -208,7 +208,7 @@ fn push(out: &mut String, mut number: u64) {
     out.extend(digits[first..].iter().map(|&digit| char::from(digit)));
 }
 
-fn block(columns: &Columns, cells: &[&str], line: usize) -> Result<Block, TableError> {
+fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Block, TableError> {
     const NATURAL: &str = "an integer from 0 to 2^62 - 1";
     let number = |at: usize, column: &'static str, expected: &'static str| {
         let value = cells[at].parse::<u64>().ok().filter(|&v| v < 1 << 62);

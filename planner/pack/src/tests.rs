@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::exact::{Answer, Exact};
+use super::exact::{ExactAnswer, ExactProblem};
 use super::*;
 
 /// Packs blocks written `start..end: size`, one a word; `@offset` gives an offset.
@@ -83,12 +83,12 @@ fn alignment_is_kept() {
 fn best_fit_takes_the_smallest_gap() {
     let mut o = Occupancy::new(1);
     for (from, to) in [(0, 10), (30, 40), (45, 50)] {
-        o.add(0, 1, from, to);
+        o.occupy(0, 1, from, to);
     }
-    let taken = || o.over([(0, 1)].into_iter());
-    assert_eq!((taken().lowest(4, 1), taken().tightest(4, 1)), (10, 40));
-    assert_eq!((taken().lowest(6, 4), taken().tightest(6, 4)), (12, 12));
-    assert_eq!((taken().lowest(21, 1), taken().tightest(21, 1)), (50, 50));
+    let taken = || o.occupied_during([(0, 1)].into_iter());
+    assert_eq!((taken().lowest_gap(4, 1), taken().tightest_gap(4, 1)), (10, 40));
+    assert_eq!((taken().lowest_gap(6, 4), taken().tightest_gap(6, 4)), (12, 12));
+    assert_eq!((taken().lowest_gap(21, 1), taken().tightest_gap(21, 1)), (50, 50));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn blocks_at_the_bound_are_reported() {
 fn blocks_at_any_instant_of_the_bound_come_first() {
     // The bound is reached at 1 and at 5; the largest of the others is not alive then.
     let b = blocks("0..3:1 1..2:9 4..7:6 5..6:4 8..9:9");
-    let spans = Spans::new(&b);
+    let spans = BlockSpans::new(&b);
     let loads = spans.loads(&b);
     let first = orders::portfolio(&b, &spans, &loads).next().expect("an order");
     assert_eq!(first.sequence(), [2, 0, 1, 3, 4]);
@@ -138,7 +138,7 @@ fn a_sweep_keeps_alignments_where_many_gaps_are_tight() {
     b.extend((0..40).map(|i| Block::new(0, if i % 2 == 0 { 5 } else { 9 }, 16)));
     b.extend((0..40).map(|_| Block { align: 16, ..Block::new(5, 9, 16) }));
     b.extend((0..3).map(|_| Block { align: 4, ..Block::new(5, 9, 16) }));
-    let spans = Spans::new(&b);
+    let spans = BlockSpans::new(&b);
     let (peak, offsets) =
         sweep::sweep(&b, &spans, &spans.loads(&b)).expect("neither wraps nor given offsets");
     let found = verify(&b, &offsets).expect("no overlap");
@@ -209,15 +209,15 @@ proptest! {
             lives.iter().enumerate().flat_map(|l| (0..copies).map(move |copy| block(l, copy))).collect();
         let once: Vec<Block> = lives.iter().enumerate().map(|l| block(l, 0)).collect();
         let (p, one) = (pack(&blocks, &Config::default()).expect("packs"), pack(&once, &Config::default()).expect("packs"));
-        prop_assert_eq!(verify(&blocks, &p.offsets), Ok(Verified { peak: p.peak, bound: p.bound }));
+        prop_assert_eq!(verify(&blocks, &p.offsets), Ok(VerifiedPacking { peak: p.peak, bound: p.bound }));
         prop_assert_eq!((p.peak, p.bound), (one.peak, one.bound));
     }
 
     #[test]
     fn contention_is_the_largest_load_of_a_life(blocks in prop::collection::vec(arbitrary_block(), 0..30)) {
-        let spans = Spans::new(&blocks);
+        let spans = BlockSpans::new(&blocks);
         let loads = spans.loads(&blocks);
-        let largest = |b| spans.of(b).flat_map(|(from, to)| &loads[from..to]).max().copied().unwrap_or(0);
+        let largest = |b| spans.ranges_of(b).flat_map(|(from, to)| &loads[from..to]).max().copied().unwrap_or(0);
         let expected: Vec<u64> = (0..blocks.len()).map(largest).collect();
         prop_assert_eq!(orders::contention(&spans, &loads, blocks.len()), expected);
     }
@@ -229,14 +229,14 @@ proptest! {
 }
 
 fn read_error(text: &str) -> TableError {
-    Table::read(text).expect_err("no table")
+    BlockTable::read(text).expect_err("no table")
 }
 
 #[test]
 fn a_table_is_read_with_either_kind_of_lifetime() {
-    let half_open = Table::read("id,lower,upper,size\na,0,2,8\nb,2,3,4\n").expect("a table");
-    let inclusive =
-        Table::read("\u{feff}size, id,end,start,color\r\n8,a,1,0,red\r\n\r\n4,b,2,2,\r\n").expect("a table");
+    let half_open = BlockTable::read("id,lower,upper,size\na,0,2,8\nb,2,3,4\n").expect("a table");
+    let inclusive = BlockTable::read("\u{feff}size, id,end,start,color\r\n8,a,1,0,red\r\n\r\n4,b,2,2,\r\n")
+        .expect("a table");
     assert_eq!(half_open, inclusive);
     assert_eq!((half_open.ids.iter().collect(), half_open.blocks), (vec!["a", "b"], blocks("0..2:8 2..3:4")));
     assert_eq!(inclusive.write(&[0, 0]), "id,lower,upper,size,offset\na,0,2,8,0\nb,2,3,4,0\n");
@@ -245,7 +245,7 @@ fn a_table_is_read_with_either_kind_of_lifetime() {
 #[test]
 fn alignments_and_offsets_of_a_table_are_honoured() {
     let text = "id,lower,upper,size,alignment,offset\na,0,2,8,1,16\nb,0,2,4,8,\nc,0,2,2,8,-1\n";
-    let table = Table::read(text).expect("a table");
+    let table = BlockTable::read(text).expect("a table");
     let p = pack(&table.blocks, &Config::default()).expect("packs");
     assert_eq!(p.offsets, [16, 0, 8]);
     assert!(table.write(&p.offsets).ends_with("a,0,2,8,1,16\nb,0,2,4,8,0\nc,0,2,2,8,8\n"));
@@ -278,7 +278,7 @@ fn ids_differ_whether_they_ascend_or_not() {
     let read = |ids: &str| {
         let lines: Vec<String> =
             ids.split(' ').map(|id| if id == "-" { String::new() } else { format!("0,{id},1,8") }).collect();
-        Table::read(&format!("lower,id,upper,size\n{}\n", lines.join("\n")))
+        BlockTable::read(&format!("lower,id,upper,size\n{}\n", lines.join("\n")))
     };
     let again = |ids: &str| match read(ids) {
         Err(TableError::Id { line, id, first }) => (id, first, line),
@@ -298,7 +298,7 @@ fn ids_differ_whether_they_ascend_or_not() {
 #[test]
 fn numbers_are_written_as_they_are_read() {
     for number in [0u64, 7, 10, 99, 100, 4_611_686_018_427_387_903] {
-        let table = Table::read(&format!("id,lower,upper,size\na,0,1,{number}\n")).expect("a table");
+        let table = BlockTable::read(&format!("id,lower,upper,size\na,0,1,{number}\n")).expect("a table");
         let written = table.write(&[u64::MAX]);
         assert_eq!(written, format!("id,lower,upper,size,offset\na,0,1,{number},18446744073709551615\n"));
     }
@@ -307,7 +307,7 @@ fn numbers_are_written_as_they_are_read() {
 #[test]
 fn the_sweep_finds_what_is_no_packing() {
     let b = blocks("0..3:8 1..2:8 4..2:4 2..4:4");
-    assert_eq!(verify(&b, &[0, 8, 16, 8]), Ok(Verified { peak: 20, bound: 20 }));
+    assert_eq!(verify(&b, &[0, 8, 16, 8]), Ok(VerifiedPacking { peak: 20, bound: 20 }));
     assert_eq!(verify(&b, &[0, 7, 16, 8]), Err(VerifyError::Overlap { first: 0, second: 1 }));
     // The wrapped block is alive at the beginning.
     assert_eq!(verify(&b, &[0, 8, 7, 8]), Err(VerifyError::Overlap { first: 0, second: 2 }));
@@ -325,14 +325,14 @@ proptest! {
         blocks in prop_oneof![problem(6), problem(200)]
     ) {
         let least = least_peak(&blocks, &mut vec![None; blocks.len()]);
-        let spans = Spans::new(&blocks);
-        let exact = Exact::new(&blocks, &spans, 10).expect("neither wrapped nor given");
-        let Answer::Found(offsets) = exact.search(least).run(1_000_000, 1_000_000) else {
+        let spans = BlockSpans::new(&blocks);
+        let exact = ExactProblem::new(&blocks, &spans, 10).expect("neither wrapped nor given");
+        let ExactAnswer::Found(offsets) = exact.search(least).run(1_000_000, 1_000_000) else {
             panic!("there is a packing of {least}: {blocks:?}");
         };
         prop_assert_eq!(verify(&blocks, &offsets).map(|v| v.peak), Ok(least));
         if least > 0 {
-            prop_assert_eq!(exact.search(least - 1).run(1_000_000, 1_000_000), Answer::Impossible);
+            prop_assert_eq!(exact.search(least - 1).run(1_000_000, 1_000_000), ExactAnswer::Impossible);
         }
     }
 }
@@ -375,9 +375,10 @@ fn exact_search_counts_how_long_lives_are() {
     let work = |sections: usize| {
         let long = (0..300).map(|_| Block::new(0, sections, 3));
         let blocks: Vec<Block> = long.chain((0..sections).map(|s| Block::new(s, s + 1, 1))).collect();
-        let exact = Exact::new(&blocks, &Spans::new(&blocks), 1_000).expect("neither wrapped nor given");
+        let exact =
+            ExactProblem::new(&blocks, &BlockSpans::new(&blocks), 1_000).expect("neither wrapped nor given");
         let mut search = exact.search(901);
-        assert!(matches!(search.run(u64::MAX, u64::MAX), Answer::Found(_)));
+        assert!(matches!(search.run(u64::MAX, u64::MAX), ExactAnswer::Found(_)));
         search.work()
     };
     // There are three times as many blocks, and the long ones are twenty times as long.
@@ -388,12 +389,12 @@ fn exact_search_counts_how_long_lives_are() {
 #[test]
 fn minimalloc_d_has_a_packing_at_its_bound() {
     let problem =
-        Table::read(include_str!("../../../tests/packing/minimalloc/D.1048576.csv")).expect("a table");
+        BlockTable::read(include_str!("../../../tests/packing/minimalloc/D.1048576.csv")).expect("a table");
     let packed =
-        Table::read(include_str!("../../../tests/packing/minimalloc/D.986112.csv")).expect("a table");
+        BlockTable::read(include_str!("../../../tests/packing/minimalloc/D.986112.csv")).expect("a table");
     let given: Vec<u64> = packed.blocks.iter().filter_map(|b| b.offset).collect();
     assert_eq!(packed.ids, problem.ids);
-    assert_eq!(verify(&problem.blocks, &given), Ok(Verified { peak: 986_112, bound: 986_112 }));
+    assert_eq!(verify(&problem.blocks, &given), Ok(VerifiedPacking { peak: 986_112, bound: 986_112 }));
     assert_eq!(pack(&packed.blocks, &Config::default()).map(|p| p.offsets), Ok(given));
 }
 
@@ -401,17 +402,17 @@ fn minimalloc_d_has_a_packing_at_its_bound() {
 fn exact_search_is_for_problems_that_it_knows() {
     for text in ["3..1:8 0..1:4", "0..2:8@0", "0..1:1 0..1:1 0..1:1"] {
         let b = blocks(text);
-        assert!(Exact::new(&b, &Spans::new(&b), 2).is_none(), "{text}");
+        assert!(ExactProblem::new(&b, &BlockSpans::new(&b), 2).is_none(), "{text}");
     }
     // Sizes that are many units are rounded up to larger ones, unless an alignment is no multiple of these.
     let mut b = blocks("0..1:1 0..2:70368744177665");
-    let exact = Exact::new(&b, &Spans::new(&b), 2).expect("a problem");
-    let Answer::Found(offsets) = exact.search(71 << 40).run(9, 9) else { panic!("there is room") };
+    let exact = ExactProblem::new(&b, &BlockSpans::new(&b), 2).expect("a problem");
+    let ExactAnswer::Found(offsets) = exact.search(71 << 40).run(9, 9) else { panic!("there is room") };
     assert!(verify(&b, &offsets).is_ok_and(|v| v.peak <= 71 << 40));
     b[0].align = 6;
-    assert!(Exact::new(&b, &Spans::new(&b), 2).is_none());
+    assert!(ExactProblem::new(&b, &BlockSpans::new(&b), 2).is_none());
     // With no budget it says that it does not know.
     let b = blocks("0..1:1 0..1:1");
-    let exact = Exact::new(&b, &Spans::new(&b), 2).expect("a problem");
-    assert_eq!(exact.search(2).run(0, 0), Answer::Open);
+    let exact = ExactProblem::new(&b, &BlockSpans::new(&b), 2).expect("a problem");
+    assert_eq!(exact.search(2).run(0, 0), ExactAnswer::Open);
 }

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::block::Block;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Verified {
+pub struct VerifiedPacking {
     pub peak: u64,
     pub bound: u64,
 }
@@ -29,7 +29,7 @@ pub enum VerifyError {
     Misplaced { block: usize, offset: u64 },
 }
 
-pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError> {
+pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<VerifiedPacking, VerifyError> {
     if blocks.len() != offsets.len() {
         return Err(VerifyError::Count { found: offsets.len(), blocks: blocks.len() });
     }
@@ -52,7 +52,7 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError
     }
     events.sort_unstable();
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
-    let (mut load, mut found) = (0, Verified::default());
+    let (mut load, mut found) = (0, VerifiedPacking::default());
     for (_, starts, b) in events {
         let b = b as usize;
         let (from, to) = (offsets[b], offsets[b] + blocks[b].size);
@@ -69,7 +69,7 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<Verified, VerifyError
         }
         alive.insert(from, b);
         load += blocks[b].size;
-        found = Verified { peak: found.peak.max(to), bound: found.bound.max(load) };
+        found = VerifiedPacking { peak: found.peak.max(to), bound: found.bound.max(load) };
     }
     Ok(found)
 }

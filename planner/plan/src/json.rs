@@ -18,7 +18,7 @@ use crate::wire::{Plan, VERSION};
 /// A text that is no plan of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanReadError {
-    #[error("the plan has version {found}; this program reads version {VERSION}{}", since(*found))]
+    #[error("the plan has version {found}; this program reads version {VERSION}{}", legacy_version_hint(*found))]
     Version { found: u64 },
     #[error("line {line}, column {column}: {message}")]
     Form {
@@ -32,7 +32,7 @@ pub enum PlanReadError {
 }
 
 /// What became of plans of an older version.
-fn since(version: u64) -> &'static str {
+fn legacy_version_hint(version: u64) -> &'static str {
     match version {
         1 => ", where the variant `packets` is called `ll`: compile the program again",
         _ => "",
@@ -40,7 +40,7 @@ fn since(version: u64) -> &'static str {
 }
 
 #[derive(Deserialize)]
-struct Header {
+struct PlanHeader {
     version: u64,
 }
 
@@ -48,7 +48,7 @@ impl Plan {
     /// The plan as JSON, ending in a line break.
     pub fn to_json(&self) -> String {
         let mut out = Vec::new();
-        let mut writer = serde_json::Serializer::with_formatter(&mut out, Lines::default());
+        let mut writer = serde_json::Serializer::with_formatter(&mut out, PlanFormatter::default());
         // Every key of a plan is a string and writing to memory does not fail.
         let written = self.serialize(&mut writer);
         debug_assert!(written.is_ok());
@@ -58,20 +58,20 @@ impl Plan {
 
     /// Reads what [`to_json`](Self::to_json) wrote.
     pub fn from_json(text: &str) -> Result<Plan, PlanReadError> {
-        let header: Header = serde_json::from_str(text).map_err(form)?;
+        let header: PlanHeader = serde_json::from_str(text).map_err(format_error)?;
         if header.version != u64::from(VERSION) {
             return Err(PlanReadError::Version { found: header.version });
         }
-        serde_json::from_str(text).map_err(form)
+        serde_json::from_str(text).map_err(format_error)
     }
 
     /// SHA-256 of [`to_json`](Self::to_json), in hexadecimal.
     pub fn hash(&self) -> String {
-        sha256(self.to_json().as_bytes())
+        sha256_hex(self.to_json().as_bytes())
     }
 }
 
-pub fn sha256(bytes: &[u8]) -> String {
+pub fn sha256_hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut out, byte| {
         let _ = write!(out, "{byte:02x}");
@@ -79,7 +79,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     })
 }
 
-fn form(error: serde_json::Error) -> PlanReadError {
+fn format_error(error: serde_json::Error) -> PlanReadError {
     let text = error.to_string();
     // serde_json appends the position, which stands in fields of its own here.
     let message = match text.rfind(" at line ") {
@@ -94,32 +94,32 @@ const DEPTH: usize = 4;
 
 /// The formatter behind [`Plan::to_json`].
 #[derive(Default)]
-struct Lines {
+struct PlanFormatter {
     depth: usize,
     /// For each open level, whether it has an entry yet.
     filled: Vec<bool>,
 }
 
-impl Lines {
-    fn open<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+impl PlanFormatter {
+    fn open_bracket<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         self.depth += 1;
         self.filled.push(false);
         writer.write_all(bracket)
     }
 
-    fn close<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+    fn close_bracket<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         let broken = self.depth <= DEPTH && self.filled.pop() == Some(true);
         if self.depth > DEPTH {
             self.filled.pop();
         }
         self.depth -= 1;
         if broken {
-            self.line(writer)?;
+            self.break_line(writer)?;
         }
         writer.write_all(bracket)
     }
 
-    fn entry<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+    fn begin_entry<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         if !first {
             writer.write_all(b",")?;
         }
@@ -127,7 +127,7 @@ impl Lines {
             *filled = true;
         }
         if self.depth <= DEPTH {
-            self.line(writer)
+            self.break_line(writer)
         } else if first {
             Ok(())
         } else {
@@ -135,30 +135,30 @@ impl Lines {
         }
     }
 
-    fn line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+    fn break_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
         writer.write_all(b"\n")?;
         (0..self.depth).try_for_each(|_| writer.write_all(b" "))
     }
 }
 
-impl serde_json::ser::Formatter for Lines {
+impl serde_json::ser::Formatter for PlanFormatter {
     fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"[")
+        self.open_bracket(writer, b"[")
     }
     fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"]")
+        self.close_bracket(writer, b"]")
     }
     fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.entry(writer, first)
+        self.begin_entry(writer, first)
     }
     fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.open(writer, b"{")
+        self.open_bracket(writer, b"{")
     }
     fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.close(writer, b"}")
+        self.close_bracket(writer, b"}")
     }
     fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        self.entry(writer, first)
+        self.begin_entry(writer, first)
     }
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
         writer.write_all(b": ")

@@ -49,11 +49,12 @@ use thiserror::Error;
 
 mod decision;
 mod entries;
-mod once;
+mod unique_keys;
 
-pub use decision::{Alternative, AppliedRule, Decision, Replacement};
+pub use decision::{AppliedRule, CollectiveReplacement, Decision, DecisionAlternative};
 pub use entries::{
-    ArenaKind, Buffer, ByRank, CopyReason, ForcedCopy, Lane, Memory, Place, Reach, Step, Totals,
+    ArenaKind, BucketTotals, Buffer, CopyReason, ForcedCopy, Lane, MemoryRef, PeerReach, PerRankOffset, Step,
+    ValuePlacement,
 };
 pub use symmc_ir::collective::ExitBarrier;
 
@@ -91,38 +92,42 @@ pub struct Plan {
     pub programs: Vec<String>,
     /// What became of the collectives of the source that were replaced before the choice of variants. For people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub replacements: Vec<Replacement>,
+    pub replacements: Vec<CollectiveReplacement>,
     /// The sizes of the two arenas, the same on every rank and for every bucket.
-    pub arenas: Arenas,
+    pub arenas: ArenaSizes,
     /// Memory of the symmetric arena that has one place in all buckets.
-    pub fixed: Vec<Fixed>,
+    pub fixed: Vec<FixedRegion>,
     /// One schedule for each range of the symbols; their ranges are disjoint.
     pub buckets: Vec<Bucket>,
 }
 
 impl Plan {
     /// The index of the bucket that serves these values of the symbols, by name.
-    pub fn serving(&self, sizes: &IndexMap<String, i64>) -> Result<usize, Unserved> {
+    pub fn find_bucket(&self, sizes: &IndexMap<String, i64>) -> Result<usize, UnservedSizes> {
         let serves = |b: &Bucket| {
             b.symbols.iter().all(|(s, &[low, high])| sizes.get(s).is_some_and(|v| (low..=high).contains(v)))
         };
         self.buckets.iter().position(serves).ok_or_else(|| {
             let sizes = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            Unserved { sizes, served: self.buckets.iter().map(Bucket::range).collect() }
+            UnservedSizes { sizes, served: self.buckets.iter().map(Bucket::describe_range).collect() }
         })
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("no bucket of the plan serves {}; its buckets serve {}", list(sizes), list(served))]
-pub struct Unserved {
+#[error(
+    "no bucket of the plan serves {}; its buckets serve {}",
+    join_or_nothing(sizes),
+    join_or_nothing(served)
+)]
+pub struct UnservedSizes {
     /// The value of each symbol: `tokens=65`.
     pub sizes: Vec<String>,
-    /// What each bucket serves, as [`Bucket::range`] says it.
+    /// What each bucket serves, as [`Bucket::describe_range`] says it.
     pub served: Vec<String>,
 }
 
-fn list(items: &[String]) -> String {
+fn join_or_nothing(items: &[String]) -> String {
     if items.is_empty() { "nothing".into() } else { items.join("; ") }
 }
 
@@ -137,7 +142,7 @@ pub struct SourceProgram {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Arenas {
+pub struct ArenaSizes {
     /// Bytes of the ordinary arena, private to each rank.
     pub ordinary: u64,
     /// Bytes of the symmetric arena, which peers reach.
@@ -147,15 +152,15 @@ pub struct Arenas {
 /// Memory of the symmetric arena that has one place in all buckets.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Fixed {
-    pub role: Role,
+pub struct FixedRegion {
+    pub role: FixedRole,
     pub offset: u64,
     pub size: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Role {
+pub enum FixedRole {
     /// Landing zone `zone` (0 or 1) of all collectives of a group by `ll`, in turn by their epoch.
     Landing {
         group: String,
@@ -171,15 +176,15 @@ pub enum Role {
 #[serde(deny_unknown_fields)]
 pub struct Bucket {
     /// The inclusive range of each symbol; sizes and lifetimes hold for all of it.
-    #[serde(deserialize_with = "once::each_once")]
+    #[serde(deserialize_with = "unique_keys::deserialize_unique_keys")]
     pub symbols: IndexMap<String, [i64; 2]>,
     /// The index of the planned program.
     pub program: usize,
     /// Memory of this bucket. Two buffers may overlap when their lifetimes do not.
     pub buffers: Vec<Buffer>,
     /// Where each base value lies, by name.
-    #[serde(deserialize_with = "once::each_once")]
-    pub places: IndexMap<String, Place>,
+    #[serde(deserialize_with = "unique_keys::deserialize_unique_keys")]
+    pub places: IndexMap<String, ValuePlacement>,
     /// The steps, in an order that is consistent with their lanes and waits.
     pub steps: Vec<Step>,
     /// How each collective was chosen, in order of the steps.
@@ -187,12 +192,12 @@ pub struct Bucket {
     /// The copies that placement forced, in order of the steps. A `copy` whose result lies on its operand
     /// moves nothing and is not listed.
     pub copies: Vec<ForcedCopy>,
-    pub totals: Totals,
+    pub totals: BucketTotals,
 }
 
 impl Bucket {
     /// The sizes that it serves, for people: `batch=1, tokens=2..=8`.
-    pub fn range(&self) -> String {
+    pub fn describe_range(&self) -> String {
         let symbol = |(name, &[low, high]): (&String, &[i64; 2])| match low == high {
             true => format!("{name}={low}"),
             false => format!("{name}={low}..={high}"),

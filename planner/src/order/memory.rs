@@ -1,75 +1,81 @@
 //! Live bytes of both arenas while an order runs.
 
-use super::model::Tasks;
+use super::model::TaskGraph;
 
 /// Bytes in the ordinary and in the symmetric arena.
-pub type Bytes = [u64; 2];
+pub type ArenaBytes = [u64; 2];
 
-pub fn bytes(of: Bytes) -> u64 {
+pub fn total_bytes(of: ArenaBytes) -> u64 {
     of[0].saturating_add(of[1])
 }
 
 /// Live bytes while an order runs.
-pub struct Memory<'a> {
-    tasks: &'a Tasks,
-    pub live: Bytes,
+pub struct LiveMemory<'a> {
+    tasks: &'a TaskGraph,
+    pub live: ArenaBytes,
     /// How many steps have still to end that touch each class.
-    pub left: Vec<u32>,
+    pub remaining_users: Vec<u32>,
     /// Whether a step that touches each class has begun.
     begun: Vec<bool>,
     /// Whether a result was written over each class, so that its bytes count for that.
     gone: Vec<bool>,
 }
 
-impl<'a> Memory<'a> {
+impl<'a> LiveMemory<'a> {
     /// Before the first step.
-    pub fn new(tasks: &'a Tasks) -> Self {
+    pub fn new(tasks: &'a TaskGraph) -> Self {
         let classes = tasks.classes.len();
-        let left = (0..classes).map(|c| tasks.users.of(c).len() as u32).collect();
-        Memory { tasks, live: [0; 2], left, begun: vec![false; classes], gone: vec![false; classes] }
+        let left = (0..classes).map(|c| tasks.users.row(c).len() as u32).collect();
+        LiveMemory {
+            tasks,
+            live: [0; 2],
+            remaining_users: left,
+            begun: vec![false; classes],
+            gone: vec![false; classes],
+        }
     }
 
     /// Whether no step has touched the class yet.
-    pub fn is_new(&self, class: u32) -> bool {
+    pub fn is_untouched(&self, class: u32) -> bool {
         !self.begun[class as usize]
     }
 
-    pub fn added(&self, s: usize) -> Bytes {
-        let mut bytes: Bytes = [0; 2];
-        for &c in self.tasks.touches.of(s) {
-            if self.is_new(c) {
+    pub fn added_bytes(&self, s: usize) -> ArenaBytes {
+        let mut bytes: ArenaBytes = [0; 2];
+        for &c in self.tasks.touches.row(s) {
+            if self.is_untouched(c) {
                 let class = &self.tasks.classes[c as usize];
                 bytes[class.arena] = bytes[class.arena].saturating_add(class.bytes);
             }
         }
-        if let Some(class) = self.overwritten(s).map(|c| &self.tasks.classes[c as usize]) {
+        if let Some(class) = self.overwritten_class(s).map(|c| &self.tasks.classes[c as usize]) {
             bytes[class.arena] = bytes[class.arena].saturating_sub(class.bytes);
         }
         bytes
     }
 
     /// The class that the result of `s` is written over if `s` runs next.
-    pub fn overwritten(&self, s: usize) -> Option<u32> {
-        let last = |&&c: &&u32| self.left[c as usize] == 1 && !self.is_new(c);
-        self.tasks.over.of(s).iter().find(last).copied()
+    pub fn overwritten_class(&self, s: usize) -> Option<u32> {
+        let last = |&&c: &&u32| self.remaining_users[c as usize] == 1 && !self.is_untouched(c);
+        self.tasks.over.row(s).iter().find(last).copied()
     }
 
     /// Runs a step; returns what is live during it.
-    pub fn run(&mut self, s: usize) -> Bytes {
-        self.begin(s);
+    pub fn run(&mut self, s: usize) -> ArenaBytes {
+        self.begin_step(s);
         let during = self.live;
-        self.end(s);
+        self.end_step(s);
         during
     }
 
     /// Begins a step; others may run beside it until it [ends](Self::end).
-    pub fn begin(&mut self, s: usize) {
-        if let Some(over) = self.overwritten(s) {
+    pub fn begin_step(&mut self, s: usize) {
+        if let Some(over) = self.overwritten_class(s) {
             let class = &self.tasks.classes[over as usize];
             self.live[class.arena] = self.live[class.arena].saturating_sub(class.bytes);
             self.gone[over as usize] = true;
         }
-        for &c in self.tasks.touches.of(s) {
+        for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
             if !std::mem::replace(&mut self.begun[c as usize], true) {
                 self.live[class.arena] = self.live[class.arena].saturating_add(class.bytes);
@@ -78,11 +84,11 @@ impl<'a> Memory<'a> {
     }
 
     /// Ends a step, and with it the classes that no other step touches.
-    pub fn end(&mut self, s: usize) {
-        for &c in self.tasks.touches.of(s) {
+    pub fn end_step(&mut self, s: usize) {
+        for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
-            self.left[c as usize] -= 1;
-            if self.left[c as usize] == 0 && !self.gone[c as usize] {
+            self.remaining_users[c as usize] -= 1;
+            if self.remaining_users[c as usize] == 0 && !self.gone[c as usize] {
                 self.live[class.arena] = self.live[class.arena].saturating_sub(class.bytes);
             }
         }
@@ -90,11 +96,11 @@ impl<'a> Memory<'a> {
 }
 
 /// What is live during each step of an order.
-pub fn profile(tasks: &Tasks, order: &[u32]) -> Vec<Bytes> {
-    let mut memory = Memory::new(tasks);
+pub fn live_bytes_by_step(tasks: &TaskGraph, order: &[u32]) -> Vec<ArenaBytes> {
+    let mut memory = LiveMemory::new(tasks);
     order.iter().map(|&s| memory.run(s as usize)).collect()
 }
 
-pub fn peak(profile: &[Bytes]) -> Bytes {
+pub fn peak_bytes(profile: &[ArenaBytes]) -> ArenaBytes {
     profile.iter().fold([0; 2], |m, b| [m[0].max(b[0]), m[1].max(b[1])])
 }

@@ -21,32 +21,32 @@ mod named;
 mod overlap;
 mod window;
 
-pub use memory::bytes;
-pub use model::Tasks;
-pub use named::Order;
-pub use overlap::{Overlapped, makespan};
+pub use memory::total_bytes;
+pub use model::TaskGraph;
+pub use named::OrderStrategy;
+pub use overlap::{OverlappedOrder, makespan};
 pub use window::improve;
 
-use memory::profile;
+use memory::live_bytes_by_step;
 use overlap::{Prefetches, overlap};
 
 /// The largest sum of live bytes in the ordinary and in the symmetric arena, of an order whose values are placed.
-pub type Demand = [u64; 2];
+pub type ArenaDemand = [u64; 2];
 
 /// The demand of an order by the model.
-pub fn peak(tasks: &Tasks, order: &[u32]) -> Demand {
-    memory::peak(&profile(tasks, order))
+pub fn estimate_peak(tasks: &TaskGraph, order: &[u32]) -> ArenaDemand {
+    memory::peak_bytes(&live_bytes_by_step(tasks, order))
 }
 
 /// The order of this name; `None` if it takes a search.
-pub fn named(tasks: &Tasks, order: Order) -> Option<Vec<u32>> {
-    named::named(tasks, order)
+pub fn build_order(tasks: &TaskGraph, order: OrderStrategy) -> Option<Vec<u32>> {
+    named::build_order(tasks, order)
 }
 
 /// Orders made backwards, from the last step to the first, by the rules that look at memory.
-pub fn backwards(tasks: &Tasks) -> [Vec<u32>; 2] {
+pub fn backward_orders(tasks: &TaskGraph) -> [Vec<u32>; 2] {
     let reversed = tasks.reversed();
-    [named::Rule::Freed, named::Rule::Peak].map(|rule| {
+    [named::GreedyRule::Freed, named::GreedyRule::Peak].map(|rule| {
         let mut order = named::greedy(&reversed, rule);
         order.reverse();
         order
@@ -54,19 +54,19 @@ pub fn backwards(tasks: &Tasks) -> [Vec<u32>; 2] {
 }
 
 /// The overlapped forms of an order: with prefetches just in time, and with earlier ones.
-pub struct Overlaps<'a> {
-    tasks: &'a Tasks,
+pub struct OverlapVariants<'a> {
+    tasks: &'a TaskGraph,
     order: &'a [u32],
     prefetches: [Prefetches; LEADS.len()],
 }
 
-impl<'a> Overlaps<'a> {
-    pub fn new(tasks: &'a Tasks, order: &'a [u32]) -> Overlaps<'a> {
-        Overlaps { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
+impl<'a> OverlapVariants<'a> {
+    pub fn new(tasks: &'a TaskGraph, order: &'a [u32]) -> OverlapVariants<'a> {
+        OverlapVariants { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
     }
 
     /// Those that keep to so many bytes of both arenas by the model.
-    pub fn within(&self, budget: u64) -> impl Iterator<Item = Overlapped> {
+    pub fn within_budget(&self, budget: u64) -> impl Iterator<Item = OverlappedOrder> {
         self.prefetches.iter().map(move |prefetches| overlap(self.tasks, self.order, prefetches, budget))
     }
 }
@@ -75,6 +75,6 @@ impl<'a> Overlaps<'a> {
 const LEADS: [u64; 2] = [25, 150];
 
 /// So many bytes and the fraction `share` of them.
-pub fn more(bytes: u64, share: f64) -> u64 {
+pub fn with_slack(bytes: u64, share: f64) -> u64 {
     bytes.saturating_add((bytes as f64 * share) as u64)
 }

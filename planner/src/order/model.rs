@@ -15,27 +15,27 @@ use std::collections::BTreeSet;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::timeline::TimedStep;
-use symmc_ir::machine::{Memory, Moved, Profile};
-use symmc_ir::{CollectiveKind, Def, Dim, Node, NodeId, Op, OutputKind, Symbols, ValueId};
+use symmc_ir::machine::{MachineProfile, StepTraffic, TrafficModel};
+use symmc_ir::{CollectiveKind, Dim, Node, NodeId, Op, OutputKind, SymbolTable, ValueDef, ValueId};
 use symmc_plan::{ALIGN, CopyReason, Lane};
 
-use crate::prepare::Prepared;
-use crate::steps::{Readers, StepInfo, Steps};
+use crate::prepare::PreparedGraph;
+use crate::steps::{BaseReaders, ScheduleStep, StepList};
 
 /// What ordering needs to know about the steps, in program order.
 #[derive(Clone)]
-pub struct Tasks {
+pub struct TaskGraph {
     pub lane: Vec<Lane>,
     /// For each step the steps that must come before it, ascending, each once.
-    pub before: Lists,
+    pub before: IndexLists,
     /// For each step the steps that must come after it.
-    pub after: Lists,
+    pub after: IndexLists,
     /// For each step the classes that it reads or writes, each once.
-    pub touches: Lists,
-    pub users: Lists,
-    pub classes: Vec<Class>,
+    pub touches: IndexLists,
+    pub users: IndexLists,
+    pub classes: Vec<MemoryClass>,
     /// For each step the classes that its result may be written over, if no other step needs them any more.
-    pub over: Lists,
+    pub over: IndexLists,
     pub timed: Vec<TimedStep>,
     /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
     pub crossing: u64,
@@ -43,29 +43,29 @@ pub struct Tasks {
 
 /// Values that share memory in an arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Class {
+pub struct MemoryClass {
     pub bytes: u64,
     /// The index of its arena: [`symmc_plan::ArenaKind`].
     pub arena: usize,
 }
 
 #[derive(Clone)]
-pub struct Lists {
+pub struct IndexLists {
     start: Vec<u32>,
     items: Vec<u32>,
 }
 
-impl Lists {
-    pub fn from_rows(rows: impl Iterator<Item = Vec<u32>>) -> Lists {
+impl IndexLists {
+    pub fn from_rows(rows: impl Iterator<Item = Vec<u32>>) -> IndexLists {
         let (mut start, mut items) = (vec![0], Vec::new());
         for row in rows {
             items.extend(row);
             start.push(items.len() as u32);
         }
-        Lists { start, items }
+        IndexLists { start, items }
     }
 
-    pub fn of(&self, row: usize) -> &[u32] {
+    pub fn row(&self, row: usize) -> &[u32] {
         &self.items[self.start[row] as usize..self.start[row + 1] as usize]
     }
 
@@ -74,7 +74,7 @@ impl Lists {
     }
 
     /// The rows that hold each index below `len`.
-    pub fn transposed(&self, len: usize) -> Lists {
+    pub fn transposed(&self, len: usize) -> IndexLists {
         let mut start = vec![0u32; len + 1];
         for &i in &self.items {
             start[i as usize + 1] += 1;
@@ -85,55 +85,61 @@ impl Lists {
         let mut next = start.clone();
         let mut items = vec![0; self.items.len()];
         for row in 0..self.len() {
-            for &i in self.of(row) {
+            for &i in self.row(row) {
                 items[next[i as usize] as usize] = row as u32;
                 next[i as usize] += 1;
             }
         }
-        Lists { start, items }
+        IndexLists { start, items }
     }
 }
 
-impl Tasks {
+impl TaskGraph {
     /// The tasks of `steps` with sizes at the upper bounds of `symbols` and times from `profile`.
-    pub fn new(program: &Prepared, steps: &Steps, symbols: &Symbols, profile: Option<&Profile>) -> Tasks {
-        let size = |dim: &Dim| dim.upper(symbols).clamp(0, 1 << 52) as u64;
+    pub fn new(
+        program: &PreparedGraph,
+        steps: &StepList,
+        symbols: &SymbolTable,
+        profile: Option<&MachineProfile>,
+    ) -> TaskGraph {
+        let size = |dim: &Dim| dim.upper_bound(symbols).clamp(0, 1 << 52) as u64;
         let sizes: Vec<u64> = program.graph.values.values().map(|v| size(&v.ty.bytes())).collect();
         let readers = steps.readers();
         let mut before: Vec<Vec<u32>> =
             steps.list.iter().map(|s| s.reads.iter().filter_map(|&v| steps.def[v]).collect()).collect();
-        returns_last(program, steps, &readers, &mut before);
+        order_output_copies_last(program, steps, &readers, &mut before);
         for row in &mut before {
             row.sort_unstable();
             row.dedup();
         }
-        let before = Lists::from_rows(before.into_iter());
-        let mut shared = Shared::new(program, steps, &readers, &sizes);
-        shared.merge();
-        let together: Vec<usize> = program.graph.values.keys().map(|v| shared.find(v)).collect();
-        let (classes, of) = shared.classes();
+        let before = IndexLists::from_rows(before.into_iter());
+        let mut shared = SharedMemorySets::new(program, steps, &readers, &sizes);
+        shared.merge_operands();
+        let together: Vec<usize> = program.graph.values.keys().map(|v| shared.find_root(v)).collect();
+        let (classes, of) = shared.memory_classes();
         let class = |v: &ValueId| Some(of[v.index()]).filter(|&c| c != NONE);
-        let touches = Lists::from_rows(steps.list.iter().map(|s| {
+        let touches = IndexLists::from_rows(steps.list.iter().map(|s| {
             let mut row: Vec<u32> = s.reads.iter().chain(&s.writes).filter_map(class).collect();
             row.sort_unstable();
             row.dedup();
             row
         }));
-        let over = Lists::from_rows((0..steps.list.len()).map(|s| {
+        let over = IndexLists::from_rows((0..steps.list.len()).map(|s| {
             let result = steps.list[s].writes.first().and_then(class);
             let same =
                 |&c: &u32| result.is_some_and(|r| r != c && classes[r as usize] == classes[c as usize]);
-            shared.overwritable(s).filter_map(|v| class(&v)).filter(same).collect()
+            shared.overwritable_operands(s).filter_map(|v| class(&v)).filter(same).collect()
         }));
         let replaced = program.graph.outputs.iter().filter_map(|o| match o.kind {
             OutputKind::Mutates(input) => Some(input.index()),
             OutputKind::Returned => None,
         });
-        let memory = InPlace { program, steps, readers: &readers, replaced: replaced.collect(), together };
+        let memory =
+            InPlaceOperands { program, steps, readers: &readers, replaced: replaced.collect(), together };
         let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
-            timed(program, moved(program, &sizes, (at, step), &memory), step, symbols, profile)
+            estimate_step(program, step_traffic(program, &sizes, (at, step), &memory), step, symbols, profile)
         });
-        Tasks {
+        TaskGraph {
             lane: steps.list.iter().map(|s| s.lane).collect(),
             after: before.transposed(steps.list.len()),
             before,
@@ -142,7 +148,7 @@ impl Tasks {
             classes,
             over,
             timed: timed_steps.collect(),
-            crossing: profile.map_or(0, Profile::crossing),
+            crossing: profile.map_or(0, MachineProfile::lane_crossing_ns),
         }
     }
 
@@ -151,21 +157,26 @@ impl Tasks {
     }
 
     /// The same tasks with time running backwards.
-    pub fn reversed(&self) -> Tasks {
-        Tasks { before: self.after.clone(), after: self.before.clone(), ..self.clone() }
+    pub fn reversed(&self) -> TaskGraph {
+        TaskGraph { before: self.after.clone(), after: self.before.clone(), ..self.clone() }
     }
 }
 
 /// Lets a copy into an output follow the other readers of what it copies: their memory can then be the
 /// output's, and the copy moves nothing.
-fn returns_last(program: &Prepared, steps: &Steps, readers: &Readers, before: &mut [Vec<u32>]) {
+fn order_output_copies_last(
+    program: &PreparedGraph,
+    steps: &StepList,
+    readers: &BaseReaders,
+    before: &mut [Vec<u32>],
+) {
     let returns = program.copies.iter().filter(|c| c.reason == CopyReason::Output);
     let returns = returns
-        .filter(|c| program.whole[c.of])
-        .filter_map(|c| Some((program.base[c.of], steps.def[c.value]?)));
+        .filter(|c| program.covers_base[c.source])
+        .filter_map(|c| Some((program.base[c.source], steps.def[c.value]?)));
     for (base, copy) in returns {
         if steps.def[base].is_some() && !program.symmetric[base] {
-            before[copy as usize].extend(readers.of(base).iter().filter(|&&s| s < copy));
+            before[copy as usize].extend(readers.steps_reading(base).iter().filter(|&&s| s < copy));
         }
     }
 }
@@ -173,27 +184,32 @@ fn returns_last(program: &Prepared, steps: &Steps, readers: &Readers, before: &m
 const NONE: u32 = u32::MAX;
 
 /// Values that share memory in every order, as sets with one value that stands for each.
-struct Shared<'a> {
-    program: &'a Prepared,
-    steps: &'a Steps,
-    readers: &'a Readers,
+struct SharedMemorySets<'a> {
+    program: &'a PreparedGraph,
+    steps: &'a StepList,
+    readers: &'a BaseReaders,
     sizes: &'a [u64],
     output: Vec<bool>,
     /// Another value of the same set, or itself for the one that stands for the set.
     toward: Vec<u32>,
 }
 
-impl<'a> Shared<'a> {
-    fn new(program: &'a Prepared, steps: &'a Steps, readers: &'a Readers, sizes: &'a [u64]) -> Self {
+impl<'a> SharedMemorySets<'a> {
+    fn new(
+        program: &'a PreparedGraph,
+        steps: &'a StepList,
+        readers: &'a BaseReaders,
+        sizes: &'a [u64],
+    ) -> Self {
         let mut output = vec![false; sizes.len()];
         for o in &program.graph.outputs {
             output[o.value.index()] = true;
         }
-        Shared { program, steps, readers, sizes, output, toward: (0..sizes.len() as u32).collect() }
+        SharedMemorySets { program, steps, readers, sizes, output, toward: (0..sizes.len() as u32).collect() }
     }
 
     /// The value that stands for the set of `v`. Sets of long chains are found fast, as each search halves the way.
-    fn find(&mut self, v: ValueId) -> usize {
+    fn find_root(&mut self, v: ValueId) -> usize {
         let mut at = v.index();
         while self.toward[at] as usize != at {
             self.toward[at] = self.toward[self.toward[at] as usize];
@@ -203,25 +219,26 @@ impl<'a> Shared<'a> {
     }
 
     /// Merges as [`crate::place`] does for operands that no other step reads.
-    fn merge(&mut self) {
+    fn merge_operands(&mut self) {
         for s in 0..self.steps.list.len() {
             let node = &self.program.graph.nodes[self.steps.list[s].node];
-            if self.is_around(s) {
+            if self.can_enclose_operands(s) {
                 for &operand in &node.inputs {
-                    self.put(s, operand, node.outputs[0]);
+                    self.share_memory(s, operand, node.outputs[0]);
                 }
             }
         }
         for s in 0..self.steps.list.len() {
-            let first = self.overwritable(s).find(|&base| self.readers.of(base) == [s as u32]);
+            let first =
+                self.overwritable_operands(s).find(|&base| self.readers.steps_reading(base) == [s as u32]);
             if let Some(base) = first {
-                self.put(s, base, self.steps.list[s].writes[0]);
+                self.share_memory(s, base, self.steps.list[s].writes[0]);
             }
         }
     }
 
     /// Whether operands of the step may lie inside its result.
-    fn is_around(&self, s: usize) -> bool {
+    fn can_enclose_operands(&self, s: usize) -> bool {
         let (graph, step) = (&self.program.graph, &self.steps.list[s]);
         let node = &graph.nodes[step.node];
         match &node.op {
@@ -237,38 +254,38 @@ impl<'a> Shared<'a> {
     }
 
     /// Lets the memory of `operand`, which step `s` alone reads, be that of `result`.
-    fn put(&mut self, s: usize, operand: ValueId, result: ValueId) {
+    fn share_memory(&mut self, s: usize, operand: ValueId, result: ValueId) {
         let base = self.program.base[operand];
-        let alone = self.steps.def[base].is_some() && self.readers.of(base) == [s as u32];
-        let (from, into) = (self.find(base), self.find(result));
+        let alone = self.steps.def[base].is_some() && self.readers.steps_reading(base) == [s as u32];
+        let (from, into) = (self.find_root(base), self.find_root(result));
         let [from_symmetric, into_symmetric] =
             [from, into].map(|v| self.program.symmetric[ValueId::new(v)] && !self.output[v]);
         let reaches = !from_symmetric || into_symmetric;
-        if alone && self.program.whole[operand] && !self.output[from] && reaches && from != into {
+        if alone && self.program.covers_base[operand] && !self.output[from] && reaches && from != into {
             self.toward[from] = into as u32;
         }
     }
 
     /// The bases of a step's operands that its result may be written over, apart from when they die.
-    fn overwritable(&self, s: usize) -> impl Iterator<Item = ValueId> {
+    fn overwritable_operands(&self, s: usize) -> impl Iterator<Item = ValueId> {
         let (graph, step) = (&self.program.graph, &self.steps.list[s]);
         let operands = step.operands(graph, &self.program.base);
         operands.into_iter().filter_map(move |o| {
-            let result = *step.writes.first().filter(|&&r| o.allows(graph, r))?;
+            let result = *step.writes.first().filter(|&&r| o.may_be_overwritten_by(graph, r))?;
             let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
             let (of, base) = (graph.ty(o.value), self.program.base[o.value]);
             let same = of.shape == ty.shape && of.dtype.size() == ty.dtype.size();
             let near = self.program.symmetric[base] == arena && !self.output[base.index()];
-            let fits = same && near && self.program.whole[o.value] && self.steps.def[base].is_some();
+            let fits = same && near && self.program.covers_base[o.value] && self.steps.def[base].is_some();
             fits.then_some(base)
         })
     }
 
-    fn classes(&mut self) -> (Vec<Class>, Vec<u32>) {
+    fn memory_classes(&mut self) -> (Vec<MemoryClass>, Vec<u32>) {
         let mut of = vec![NONE; self.toward.len()];
         let mut classes = Vec::new();
         for (v, def) in self.steps.def.iter() {
-            let root = self.find(v);
+            let root = self.find_root(v);
             // Inputs take no arena memory, outputs none either.
             if def.is_none() || self.output[root] {
                 continue;
@@ -276,7 +293,7 @@ impl<'a> Shared<'a> {
             if of[root] == NONE {
                 of[root] = classes.len() as u32;
                 let arena = usize::from(self.program.symmetric[ValueId::new(root)]);
-                classes.push(Class { bytes: self.sizes[root].next_multiple_of(ALIGN), arena });
+                classes.push(MemoryClass { bytes: self.sizes[root].next_multiple_of(ALIGN), arena });
             }
             of[v.index()] = of[root];
         }
@@ -285,17 +302,17 @@ impl<'a> Shared<'a> {
 }
 
 /// Which operands lie where the result has its elements.
-struct InPlace<'a> {
-    program: &'a Prepared,
-    steps: &'a Steps,
-    readers: &'a Readers,
+struct InPlaceOperands<'a> {
+    program: &'a PreparedGraph,
+    steps: &'a StepList,
+    readers: &'a BaseReaders,
     /// The inputs that outputs replace.
     replaced: BTreeSet<usize>,
     /// For each value a number that those share which share memory in every order.
     together: Vec<usize>,
 }
 
-impl InPlace<'_> {
+impl InPlaceOperands<'_> {
     /// Whether an operand of a node of this step is a piece of its result, or can be overwritten in program order: by its last
     /// reader, if a step defines it or an output replaces it.
     fn is_in_place(&self, step: usize, node: NodeId, k: usize) -> bool {
@@ -303,47 +320,52 @@ impl InPlace<'_> {
         let Node { op, inputs, outputs } = &graph.nodes[node];
         let Some(base) = inputs.get(k).map(|&v| self.program.base[v]) else { return false };
         if matches!(op, Op::Concat { .. }) {
-            let whole = self.program.whole[inputs[k]] && self.steps.def[base].is_some();
+            let whole = self.program.covers_base[inputs[k]] && self.steps.def[base].is_some();
             let of = |v: ValueId| self.together[v.index()];
             return whole && outputs.first().is_some_and(|&result| of(result) == of(base));
         }
         let owned = match graph.values[base].def {
-            Def::Input(input) => self.replaced.contains(&input.index()),
-            Def::Node(..) => self.steps.def[base].is_some(),
+            ValueDef::Input(input) => self.replaced.contains(&input.index()),
+            ValueDef::Node(..) => self.steps.def[base].is_some(),
         };
-        owned && self.readers.of(base).last() == Some(&(step as u32))
+        owned && self.readers.steps_reading(base).last() == Some(&(step as u32))
     }
 }
 
-fn moved(program: &Prepared, sizes: &[u64], (at, step): (usize, &StepInfo), in_place: &InPlace<'_>) -> Moved {
+fn step_traffic(
+    program: &PreparedGraph,
+    sizes: &[u64],
+    (at, step): (usize, &ScheduleStep),
+    in_place: &InPlaceOperands<'_>,
+) -> StepTraffic {
     let graph = &program.graph;
     let own = |base: ValueId| {
         let nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
-        graph.def_node(base).is_some_and(|n| nodes.contains(&n))
+        graph.defining_node(base).is_some_and(|n| nodes.contains(&n))
     };
-    let memory = Memory {
+    let memory = TrafficModel {
         base: |v| program.base[v],
         bytes: |v: ValueId| sizes[v.index()],
         in_place: |n, k| in_place.is_in_place(at, n, k),
     };
     let reads = step.nodes().flat_map(|n| (0..graph.nodes[n].inputs.len()).map(move |k| (n, k)));
     let reads = reads.filter(|&(n, k)| !own(program.base[graph.nodes[n].inputs[k]]));
-    memory.moved_by_step(graph, step.nodes(), reads, step.writes.iter().copied())
+    memory.step_traffic(graph, step.nodes(), reads, step.writes.iter().copied())
 }
 
 /// A step with its estimated time; without a profile, a nanosecond for each two bytes that
 /// computation moves, and for each 100 of communication.
-fn timed(
-    program: &Prepared,
-    moved: Moved,
-    step: &StepInfo,
-    symbols: &Symbols,
-    profile: Option<&Profile>,
+fn estimate_step(
+    program: &PreparedGraph,
+    moved: StepTraffic,
+    step: &ScheduleStep,
+    symbols: &SymbolTable,
+    profile: Option<&MachineProfile>,
 ) -> TimedStep {
     let communicates = step.lane == Lane::Comm;
     let timed = match profile {
         Some(profile) => {
-            let extent = |d: &Dim| u64::try_from(d.upper(symbols).max(1)).unwrap_or(u64::MAX);
+            let extent = |d: &Dim| u64::try_from(d.upper_bound(symbols).max(1)).unwrap_or(u64::MAX);
             profile.timed_step(&program.graph, step.nodes(), moved, Some(false), extent)
         }
         None if communicates => TimedStep::compute(8000 + moved.bytes / 100),
@@ -358,18 +380,18 @@ mod tests {
 
     use super::*;
 
-    impl Tasks {
+    impl TaskGraph {
         /// Steps that write one value each, of these classes, and read those of the steps `before` them. A result may
         /// be written over an operand of the same class.
-        pub fn of_values(before: impl Iterator<Item = Vec<u32>>, classes: Vec<Class>) -> Tasks {
-            let before = Lists::from_rows(before);
+        pub fn of_values(before: impl Iterator<Item = Vec<u32>>, classes: Vec<MemoryClass>) -> TaskGraph {
+            let before = IndexLists::from_rows(before);
             let n = classes.len();
-            let touches = |s: usize| before.of(s).iter().copied().chain([s as u32]).collect();
-            let touches = Lists::from_rows((0..n).map(touches));
+            let touches = |s: usize| before.row(s).iter().copied().chain([s as u32]).collect();
+            let touches = IndexLists::from_rows((0..n).map(touches));
             let same = |s: usize, b: u32| classes[b as usize] == classes[s];
-            let over = |s: usize| before.of(s).iter().copied().filter(|&b| same(s, b)).collect();
-            let over = Lists::from_rows((0..n).map(over));
-            Tasks {
+            let over = |s: usize| before.row(s).iter().copied().filter(|&b| same(s, b)).collect();
+            let over = IndexLists::from_rows((0..n).map(over));
+            TaskGraph {
                 lane: vec![Lane::Compute; n],
                 after: before.transposed(n),
                 before,
@@ -383,7 +405,7 @@ mod tests {
         }
 
         /// Steps of random dependences that write a value of random size each, so many times in a row.
-        pub fn random(rng: &mut SplitMix, steps: usize, copies: usize) -> Tasks {
+        pub fn random(rng: &mut SplitMix, steps: usize, copies: usize) -> TaskGraph {
             let mut before: Vec<Vec<u32>> = Vec::new();
             let mut classes = Vec::new();
             let first = rng.0;
@@ -401,11 +423,13 @@ mod tests {
                     row.sort_unstable();
                     row.dedup();
                     before.push(row);
-                    classes
-                        .push(Class { bytes: 1 + rng.below(40) as u64, arena: usize::from(rng.one_in(4)) });
+                    classes.push(MemoryClass {
+                        bytes: 1 + rng.below(40) as u64,
+                        arena: usize::from(rng.one_in(4)),
+                    });
                 }
             }
-            Tasks::of_values(before.into_iter(), classes)
+            TaskGraph::of_values(before.into_iter(), classes)
         }
     }
 }

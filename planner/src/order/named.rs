@@ -22,13 +22,13 @@ use petgraph::graph::DiGraph;
 use petgraph::visit::DfsPostOrder;
 use symmc_ir::named_enum;
 
-use super::memory::Memory;
-use super::model::Tasks;
+use super::memory::LiveMemory;
+use super::model::TaskGraph;
 
 named_enum! {
     /// An order of the steps, by how it comes about.
     #[derive(Default)]
-    Order {
+    OrderStrategy {
         /// The fastest by estimate of those with little more memory than the leanest.
         #[default]
         Chosen = "chosen",
@@ -51,36 +51,36 @@ named_enum! {
     }
 }
 
-impl Order {
+impl OrderStrategy {
     /// The orders that a simple rule makes.
-    pub const NAMED: &'static [Order] = Order::ALL.split_at(2).1;
+    pub const NAMED: &'static [OrderStrategy] = OrderStrategy::ALL.split_at(2).1;
 }
 
 /// The order of this name; `None` if it takes a search.
-pub fn named(tasks: &Tasks, name: Order) -> Option<Vec<u32>> {
+pub fn build_order(tasks: &TaskGraph, name: OrderStrategy) -> Option<Vec<u32>> {
     Some(match name {
-        Order::Chosen | Order::Lean => return None,
-        Order::Program => (0..tasks.len() as u32).collect(),
-        Order::List => greedy(tasks, Rule::Freed),
-        Order::Lpmf => greedy(tasks, Rule::Peak),
-        Order::Dfs => dfs(tasks),
-        Order::DfsUsers => dfs_users(tasks),
-        Order::PostOrder => {
-            let ends = (0..tasks.len() as u32).filter(|&s| tasks.after.of(s as usize).is_empty());
+        OrderStrategy::Chosen | OrderStrategy::Lean => return None,
+        OrderStrategy::Program => (0..tasks.len() as u32).collect(),
+        OrderStrategy::List => greedy(tasks, GreedyRule::Freed),
+        OrderStrategy::Lpmf => greedy(tasks, GreedyRule::Peak),
+        OrderStrategy::Dfs => dfs(tasks),
+        OrderStrategy::DfsUsers => dfs_users(tasks),
+        OrderStrategy::PostOrder => {
+            let ends = (0..tasks.len() as u32).filter(|&s| tasks.after.row(s as usize).is_empty());
             depth_first(tasks, ends, |before| before.to_vec())
         }
-        Order::Bfs => bfs(tasks),
+        OrderStrategy::Bfs => bfs(tasks),
     })
 }
 
 /// Each step after all that it needs, from `roots` on; `arrange` says in which order to go to what a step needs.
 fn depth_first(
-    tasks: &Tasks,
+    tasks: &TaskGraph,
     roots: impl Iterator<Item = u32>,
     arrange: impl Fn(&[u32]) -> Vec<u32>,
 ) -> Vec<u32> {
     let steps = 0..tasks.len() as u32;
-    let needs = |s: u32| arrange(tasks.before.of(s as usize)).into_iter().map(move |needed| (s, needed));
+    let needs = |s: u32| arrange(tasks.before.row(s as usize)).into_iter().map(move |needed| (s, needed));
     let mut graph: DiGraph<(), ()> = DiGraph::with_capacity(tasks.len(), 0);
     steps.clone().for_each(|_| _ = graph.add_node(()));
     graph.extend_with_edges(steps.flat_map(needs));
@@ -95,9 +95,9 @@ fn depth_first(
     out
 }
 
-fn dfs(tasks: &Tasks) -> Vec<u32> {
+fn dfs(tasks: &TaskGraph) -> Vec<u32> {
     let bytes = |s: u32| {
-        let classes = tasks.touches.of(s as usize).iter();
+        let classes = tasks.touches.row(s as usize).iter();
         classes.map(|&c| tasks.classes[c as usize].bytes).fold(0, u64::saturating_add)
     };
     let mut roots: Vec<u32> = (0..tasks.len() as u32).collect();
@@ -105,20 +105,20 @@ fn dfs(tasks: &Tasks) -> Vec<u32> {
     depth_first(tasks, roots.into_iter(), |before| before.to_vec())
 }
 
-fn dfs_users(tasks: &Tasks) -> Vec<u32> {
+fn dfs_users(tasks: &TaskGraph) -> Vec<u32> {
     let mut further = vec![0u64; tasks.len()];
     let mut cone = vec![0u64; tasks.len()];
-    let mut memory = Memory::new(tasks);
+    let mut memory = LiveMemory::new(tasks);
     for s in 0..tasks.len() {
-        let before = || tasks.before.of(s).iter().map(|&b| b as usize);
-        let users = (tasks.after.of(s).len() as u64).saturating_sub(1);
+        let before = || tasks.before.row(s).iter().map(|&b| b as usize);
+        let users = (tasks.after.row(s).len() as u64).saturating_sub(1);
         further[s] = before().map(|b| further[b]).fold(users, u64::saturating_add);
-        let added = memory.added(s);
+        let added = memory.added_bytes(s);
         let own = added[0].saturating_add(added[1]);
         cone[s] = before().map(|b| cone[b]).fold(own, u64::saturating_add);
         memory.run(s);
     }
-    let ends = (0..tasks.len() as u32).filter(|&s| tasks.after.of(s as usize).is_empty());
+    let ends = (0..tasks.len() as u32).filter(|&s| tasks.after.row(s as usize).is_empty());
     depth_first(tasks, ends, |before| {
         let mut before = before.to_vec();
         before.sort_by_key(|&b| (Reverse(further[b as usize]), Reverse(cone[b as usize]), b));
@@ -126,20 +126,20 @@ fn dfs_users(tasks: &Tasks) -> Vec<u32> {
     })
 }
 
-fn bfs(tasks: &Tasks) -> Vec<u32> {
+fn bfs(tasks: &TaskGraph) -> Vec<u32> {
     let mut at = vec![0u32; tasks.len()];
-    let mut missing: Vec<u32> = (0..tasks.len()).map(|s| tasks.before.of(s).len() as u32).collect();
+    let mut missing: Vec<u32> = (0..tasks.len()).map(|s| tasks.before.row(s).len() as u32).collect();
     let mut ready = BinaryHeap::new();
     ready.extend((0..tasks.len() as u32).filter(|&s| missing[s as usize] == 0).map(|s| Reverse((vec![], s))));
     let mut out = Vec::with_capacity(tasks.len());
     while let Some(Reverse((_, s))) = ready.pop() {
         at[s as usize] = out.len() as u32;
         out.push(s);
-        for &a in tasks.after.of(s as usize) {
+        for &a in tasks.after.row(s as usize) {
             missing[a as usize] -= 1;
             if missing[a as usize] == 0 {
                 let mut made: Vec<u32> =
-                    tasks.before.of(a as usize).iter().map(|&b| at[b as usize]).collect();
+                    tasks.before.row(a as usize).iter().map(|&b| at[b as usize]).collect();
                 made.sort_unstable();
                 ready.push(Reverse((made, a)));
             }
@@ -149,7 +149,7 @@ fn bfs(tasks: &Tasks) -> Vec<u32> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
+pub enum GreedyRule {
     /// The bytes that stay, then the number of users.
     Freed,
     /// The peak, then the bytes that stay.
@@ -160,14 +160,14 @@ pub enum Rule {
 const SCAN: usize = 64;
 
 /// Takes one step after another by a rule.
-pub fn greedy(tasks: &Tasks, rule: Rule) -> Vec<u32> {
-    Greedy::new(tasks, rule).run().0
+pub fn greedy(tasks: &TaskGraph, rule: GreedyRule) -> Vec<u32> {
+    GreedyScheduler::new(tasks, rule).run().0
 }
 
 /// What a step would do to the live bytes if it came next: what stays, the tie breaker, what it adds.
 type Effect = (i128, i64, u64);
 
-struct Ready {
+struct ReadyStep {
     /// The bytes of the classes, by arena, that it would touch first and those that it would touch last.
     first: [u128; 2],
     last: [u128; 2],
@@ -177,11 +177,11 @@ struct Ready {
     stale: bool,
 }
 
-struct Greedy<'a> {
-    tasks: &'a Tasks,
-    rule: Rule,
-    memory: Memory<'a>,
-    ready: Vec<Option<Ready>>,
+struct GreedyScheduler<'a> {
+    tasks: &'a TaskGraph,
+    rule: GreedyRule,
+    memory: LiveMemory<'a>,
+    ready: Vec<Option<ReadyStep>>,
     by_effect: BTreeSet<(i128, i64, u32)>,
     by_added: BTreeSet<(u64, i128, u32)>,
     peak: u64,
@@ -189,12 +189,12 @@ struct Greedy<'a> {
     work: usize,
 }
 
-impl<'a> Greedy<'a> {
-    fn new(tasks: &'a Tasks, rule: Rule) -> Self {
-        Greedy {
+impl<'a> GreedyScheduler<'a> {
+    fn new(tasks: &'a TaskGraph, rule: GreedyRule) -> Self {
+        GreedyScheduler {
             tasks,
             rule,
-            memory: Memory::new(tasks),
+            memory: LiveMemory::new(tasks),
             ready: (0..tasks.len()).map(|_| None).collect(),
             by_effect: BTreeSet::new(),
             by_added: BTreeSet::new(),
@@ -206,60 +206,60 @@ impl<'a> Greedy<'a> {
     /// The order, and the work that it took.
     fn run(mut self) -> (Vec<u32>, usize) {
         let tasks = self.tasks;
-        let mut missing: Vec<u32> = (0..tasks.len()).map(|s| tasks.before.of(s).len() as u32).collect();
-        (0..tasks.len()).filter(|&s| missing[s] == 0).for_each(|s| self.enter(s));
+        let mut missing: Vec<u32> = (0..tasks.len()).map(|s| tasks.before.row(s).len() as u32).collect();
+        (0..tasks.len()).filter(|&s| missing[s] == 0).for_each(|s| self.add_ready(s));
         let mut out = Vec::with_capacity(tasks.len());
-        while let Some(s) = self.next() {
-            self.leave(s);
+        while let Some(s) = self.next_step() {
+            self.remove_ready(s);
             let during = self.memory.run(s);
             self.peak = self.peak.max(during[0].saturating_add(during[1]));
             out.push(s as u32);
-            self.follow(s);
-            for &a in tasks.after.of(s) {
+            self.update_ready_effects(s);
+            for &a in tasks.after.row(s) {
                 missing[a as usize] -= 1;
                 if missing[a as usize] == 0 {
-                    self.enter(a as usize);
+                    self.add_ready(a as usize);
                 }
             }
         }
         (out, self.work)
     }
 
-    fn enter(&mut self, s: usize) {
+    fn add_ready(&mut self, s: usize) {
         let (mut first, mut last) = ([0; 2], [0; 2]);
-        for &c in self.tasks.touches.of(s) {
+        for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
-            if self.memory.is_new(c) {
+            if self.memory.is_untouched(c) {
                 first[class.arena] += u128::from(class.bytes);
             }
-            if self.memory.left[c as usize] == 1 {
+            if self.memory.remaining_users[c as usize] == 1 {
                 last[class.arena] += u128::from(class.bytes);
             }
         }
-        self.work += self.tasks.touches.of(s).len();
-        self.put(s, first, last);
+        self.work += self.tasks.touches.row(s).len();
+        self.insert_sorted(s, first, last);
     }
 
     /// Gives a step that could come next its place in the sorted sets.
-    fn put(&mut self, s: usize, first: [u128; 2], last: [u128; 2]) {
+    fn insert_sorted(&mut self, s: usize, first: [u128; 2], last: [u128; 2]) {
         let bytes = |b: u128| b.min(u128::from(u64::MAX)) as u64;
         let mut added = first.map(bytes);
-        if let Some(class) = self.memory.overwritten(s).map(|c| &self.tasks.classes[c as usize]) {
+        if let Some(class) = self.memory.overwritten_class(s).map(|c| &self.tasks.classes[c as usize]) {
             added[class.arena] = added[class.arena].saturating_sub(class.bytes);
         }
         let sum = |b: [u64; 2]| b[0].saturating_add(b[1]);
         let added = sum(added);
         let stays = i128::from(added) - i128::from(sum(last.map(bytes)));
         let tie = match self.rule {
-            Rule::Freed => -(self.tasks.after.of(s).len() as i64),
-            Rule::Peak => 0,
+            GreedyRule::Freed => -(self.tasks.after.row(s).len() as i64),
+            GreedyRule::Peak => 0,
         };
-        self.ready[s] = Some(Ready { first, last, effect: (stays, tie, added), stale: false });
+        self.ready[s] = Some(ReadyStep { first, last, effect: (stays, tie, added), stale: false });
         self.by_effect.insert((stays, tie, s as u32));
         self.by_added.insert((added, stays, s as u32));
     }
 
-    fn leave(&mut self, s: usize) -> Option<Ready> {
+    fn remove_ready(&mut self, s: usize) -> Option<ReadyStep> {
         let ready = self.ready[s].take()?;
         let (stays, tie, added) = ready.effect;
         self.by_effect.remove(&(stays, tie, s as u32));
@@ -269,12 +269,12 @@ impl<'a> Greedy<'a> {
 
     /// After step `s`: what the first and the last user but one of a class do has changed for those that remain. Each
     /// of these gets its new place once.
-    fn follow(&mut self, s: usize) {
+    fn update_ready_effects(&mut self, s: usize) {
         let mut stale = Vec::new();
-        for &c in self.tasks.touches.of(s) {
+        for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
-            let users = self.tasks.users.of(c as usize);
-            let left = self.memory.left[c as usize] as usize;
+            let users = self.tasks.users.row(c as usize);
+            let left = self.memory.remaining_users[c as usize] as usize;
             let (touched, ends) = (left + 1 == users.len(), left == 1);
             if !touched && !ends {
                 continue;
@@ -295,22 +295,22 @@ impl<'a> Greedy<'a> {
         }
         self.work += stale.len();
         for u in stale {
-            if let Some(Ready { first, last, .. }) = self.leave(u) {
-                self.put(u, first, last);
+            if let Some(ReadyStep { first, last, .. }) = self.remove_ready(u) {
+                self.insert_sorted(u, first, last);
             }
         }
     }
 
-    fn next(&mut self) -> Option<usize> {
+    fn next_step(&mut self) -> Option<usize> {
         let first = match self.rule {
-            Rule::Freed => self.by_effect.first().map(|e| e.2),
-            Rule::Peak => self.below_peak().or_else(|| self.by_added.first().map(|e| e.2)),
+            GreedyRule::Freed => self.by_effect.first().map(|e| e.2),
+            GreedyRule::Peak => self.best_below_peak().or_else(|| self.by_added.first().map(|e| e.2)),
         };
         first.map(|s| s as usize)
     }
 
     /// Of the steps that do not raise the peak, that which leaves the fewest bytes.
-    fn below_peak(&mut self) -> Option<u32> {
+    fn best_below_peak(&mut self) -> Option<u32> {
         let live = self.memory.live[0].saturating_add(self.memory.live[1]);
         let fits = |added: u64| live.saturating_add(added) <= self.peak;
         let mut best = None;
@@ -333,12 +333,12 @@ mod tests {
     use symmc_support::random::SplitMix;
 
     use super::*;
-    use crate::order::model::Class;
+    use crate::order::model::MemoryClass;
 
-    const RULES: [Rule; 2] = [Rule::Freed, Rule::Peak];
+    const RULES: [GreedyRule; 2] = [GreedyRule::Freed, GreedyRule::Peak];
 
     /// Steps that write a value each: `wide` of nothing; readers of one of these each if `read`; `ends` of all.
-    fn fan(wide: usize, read: bool, ends: usize) -> Tasks {
+    fn fan(wide: usize, read: bool, ends: usize) -> TaskGraph {
         let readers = if read { wide } else { 0 };
         let before = |s: usize| match s {
             _ if s < wide => vec![],
@@ -346,8 +346,8 @@ mod tests {
             _ => (0..wide as u32).collect(),
         };
         let steps = wide + readers + ends;
-        let classes = (0..steps).map(|s| Class { bytes: 64 * (1 + s as u64 % 7), arena: 0 });
-        Tasks::of_values((0..steps).map(before), classes.collect())
+        let classes = (0..steps).map(|s| MemoryClass { bytes: 64 * (1 + s as u64 % 7), arena: 0 });
+        TaskGraph::of_values((0..steps).map(before), classes.collect())
     }
 
     #[test]
@@ -355,8 +355,8 @@ mod tests {
         for (wide, read, ends) in [(2000, false, 2), (200, false, 100), (2000, true, 1), (100, true, 100)] {
             let tasks = fan(wide, read, ends);
             for (tasks, rule) in [&tasks, &tasks.reversed()].iter().flat_map(|t| RULES.map(|r| (*t, r))) {
-                let (order, work) = Greedy::new(tasks, rule).run();
-                let operands: usize = (0..tasks.len()).map(|s| tasks.touches.of(s).len()).sum();
+                let (order, work) = GreedyScheduler::new(tasks, rule).run();
+                let operands: usize = (0..tasks.len()).map(|s| tasks.touches.row(s).len()).sum();
                 assert_eq!(order.len(), tasks.len());
                 let most = 4 * operands + 2 * SCAN * tasks.len();
                 assert!(work <= most, "{wide}, {read}, {ends}: {work} of {operands} operands");
@@ -365,22 +365,26 @@ mod tests {
     }
 
     /// The rules, by looking at every step each time.
-    fn slow(tasks: &Tasks, rule: Rule) -> Vec<u32> {
-        let mut memory = Memory::new(tasks);
+    fn slow(tasks: &TaskGraph, rule: GreedyRule) -> Vec<u32> {
+        let mut memory = LiveMemory::new(tasks);
         let (mut order, mut peak) = (Vec::new(), 0);
         while order.len() < tasks.len() {
             let ready = (0..tasks.len() as u32).filter(|s| {
-                !order.contains(s) && tasks.before.of(*s as usize).iter().all(|b| order.contains(b))
+                !order.contains(s) && tasks.before.row(*s as usize).iter().all(|b| order.contains(b))
             });
             let live: u64 = memory.live.iter().sum();
             let next = ready.min_by_key(|&s| {
-                let added = memory.added(s as usize).iter().sum::<u64>() as i64;
-                let ends = tasks.touches.of(s as usize).iter().filter(|&&c| memory.left[c as usize] == 1);
+                let added = memory.added_bytes(s as usize).iter().sum::<u64>() as i64;
+                let ends = tasks
+                    .touches
+                    .row(s as usize)
+                    .iter()
+                    .filter(|&&c| memory.remaining_users[c as usize] == 1);
                 let stays = added - ends.map(|&c| tasks.classes[c as usize].bytes as i64).sum::<i64>();
                 match rule {
-                    Rule::Freed => (0, stays, -(tasks.after.of(s as usize).len() as i64), s),
-                    Rule::Peak if live as i64 + added <= peak => (-1, stays, 0, s),
-                    Rule::Peak => (added, stays, 0, s),
+                    GreedyRule::Freed => (0, stays, -(tasks.after.row(s as usize).len() as i64), s),
+                    GreedyRule::Peak if live as i64 + added <= peak => (-1, stays, 0, s),
+                    GreedyRule::Peak => (added, stays, 0, s),
                 }
             });
             let next = next.expect("a step is ready");
@@ -393,7 +397,7 @@ mod tests {
     #[test]
     fn greedy_orders_follow_their_rules() {
         for seed in 0..60 {
-            let tasks = Tasks::random(&mut SplitMix(seed), 40, 1);
+            let tasks = TaskGraph::random(&mut SplitMix(seed), 40, 1);
             for (tasks, rule) in [&tasks, &tasks.reversed()].iter().flat_map(|t| RULES.map(|r| (*t, r))) {
                 assert_eq!(greedy(tasks, rule), slow(tasks, rule), "seed {seed}");
             }

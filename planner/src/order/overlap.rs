@@ -17,14 +17,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use symmc_ir::machine::timeline::{FULL, Timeline, simulate};
+use symmc_ir::machine::timeline::{FULL_RATE, Timeline, simulate_timeline};
 use symmc_plan::Lane;
 
-use super::memory::{Memory, bytes};
-use super::model::Tasks;
+use super::memory::{LiveMemory, total_bytes};
+use super::model::TaskGraph;
 
 /// An order of the steps with what may be in flight.
-pub struct Overlapped {
+pub struct OverlappedOrder {
     pub order: Vec<u32>,
     /// For each place of the order the first place behind it at which bytes that the step used may be written again.
     pub joined: Vec<u32>,
@@ -34,14 +34,14 @@ pub struct Overlapped {
 
 /// Overlaps communication with computation, starting from `order`, whose prefetches these are. At most `budget` bytes of both
 /// arenas are live at once, unless computation would wait for nothing.
-pub fn overlap(tasks: &Tasks, order: &[u32], prefetches: &Prefetches, budget: u64) -> Overlapped {
-    Scheduler::new(tasks, order, prefetches, budget).run()
+pub fn overlap(tasks: &TaskGraph, order: &[u32], prefetches: &Prefetches, budget: u64) -> OverlappedOrder {
+    OverlapScheduler::new(tasks, order, prefetches, budget).run()
 }
 
 /// The timeline of an order, by place. The compute lane waits for each collective at its join (see
 /// [`crate::liveness::Liveness::joined`]), and a collective waits for all computation in front of it, whose bytes it may be
 /// given.
-pub fn timeline(tasks: &Tasks, order: &[u32], joined: &[u32]) -> Timeline {
+pub fn simulate_order(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> Timeline {
     let mut place = vec![0usize; tasks.len()];
     order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
     // For each place the last collective that is joined by then.
@@ -62,16 +62,16 @@ pub fn timeline(tasks: &Tasks, order: &[u32], joined: &[u32]) -> Timeline {
     for at in 1..steps.len() {
         computed[at] = if steps[at - 1].communicates { computed[at - 1] } else { Some(at - 1) };
     }
-    simulate(&steps, tasks.crossing, |at, wait| {
-        tasks.before.of(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
+    simulate_timeline(&steps, tasks.crossing, |at, wait| {
+        tasks.before.row(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
         let reused = if steps[at].communicates { computed[at] } else { due[at] };
         reused.into_iter().for_each(wait);
     })
 }
 
 /// The estimated time of an order in nanoseconds, see [`timeline`].
-pub fn makespan(tasks: &Tasks, order: &[u32], joined: &[u32]) -> u64 {
-    timeline(tasks, order, joined).total
+pub fn makespan(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> u64 {
+    simulate_order(tasks, order, joined).total
 }
 
 pub struct Prefetches {
@@ -96,16 +96,16 @@ const FIRST: u64 = 1 << 60;
 
 impl Prefetches {
     /// Those of an order, which start earlier than at their latest start by `lead` percent of their time.
-    pub fn new(tasks: &Tasks, order: &[u32], lead: u64) -> Prefetches {
+    pub fn new(tasks: &TaskGraph, order: &[u32], lead: u64) -> Prefetches {
         let mut ahead: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
         let mut moved = vec![false; tasks.len()];
         let mut is_prefetch = vec![false; tasks.len()];
         let mut unused = vec![false; tasks.len()];
         for &s in order.iter().filter(|&&s| tasks.lane[s as usize] == Lane::Comm) {
-            if let Some(feeds) = feeds(tasks, s as usize) {
+            if let Some(feeds) = prefetch_inputs(tasks, s as usize) {
                 feeds.iter().for_each(|&f| moved[f as usize] = true);
                 (ahead[s as usize], is_prefetch[s as usize]) = (feeds, true);
-                unused[s as usize] = tasks.after.of(s as usize).is_empty();
+                unused[s as usize] = tasks.after.row(s as usize).is_empty();
             }
         }
         let mut turn = vec![FIRST; tasks.len()];
@@ -119,7 +119,7 @@ impl Prefetches {
                 now = now.saturating_add(tasks.timed[s as usize].time);
             }
         }
-        let used = |s: usize| tasks.after.of(s).iter().map(|&a| turn[a as usize]).min().unwrap_or(now);
+        let used = |s: usize| tasks.after.row(s).iter().map(|&a| turn[a as usize]).min().unwrap_or(now);
         let used_prefetches = order.iter().filter(|&&s| is_prefetch[s as usize] && !unused[s as usize]);
         let mut by_use: Vec<(u64, u32)> = used_prefetches.map(|&s| (used(s as usize), s)).collect();
         by_use.sort_unstable();
@@ -133,7 +133,7 @@ impl Prefetches {
         let (mut start, mut before) = (u64::MAX, u64::MAX);
         for &(used, s) in by_use.iter().rev() {
             let s = s as usize;
-            let time = beside(tasks, s);
+            let time = concurrent_time(tasks, s);
             next = next.min(used).saturating_sub(time.saturating_add(tasks.crossing));
             start = start.min(next.saturating_sub(time.saturating_mul(lead) / 100));
             (turn[s], earliest[s]) = (next, Some(start));
@@ -151,12 +151,12 @@ impl Prefetches {
 
 /// What a collective needs before it can start, in order, if that is little enough to move it ahead: no other collective, and
 /// computation that takes no longer than it, or no longer than [`MOVED_TIME`].
-fn feeds(tasks: &Tasks, collective: usize) -> Option<Vec<u32>> {
+fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
     let mut found = BTreeSet::new();
     let mut open = vec![collective];
     let mut time = 0u64;
     while let Some(s) = open.pop() {
-        for &b in tasks.before.of(s) {
+        for &b in tasks.before.row(s) {
             if !found.insert(b) {
                 continue;
             }
@@ -173,15 +173,15 @@ fn feeds(tasks: &Tasks, collective: usize) -> Option<Vec<u32>> {
 
 /// A step that runs, from when to when; of a collective its place in the order.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Running {
+struct RunningStep {
     step: usize,
     start: u64,
     end: u64,
     place: usize,
 }
 
-struct Scheduler<'a> {
-    tasks: &'a Tasks,
+struct OverlapScheduler<'a> {
+    tasks: &'a TaskGraph,
     prefetches: &'a Prefetches,
     budget: u64,
     /// The steps in the order that it starts from, and the place of each there.
@@ -192,10 +192,10 @@ struct Scheduler<'a> {
     started: Vec<bool>,
     /// How many steps must still end before each.
     missing: Vec<u32>,
-    memory: Memory<'a>,
+    memory: LiveMemory<'a>,
     now: u64,
-    computing: Option<Running>,
-    communicating: Option<Running>,
+    computing: Option<RunningStep>,
+    communicating: Option<RunningStep>,
     /// Steps whose operands have arrived, by turn and rank: computation, collectives, computation that is moved ahead,
     /// prefetches, and those that no step uses. The last three wait for their time, and must not hide the others.
     ready: [BTreeSet<(u64, u32)>; 5],
@@ -203,13 +203,13 @@ struct Scheduler<'a> {
     pending: BTreeSet<(u64, u32)>,
     /// Collectives that have ended, whose memory no computation may take over yet; and those whose memory the computation
     /// that runs may take over.
-    ended: VecDeque<Running>,
+    ended: VecDeque<RunningStep>,
     joining: Vec<usize>,
     /// The bytes of the latter.
     held: u64,
     /// The place of each collective that has started.
     place: Vec<usize>,
-    out: Overlapped,
+    out: OverlappedOrder,
 }
 
 /// The index of prefetches, and of those that no step uses, in [`Scheduler::ready`].
@@ -221,14 +221,14 @@ const LOOKED_AT: usize = 8;
 /// The part of its time, in percent, that a collective may take longer than estimated before its memory is taken over.
 const MARGIN: u64 = 25;
 
-impl<'a> Scheduler<'a> {
-    fn new(tasks: &'a Tasks, from: &'a [u32], prefetches: &'a Prefetches, budget: u64) -> Self {
+impl<'a> OverlapScheduler<'a> {
+    fn new(tasks: &'a TaskGraph, from: &'a [u32], prefetches: &'a Prefetches, budget: u64) -> Self {
         let mut rank = vec![0; tasks.len()];
         from.iter().enumerate().for_each(|(i, &s)| rank[s as usize] = i as u32);
         let joined = vec![tasks.len() as u32; tasks.len()];
         let used = |s: &usize| prefetches.earliest[*s].is_some() && !prefetches.unused[*s];
         let pending = (0..tasks.len()).filter(used).map(|s| (prefetches.turn[s], rank[s])).collect();
-        Scheduler {
+        OverlapScheduler {
             tasks,
             prefetches,
             budget,
@@ -236,8 +236,8 @@ impl<'a> Scheduler<'a> {
             rank,
             frontier: 0,
             started: vec![false; tasks.len()],
-            missing: (0..tasks.len()).map(|s| tasks.before.of(s).len() as u32).collect(),
-            memory: Memory::new(tasks),
+            missing: (0..tasks.len()).map(|s| tasks.before.row(s).len() as u32).collect(),
+            memory: LiveMemory::new(tasks),
             now: 0,
             computing: None,
             communicating: None,
@@ -247,36 +247,36 @@ impl<'a> Scheduler<'a> {
             joining: Vec::new(),
             held: 0,
             place: vec![0; tasks.len()],
-            out: Overlapped { order: Vec::with_capacity(tasks.len()), joined, peak: 0 },
+            out: OverlappedOrder { order: Vec::with_capacity(tasks.len()), joined, peak: 0 },
         }
     }
 
-    fn run(mut self) -> Overlapped {
+    fn run(mut self) -> OverlappedOrder {
         for s in 0..self.tasks.len() {
             if self.missing[s] == 0 {
                 self.enable(s);
             }
         }
-        self.pass_started();
+        self.advance_frontier();
         loop {
-            self.communicate();
-            self.compute();
-            if self.computing.is_none() && self.communicating.is_none() && !self.force() {
+            self.start_communication();
+            self.start_computation();
+            if self.computing.is_none() && self.communicating.is_none() && !self.force_start() {
                 break;
             }
-            self.proceed();
+            self.advance_time();
         }
         debug_assert_eq!(self.out.order.len(), self.tasks.len());
         self.out
     }
 
     fn enable(&mut self, s: usize) {
-        let kind = self.kind(s);
+        let kind = self.ready_queue(s);
         self.ready[kind].insert((self.prefetches.turn[s], self.rank[s]));
     }
 
     /// The index of the steps in [`Self::ready`] that are like this one.
-    fn kind(&self, s: usize) -> usize {
+    fn ready_queue(&self, s: usize) -> usize {
         if self.prefetches.unused[s] {
             return UNUSED;
         }
@@ -284,12 +284,12 @@ impl<'a> Scheduler<'a> {
         self.tasks.lane[s] as usize + if waits { 2 } else { 0 }
     }
 
-    fn first(&self, kind: usize) -> impl Iterator<Item = usize> + Clone {
+    fn first_ready(&self, kind: usize) -> impl Iterator<Item = usize> + Clone {
         self.ready[kind].iter().take(LOOKED_AT).map(|&(_, rank)| self.from[rank as usize] as usize)
     }
 
     /// In what order steps start that could start now.
-    fn turn(&self, s: usize) -> (u64, bool, u32) {
+    fn start_priority(&self, s: usize) -> (u64, bool, u32) {
         (self.prefetches.turn[s], !self.prefetches.moved[s], self.rank[s])
     }
 
@@ -299,16 +299,16 @@ impl<'a> Scheduler<'a> {
             Some(r) if !self.prefetches.moved[r.step] => {
                 self.prefetches.turn[r.step].saturating_add(self.now - r.start)
             }
-            _ => self.turn_of_frontier(),
+            _ => self.frontier_turn(),
         }
     }
 
     /// The turn of the first computation that has not started.
-    fn turn_of_frontier(&self) -> u64 {
+    fn frontier_turn(&self) -> u64 {
         self.from.get(self.frontier).map_or(u64::MAX, |&s| self.prefetches.turn[s as usize])
     }
 
-    fn pass_started(&mut self) {
+    fn advance_frontier(&mut self) {
         let passed =
             |s: usize| self.started[s] || self.prefetches.moved[s] || self.tasks.lane[s] == Lane::Comm;
         let mut frontier = self.frontier;
@@ -321,33 +321,34 @@ impl<'a> Scheduler<'a> {
     /// Whether a step fits the budget if it starts now. A collective stands in front of the computation that runs, which has not
     /// taken over the memory of earlier ones there.
     fn fits(&self, s: usize) -> bool {
-        let added = self.memory.added(s);
+        let added = self.memory.added_bytes(s);
         let held = if self.tasks.lane[s] == Lane::Comm { self.held } else { 0 };
-        let live = bytes(self.memory.live).saturating_add(held);
-        added == [0; 2] || live.saturating_add(bytes(added)) <= self.budget
+        let live = total_bytes(self.memory.live).saturating_add(held);
+        added == [0; 2] || live.saturating_add(total_bytes(added)) <= self.budget
     }
 
     /// Starts the first collective whose time has come and that fits.
-    fn communicate(&mut self) {
+    fn start_communication(&mut self) {
         if self.communicating.is_some() {
             return;
         }
         let progress = self.progress();
         let due = |s: &usize| self.prefetches.earliest[*s].is_none_or(|e| e <= progress);
-        let found =
-            [1, PREFETCH].into_iter().filter_map(|kind| self.first(kind).filter(due).find(|&s| self.fits(s)));
+        let found = [1, PREFETCH]
+            .into_iter()
+            .filter_map(|kind| self.first_ready(kind).filter(due).find(|&s| self.fits(s)));
         // A prefetch that has to start before it ends goes first.
         let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
-        let between = |s: &usize| progress.saturating_add(beside(self.tasks, *s)) <= next;
-        let unused = || self.first(UNUSED).filter(between).find(|&s| self.fits(s));
-        if let Some(s) = found.min_by_key(|&s| self.turn(s)).or_else(unused) {
-            self.start(s);
+        let between = |s: &usize| progress.saturating_add(concurrent_time(self.tasks, *s)) <= next;
+        let unused = || self.first_ready(UNUSED).filter(between).find(|&s| self.fits(s));
+        if let Some(s) = found.min_by_key(|&s| self.start_priority(s)).or_else(unused) {
+            self.start_step(s);
         }
     }
 
     /// Starts the first computation whose turn has come and that fits. If none fits, it waits for what is in flight, and takes
     /// the first if nothing is.
-    fn compute(&mut self) {
+    fn start_computation(&mut self) {
         if self.computing.is_some() {
             return;
         }
@@ -361,56 +362,57 @@ impl<'a> Scheduler<'a> {
             found = self.first_due(|this, s| this.fits(s)).or_else(|| self.first_due(|_, _| true));
         }
         if let Some(s) = found {
-            self.start(s);
+            self.start_step(s);
         }
     }
 
     /// The first computation that is ready, whose turn has come, and of which `is_fine` holds.
     fn first_due(&self, is_fine: impl Fn(&Self, usize) -> bool) -> Option<usize> {
-        let turn = self.turn_of_frontier();
+        let turn = self.frontier_turn();
         let due = |s: &usize| !self.prefetches.moved[*s] || self.prefetches.turn[*s] <= turn;
-        let found =
-            [0, 2].into_iter().filter_map(|kind| self.first(kind).filter(due).find(|&s| is_fine(self, s)));
-        found.min_by_key(|&s| self.turn(s))
+        let found = [0, 2]
+            .into_iter()
+            .filter_map(|kind| self.first_ready(kind).filter(due).find(|&s| is_fine(self, s)));
+        found.min_by_key(|&s| self.start_priority(s))
     }
 
     /// Starts the first step that is ready, where nothing runs; false if there is none.
-    fn force(&mut self) -> bool {
-        let first = (0..self.ready.len()).filter_map(|kind| self.first(kind).next());
-        let Some(s) = first.min_by_key(|&s| self.turn(s)) else { return false };
-        self.start(s);
+    fn force_start(&mut self) -> bool {
+        let first = (0..self.ready.len()).filter_map(|kind| self.first_ready(kind).next());
+        let Some(s) = first.min_by_key(|&s| self.start_priority(s)) else { return false };
+        self.start_step(s);
         true
     }
 
-    fn start(&mut self, s: usize) {
-        let (lane, kind) = (self.tasks.lane[s], self.kind(s));
+    fn start_step(&mut self, s: usize) {
+        let (lane, kind) = (self.tasks.lane[s], self.ready_queue(s));
         self.ready[kind].remove(&(self.prefetches.turn[s], self.rank[s]));
         self.pending.remove(&(self.prefetches.turn[s], self.rank[s]));
         self.started[s] = true;
         let time = match self.prefetches.earliest[s] {
-            Some(_) => beside(self.tasks, s),
+            Some(_) => concurrent_time(self.tasks, s),
             None => self.tasks.timed[s].time,
         };
         let (start, end) = (self.now, self.now.saturating_add(time));
-        let running = Running { step: s, start, end, place: self.out.order.len() };
+        let running = RunningStep { step: s, start, end, place: self.out.order.len() };
         if lane == Lane::Comm {
-            self.memory.begin(s);
+            self.memory.begin_step(s);
             self.place[s] = running.place;
             self.out.order.push(s as u32);
             self.communicating = Some(running);
         } else {
             self.take_over(Some(s));
-            self.memory.begin(s);
+            self.memory.begin_step(s);
             self.computing = Some(running);
-            self.pass_started();
+            self.advance_frontier();
         }
-        self.out.peak = self.out.peak.max(bytes(self.memory.live));
+        self.out.peak = self.out.peak.max(total_bytes(self.memory.live));
     }
 
     /// Lets the next computation take over the memory of the collectives that have ended for sure by now: those whose estimate
     /// has passed by a margin, and, if it is known, those that it waits for and those before them.
     fn take_over(&mut self, next: Option<usize>) {
-        let awaited = next.into_iter().flat_map(|s| self.tasks.before.of(s)).map(|&b| b as usize);
+        let awaited = next.into_iter().flat_map(|s| self.tasks.before.row(s)).map(|&b| b as usize);
         let awaited = awaited.filter(|&b| self.tasks.lane[b] == Lane::Comm).map(|b| self.place[b]).max();
         while let Some(c) = self.ended.front() {
             let late = (c.end - c.start).saturating_mul(MARGIN) / 100 + self.tasks.crossing;
@@ -424,26 +426,26 @@ impl<'a> Scheduler<'a> {
     /// Lets the next computation take over the memory of the first collective that has ended.
     fn take_over_first(&mut self) {
         let Some(c) = self.ended.pop_front() else { return };
-        let before = bytes(self.memory.live);
-        self.memory.end(c.step);
-        self.held = self.held.saturating_add(before.saturating_sub(bytes(self.memory.live)));
+        let before = total_bytes(self.memory.live);
+        self.memory.end_step(c.step);
+        self.held = self.held.saturating_add(before.saturating_sub(total_bytes(self.memory.live)));
         self.joining.push(c.place);
     }
 
     /// Goes on to the next time at which a step ends or a prefetch is due.
-    fn proceed(&mut self) {
+    fn advance_time(&mut self) {
         let ends = [self.computing, self.communicating].into_iter().flatten().map(|r| r.end);
         let mut next = ends.min().unwrap_or(self.now);
         if self.communicating.is_none() && self.computing.is_some_and(|r| !self.prefetches.moved[r.step]) {
             let progress = self.progress();
-            let earliest = self.first(3).filter_map(|s| self.prefetches.earliest[s]);
+            let earliest = self.first_ready(3).filter_map(|s| self.prefetches.earliest[s]);
             let due = earliest.filter_map(|e| e.checked_sub(progress).filter(|&d| d > 0));
             next = due.map(|d| self.now.saturating_add(d)).fold(next, u64::min);
         }
         self.now = self.now.max(next);
         if let Some(c) = self.communicating.take_if(|r| r.end <= self.now) {
             self.ended.push_back(c);
-            self.release_users(c.step);
+            self.unblock_users(c.step);
         }
         if let Some(c) = self.computing.take_if(|r| r.end <= self.now) {
             let place = self.out.order.len();
@@ -453,13 +455,13 @@ impl<'a> Scheduler<'a> {
                 self.out.joined[c] = place as u32;
             }
             self.held = 0;
-            self.memory.end(c.step);
-            self.release_users(c.step);
+            self.memory.end_step(c.step);
+            self.unblock_users(c.step);
         }
     }
 
-    fn release_users(&mut self, s: usize) {
-        for &a in self.tasks.after.of(s) {
+    fn unblock_users(&mut self, s: usize) {
+        for &a in self.tasks.after.row(s) {
             self.missing[a as usize] -= 1;
             if self.missing[a as usize] == 0 {
                 self.enable(a as usize);
@@ -468,9 +470,9 @@ impl<'a> Scheduler<'a> {
     }
 }
 
-fn beside(tasks: &Tasks, s: usize) -> u64 {
+fn concurrent_time(tasks: &TaskGraph, s: usize) -> u64 {
     let t = tasks.timed[s];
-    (u128::from(t.time) * u128::from(FULL) / u128::from(t.rate.max(1))) as u64
+    (u128::from(t.time) * u128::from(FULL_RATE) / u128::from(t.rate.max(1))) as u64
 }
 
 #[cfg(test)]
@@ -479,22 +481,22 @@ mod tests {
     use symmc_support::random::SplitMix;
 
     use super::*;
-    use crate::order::model::{Class, Lists};
+    use crate::order::model::{IndexLists, MemoryClass};
 
     /// Steps of values of one class each: what is in front of each, its bytes and time, and whether it communicates.
-    fn tasks(steps: &[(&[u32], u64, u64, bool)]) -> Tasks {
-        let classes = steps.iter().map(|s| Class { bytes: s.1, arena: 0 }).collect();
-        let mut tasks = Tasks::of_values(steps.iter().map(|s| s.0.to_vec()), classes);
+    fn tasks(steps: &[(&[u32], u64, u64, bool)]) -> TaskGraph {
+        let classes = steps.iter().map(|s| MemoryClass { bytes: s.1, arena: 0 }).collect();
+        let mut tasks = TaskGraph::of_values(steps.iter().map(|s| s.0.to_vec()), classes);
         for (s, &(.., time, communicates)) in steps.iter().enumerate() {
             tasks.timed[s] = TimedStep { communicates, ..TimedStep::compute(time) };
             tasks.lane[s] = if communicates { Lane::Comm } else { Lane::Compute };
         }
-        tasks.over = Lists::from_rows(steps.iter().map(|_| Vec::new()));
+        tasks.over = IndexLists::from_rows(steps.iter().map(|_| Vec::new()));
         tasks
     }
 
     /// Layers of a cast, a gather of it and a product that reads the gather and the product before.
-    fn layers(count: u32) -> Tasks {
+    fn layers(count: u32) -> TaskGraph {
         let rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..count)
             .flat_map(|l| {
                 let product = if l == 0 { vec![1] } else { vec![3 * l - 1, 3 * l + 1] };
@@ -582,7 +584,7 @@ mod tests {
         // The reduction is last in the order that it starts from.
         let from: Vec<u32> = [0].into_iter().chain(2..tasks.len() as u32).chain([1]).collect();
         let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
-        let time = timeline(&tasks, &found.order, &found.joined);
+        let time = simulate_order(&tasks, &found.order, &found.joined);
         let place = found.order.iter().position(|&s| s == 1).expect("it runs");
         assert!(
             time.spans[place].0 <= 1100 && time.total == 21 * 1000,
@@ -596,7 +598,7 @@ mod tests {
     #[test]
     fn collectives_that_no_step_uses_leave_prefetches_their_time() {
         let layers = layers(6);
-        let used = |tasks: &Tasks| {
+        let used = |tasks: &TaskGraph| {
             let from: Vec<u32> = (0..tasks.len() as u32).collect();
             let prefetches = Prefetches::new(tasks, &from, 25);
             let found = overlap(tasks, &from, &prefetches, u64::MAX);
@@ -606,7 +608,7 @@ mod tests {
         let mut rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..layers.len())
             .map(|s| {
                 let communicates = layers.lane[s] == Lane::Comm;
-                (layers.before.of(s).to_vec(), layers.classes[s].bytes, layers.timed[s].time, communicates)
+                (layers.before.row(s).to_vec(), layers.classes[s].bytes, layers.timed[s].time, communicates)
             })
             .collect();
         rows.extend((0..4).map(|_| (vec![], 0, 100, true)));
@@ -621,7 +623,7 @@ mod tests {
     fn every_order_is_one_of_the_program() {
         let mut rng = SplitMix(3);
         for round in 0..400 {
-            let mut tasks = Tasks::random(&mut rng, 1 + round % 60, 1 + round % 3);
+            let mut tasks = TaskGraph::random(&mut rng, 1 + round % 60, 1 + round % 3);
             for s in 0..tasks.len() {
                 let communicates = rng.one_in(3);
                 tasks.lane[s] = if communicates { Lane::Comm } else { Lane::Compute };
@@ -629,19 +631,19 @@ mod tests {
             }
             let from: Vec<u32> = (0..tasks.len() as u32).collect();
             let budget = rng.pick(&[0, 50, 500, u64::MAX]);
-            let Overlapped { order, joined, .. } =
+            let OverlappedOrder { order, joined, .. } =
                 overlap(&tasks, &from, &Prefetches::new(&tasks, &from, rng.pick(&[0, 25, 150])), budget);
             let mut place = vec![usize::MAX; tasks.len()];
             order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
             assert!(order.len() == tasks.len() && place.iter().all(|&p| p != usize::MAX), "{order:?}");
             for (at, &s) in order.iter().enumerate() {
-                assert!(tasks.before.of(s as usize).iter().all(|&b| place[b as usize] < at), "{order:?}");
+                assert!(tasks.before.row(s as usize).iter().all(|&b| place[b as usize] < at), "{order:?}");
                 let next = joined[at] as usize;
                 assert!(next > at && next <= order.len());
                 assert!(tasks.lane[s as usize] == Lane::Comm || next == at + 1);
                 // Whoever reads a collective waits for it: its memory is not needed longer than the last reader says.
                 let first =
-                    tasks.after.of(s as usize).iter().filter(|&&a| tasks.lane[a as usize] == Lane::Compute);
+                    tasks.after.row(s as usize).iter().filter(|&&a| tasks.lane[a as usize] == Lane::Compute);
                 let first = first.map(|&a| place[a as usize]).min();
                 assert!(first.is_none_or(|f| next <= f), "{order:?} {joined:?} at {at}");
             }

@@ -10,8 +10,8 @@
 
 use std::collections::HashMap;
 
-use super::memory::{Memory, peak, profile};
-use super::model::Tasks;
+use super::memory::{LiveMemory, live_bytes_by_step, peak_bytes};
+use super::model::TaskGraph;
 
 /// The number of steps that are put in order together; a set of them is a word.
 const WINDOW: usize = 40;
@@ -27,12 +27,12 @@ const SETS: usize = 200_000;
 /// How often the peaks are looked for.
 const ROUNDS: usize = 40;
 
-pub fn improve(tasks: &Tasks, order: &[u32]) -> Vec<u32> {
-    let mut out = Improver { tasks, order: order.to_vec(), known: HashMap::new(), sets: 0 };
+pub fn improve(tasks: &TaskGraph, order: &[u32]) -> Vec<u32> {
+    let mut out = WindowImprover { tasks, order: order.to_vec(), known: HashMap::new(), sets: 0 };
     let mut stuck = [false; 2];
     for _ in 0..ROUNDS {
         for (arena, stuck) in stuck.iter_mut().enumerate() {
-            *stuck = *stuck || !out.lower(arena);
+            *stuck = *stuck || !out.lower_peak(arena);
         }
         if stuck == [true; 2] {
             break;
@@ -41,24 +41,24 @@ pub fn improve(tasks: &Tasks, order: &[u32]) -> Vec<u32> {
     out.order
 }
 
-struct Improver<'a> {
-    tasks: &'a Tasks,
+struct WindowImprover<'a> {
+    tasks: &'a TaskGraph,
     order: Vec<u32>,
     /// The best order of each window that was solved, as positions; none if there is no better one.
     known: HashMap<Vec<u64>, Option<Vec<u8>>>,
     sets: usize,
 }
 
-impl Improver<'_> {
+impl WindowImprover<'_> {
     /// Lowers the peak of one arena; false if some window with that peak has no better order.
-    fn lower(&mut self, arena: usize) -> bool {
-        let before = profile(self.tasks, &self.order);
-        let most = peak(&before);
+    fn lower_peak(&mut self, arena: usize) -> bool {
+        let before = live_bytes_by_step(self.tasks, &self.order);
+        let most = peak_bytes(&before);
         if most[arena] == 0 {
             return false;
         }
         // The steps in front of a window are a prefix of the order, whatever happens behind it.
-        let mut memory = Memory::new(self.tasks);
+        let mut memory = LiveMemory::new(self.tasks);
         let mut done = 0;
         let mut from = 0;
         while let Some(at) = (from..before.len()).find(|&i| before[i][arena] == most[arena]) {
@@ -73,7 +73,7 @@ impl Improver<'_> {
                 if self.sets >= SETS {
                     return false;
                 }
-                let window = Window::new(self.tasks, &self.order[start..end], &memory, arena, most);
+                let window = StepWindow::new(self.tasks, &self.order[start..end], &memory, arena, most);
                 let known = match self.known.get(&window.key) {
                     Some(known) => known.clone(),
                     None => {
@@ -102,7 +102,7 @@ impl Improver<'_> {
 }
 
 /// A class that some step of a window touches.
-struct Held {
+struct WindowClass {
     bytes: u64,
     arena: usize,
     /// The steps of the window that touch it.
@@ -112,13 +112,13 @@ struct Held {
     lives_on: bool,
 }
 
-struct Window {
+struct StepWindow {
     /// For each step, the steps of the window that must come before it.
     before: Vec<u64>,
     /// For each step, the classes that it touches and those that it may write over.
     touches: Vec<Vec<u32>>,
     over: Vec<Vec<u32>>,
-    held: Vec<Held>,
+    held: Vec<WindowClass>,
     /// The arena whose peak is to be lowered.
     arena: usize,
     /// What may at most be live beyond what is live at the start: in the arena less than this, in the other at
@@ -128,21 +128,33 @@ struct Window {
     key: Vec<u64>,
 }
 
-impl Window {
-    fn new(tasks: &Tasks, steps: &[u32], memory: &Memory<'_>, arena: usize, most: [u64; 2]) -> Window {
+impl StepWindow {
+    fn new(
+        tasks: &TaskGraph,
+        steps: &[u32],
+        memory: &LiveMemory<'_>,
+        arena: usize,
+        most: [u64; 2],
+    ) -> StepWindow {
         let local: HashMap<u32, usize> = steps.iter().enumerate().map(|(i, &s)| (s, i)).collect();
         let set = |list: &[u32]| list.iter().filter_map(|s| local.get(s)).fold(0u64, |m, i| m | 1 << i);
-        let before: Vec<u64> = steps.iter().map(|&s| set(tasks.before.of(s as usize))).collect();
+        let before: Vec<u64> = steps.iter().map(|&s| set(tasks.before.row(s as usize))).collect();
         let mut index: HashMap<u32, u32> = HashMap::new();
-        let mut held: Vec<Held> = Vec::new();
+        let mut held: Vec<WindowClass> = Vec::new();
         let mut touches = Vec::with_capacity(steps.len());
         for (i, &s) in steps.iter().enumerate() {
             let mut row = Vec::new();
-            for &c in tasks.touches.of(s as usize) {
+            for &c in tasks.touches.row(s as usize) {
                 let k = *index.entry(c).or_insert_with(|| {
                     let class = tasks.classes[c as usize];
-                    let born = !memory.is_new(c);
-                    held.push(Held { bytes: class.bytes, arena: class.arena, by: 0, born, lives_on: true });
+                    let born = !memory.is_untouched(c);
+                    held.push(WindowClass {
+                        bytes: class.bytes,
+                        arena: class.arena,
+                        by: 0,
+                        born,
+                        lives_on: true,
+                    });
                     held.len() as u32 - 1
                 });
                 held[k as usize].by |= 1 << i;
@@ -152,13 +164,13 @@ impl Window {
         }
         for (c, &k) in &index {
             let h = &mut held[k as usize];
-            h.lives_on = memory.left[*c as usize] > h.by.count_ones();
+            h.lives_on = memory.remaining_users[*c as usize] > h.by.count_ones();
         }
         let over =
-            |s: &u32| tasks.over.of(*s as usize).iter().filter_map(|c| index.get(c).copied()).collect();
+            |s: &u32| tasks.over.row(*s as usize).iter().filter_map(|c| index.get(c).copied()).collect();
         let over = steps.iter().map(over).collect();
         let room = [0, 1].map(|a| i128::from(most[a]) - i128::from(memory.live[a]));
-        let mut window = Window { before, touches, over, held, arena, room, key: Vec::new() };
+        let mut window = StepWindow { before, touches, over, held, arena, room, key: Vec::new() };
         window.key = window.key();
         window
     }
@@ -178,7 +190,7 @@ impl Window {
 
     /// What is live more than before the window during step `i` and after it, when the steps `set` have run and
     /// `live` is what is live then.
-    fn step(&self, i: usize, set: u64, live: [i128; 2]) -> ([i128; 2], [i128; 2]) {
+    fn step_memory(&self, i: usize, set: u64, live: [i128; 2]) -> ([i128; 2], [i128; 2]) {
         let bit = 1u64 << i;
         let (mut during, mut after) = (live, live);
         for &k in &self.touches[i] {
@@ -191,7 +203,7 @@ impl Window {
                 after[h.arena] -= i128::from(h.bytes);
             }
         }
-        let dies = |h: &Held| !h.lives_on && (set | bit) & h.by == h.by && (h.born || h.by & set != 0);
+        let dies = |h: &WindowClass| !h.lives_on && (set | bit) & h.by == h.by && (h.born || h.by & set != 0);
         if let Some(h) = self.over[i].iter().map(|&k| &self.held[k as usize]).find(|h| dies(h)) {
             during[h.arena] -= i128::from(h.bytes);
         }
@@ -200,13 +212,13 @@ impl Window {
 
     /// An order with a lower peak than there is, the lowest that the search finds, and the number of sets looked at.
     fn solve(&self) -> (Option<Vec<u8>>, usize) {
-        let mut reached = vec![Reached { before: 0, step: 0, set: 0, live: [0; 2], peak: 0 }];
+        let mut reached = vec![ReachedSet { before: 0, step: 0, set: 0, live: [0; 2], peak: 0 }];
         let mut level = vec![0u32];
         for _ in 0..self.before.len() {
             // The best way to each set.
             let mut next: HashMap<u64, u32> = HashMap::new();
             for &at in &level {
-                for new in self.after(at, &reached[at as usize]) {
+                for new in self.extend_set(at, &reached[at as usize]) {
                     match next.get(&new.set) {
                         Some(&i) if reached[i as usize].peak <= new.peak => {}
                         Some(&i) => reached[i as usize] = new,
@@ -239,7 +251,7 @@ impl Window {
 
     /// The sets that one more step leads to, as far as they stay within the room. A step that lowers what is live
     /// without a new peak is taken at once: later it would do the same.
-    fn after(&self, at: u32, from: &Reached) -> Vec<Reached> {
+    fn extend_set(&self, at: u32, from: &ReachedSet) -> Vec<ReachedSet> {
         let other = 1 - self.arena;
         let mut out = Vec::new();
         for i in 0..self.before.len() {
@@ -247,12 +259,12 @@ impl Window {
             if from.set & bit != 0 || self.before[i] & !from.set != 0 {
                 continue;
             }
-            let (during, live) = self.step(i, from.set, from.live);
+            let (during, live) = self.step_memory(i, from.set, from.live);
             if during[self.arena] >= self.room[self.arena] || during[other] > self.room[other] {
                 continue;
             }
             let peak = from.peak.max(during[self.arena]);
-            let new = Reached { before: at, step: i as u8, set: from.set | bit, live, peak };
+            let new = ReachedSet { before: at, step: i as u8, set: from.set | bit, live, peak };
             if peak == from.peak && (0..2).all(|a| live[a] <= from.live[a]) {
                 return vec![new];
             }
@@ -262,7 +274,7 @@ impl Window {
     }
 }
 
-struct Reached {
+struct ReachedSet {
     /// The index of the set before the last step, and that step.
     before: u32,
     step: u8,
@@ -279,9 +291,9 @@ mod tests {
     use super::*;
 
     /// The least peak of one arena among all orders in which the other stays at or below `limit`.
-    fn least(tasks: &Tasks, arena: usize, limit: u64) -> u64 {
-        fn go(tasks: &Tasks, done: &mut Vec<u32>, arena: usize, limit: u64, best: &mut u64) {
-            let peak = peak(&profile(tasks, done));
+    fn least(tasks: &TaskGraph, arena: usize, limit: u64) -> u64 {
+        fn go(tasks: &TaskGraph, done: &mut Vec<u32>, arena: usize, limit: u64, best: &mut u64) {
+            let peak = peak_bytes(&live_bytes_by_step(tasks, done));
             if peak[arena] >= *best || peak[1 - arena] > limit {
                 return;
             }
@@ -290,7 +302,7 @@ mod tests {
                 return;
             }
             for s in 0..tasks.len() as u32 {
-                if !done.contains(&s) && tasks.before.of(s as usize).iter().all(|b| done.contains(b)) {
+                if !done.contains(&s) && tasks.before.row(s as usize).iter().all(|b| done.contains(b)) {
                     done.push(s);
                     go(tasks, done, arena, limit, best);
                     done.pop();
@@ -306,16 +318,19 @@ mod tests {
     fn no_order_of_a_small_program_has_a_lower_peak() {
         let mut gained = 0;
         for seed in 0..60 {
-            let tasks = Tasks::random(&mut SplitMix(seed), 8, 1);
+            let tasks = TaskGraph::random(&mut SplitMix(seed), 8, 1);
             let program: Vec<u32> = (0..tasks.len() as u32).collect();
             let order = improve(&tasks, &program);
             assert!(
                 order
                     .iter()
                     .enumerate()
-                    .all(|(i, &s)| { tasks.before.of(s as usize).iter().all(|b| order[..i].contains(b)) })
+                    .all(|(i, &s)| { tasks.before.row(s as usize).iter().all(|b| order[..i].contains(b)) })
             );
-            let (from, to) = (peak(&profile(&tasks, &program)), peak(&profile(&tasks, &order)));
+            let (from, to) = (
+                peak_bytes(&live_bytes_by_step(&tasks, &program)),
+                peak_bytes(&live_bytes_by_step(&tasks, &order)),
+            );
             for arena in 0..2 {
                 assert!(to[arena] <= from[arena], "seed {seed}");
                 assert_eq!(to[arena], least(&tasks, arena, to[1 - arena]), "seed {seed}, arena {arena}");
@@ -330,10 +345,13 @@ mod tests {
         let mut gained = 0;
         for seed in 0..30 {
             let [one, many] = [1, 100].map(|copies| {
-                let tasks = Tasks::random(&mut SplitMix(seed), 30, copies);
+                let tasks = TaskGraph::random(&mut SplitMix(seed), 30, copies);
                 let program: Vec<u32> = (0..tasks.len() as u32).collect();
                 let order = improve(&tasks, &program);
-                (peak(&profile(&tasks, &program)), peak(&profile(&tasks, &order)))
+                (
+                    peak_bytes(&live_bytes_by_step(&tasks, &program)),
+                    peak_bytes(&live_bytes_by_step(&tasks, &order)),
+                )
             });
             gained += usize::from(one.1 != one.0 && many.1 != many.0);
         }

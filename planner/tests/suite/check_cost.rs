@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use symmc_check::{Report, check};
-use symmc_ir::{Graph, Members, Variant, text};
+use symmc_check::{CheckReport, check};
+use symmc_ir::{CollectiveVariant, Graph, GroupMembers, text};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// `n` values of a symbol each, all-reduced and gathered as one.
@@ -25,7 +25,7 @@ fn concatenated(symbols: usize) -> Graph {
     text::parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"))
 }
 
-fn proof(source: &Graph, buckets: &[BucketInput]) -> Report {
+fn proof(source: &Graph, buckets: &[BucketInput]) -> CheckReport {
     let plan = plan(source, buckets, &PlanConfig::default()).expect("plans");
     check(&plan).unwrap_or_else(|e| panic!("{e:#?}"))
 }
@@ -54,7 +54,7 @@ fn buckets_that_order_their_steps_alike_are_followed_once() {
             symmc_ir::Op::Collective(c) if at % 3 == 0 => Some(c),
             _ => None,
         }) {
-            c.variant = Some(Variant::Plain);
+            c.variant = Some(CollectiveVariant::Plain);
         }
         buckets.push(BucketInput { graph, decisions: Vec::new() });
     }
@@ -68,23 +68,23 @@ fn buckets_that_order_their_steps_alike_are_followed_once() {
 fn ranks_of_a_large_mesh_share_what_they_know() {
     let cells = |first: &dyn Fn(u32) -> bool, stride: u32, size: u32| {
         let starts = (0..1024).filter(|&r| first(r));
-        Members::Cells(starts.map(|r| (0..size).map(|i| r + i * stride).collect()).collect())
+        GroupMembers::Cells(starts.map(|r| (0..size).map(|i| r + i * stride).collect()).collect())
     };
-    let mut b = symmc_ir::Builder::new("mesh", Some(1024));
+    let mut b = symmc_ir::GraphBuilder::new("mesh", Some(1024));
     let near = b.group("near", cells(&|r| r % 8 == 0, 1, 8));
     let far = b.group("far", cells(&|r| r < 8, 8, 128));
-    let ty = symmc_ir::Type::new(symmc_ir::DType::F32, vec![8.into()]);
+    let ty = symmc_ir::TensorType::new(symmc_ir::DType::F32, vec![8.into()]);
     let mut at = b.input(symmc_ir::InputKind::Argument, "x", "", ty, None);
     for i in 0..60 {
-        let kind = symmc_ir::CollectiveKind::AllReduce(symmc_ir::ReduceOp::Sum);
+        let kind = symmc_ir::CollectiveKind::AllReduce(symmc_ir::CollectiveReduceOp::Sum);
         let group = if i % 2 == 0 { near } else { far };
         at = b.collective("r", kind, group, &[at]).expect("a collective")[0];
     }
-    b.graph_mut().outputs.push(symmc_ir::Output { value: at, kind: symmc_ir::OutputKind::Returned });
+    b.graph_mut().outputs.push(symmc_ir::GraphOutput { value: at, kind: symmc_ir::OutputKind::Returned });
     let mut graph = b.finish();
     for node in graph.nodes.values_mut() {
         if let symmc_ir::Op::Collective(c) = &mut node.op {
-            c.variant = Some(Variant::OneShot);
+            c.variant = Some(CollectiveVariant::OneShot);
         }
     }
     let report = proof(&graph, &[BucketInput { graph: graph.clone(), decisions: Vec::new() }]);

@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 
 use symmc_check::check;
-use symmc_ir::machine::{Capabilities, Profile};
+use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
 use symmc_ir::{Graph, text};
-use symmc_plan::{ByRank, ExitBarrier, Plan, Step};
+use symmc_plan::{ExitBarrier, PerRankOffset, Plan, Step};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
-pub(crate) fn profile() -> Profile {
-    Profile { dispatches: Capabilities::GPU, ..Profile::builtin("h200x2").expect("a profile") }
+pub(crate) fn profile() -> MachineProfile {
+    MachineProfile {
+        dispatches: DispatchCapabilities::GPU,
+        ..MachineProfile::builtin("h200x2").expect("a profile")
+    }
 }
 
 pub(crate) fn planned(program: &str) -> Plan {
@@ -472,7 +475,7 @@ fn results_lie_on_no_operand_that_the_form_reads_at_any_time() {
 #[test]
 fn reductions_lie_at_one_place_on_all_ranks() {
     let mut plan = planned(&layer("1..=64", "ll"));
-    plan.buckets[0].places["y"].by_rank = Some(ByRank { group: "tp".into(), stride: "0".into() });
+    plan.buckets[0].places["y"].by_rank = Some(PerRankOffset { group: "tp".into(), stride: "0".into() });
     assert!(broken(&plan).contains("ReductionUneven"), "{:?}", broken(&plan));
 }
 
@@ -520,7 +523,7 @@ fn collectives_of_a_set_are_one_step_with_one_pair_of_barriers() {
             let program = text::parse(&plan.programs[0]).expect("a planned program parses");
             let names = program.values_by_name();
             let of_collectives = |s: &&Step| {
-                let node = program.def_node(names[s.node.as_str()]).expect("a node");
+                let node = program.defining_node(names[s.node.as_str()]).expect("a node");
                 program.nodes[node].op.as_collective().is_some()
             };
             let steps = plan.buckets[0].steps.iter().filter(of_collectives);

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use symmc_check::check;
 use symmc_ir::text::forms::{PRELUDE, forms};
 use symmc_ir::text::{op_name, parse};
-use symmc_ir::{Graph, Node, NodeId, Op, Output, OutputKind, Type, ValueId};
+use symmc_ir::{Graph, GraphOutput, Node, NodeId, Op, OutputKind, TensorType, ValueId};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 use crate::common::corrupt::{flatten, mend};
@@ -15,7 +15,7 @@ fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
     let mut needed: BTreeSet<NodeId> = [target].into();
     let mut open = vec![target];
     while let Some(node) = open.pop() {
-        let defined = examples.nodes[node].inputs.iter().filter_map(|&v| examples.def_node(v));
+        let defined = examples.nodes[node].inputs.iter().filter_map(|&v| examples.defining_node(v));
         open.extend(defined.filter(|&n| needed.insert(n)));
     }
     let mut graph = Graph::new("copies");
@@ -24,7 +24,7 @@ fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
     let mut new: HashMap<ValueId, ValueId> = HashMap::new();
     for input in examples.inputs.values() {
         let ty = examples.ty(input.value).clone();
-        new.insert(input.value, graph.add_input(input.kind, examples.name_of(input.value), "", ty, None));
+        new.insert(input.value, graph.add_input(input.kind, examples.value_name(input.value), "", ty, None));
     }
     let copy = |graph: &mut Graph, v: ValueId, name: String| {
         let ty = graph.ty(v).clone();
@@ -39,14 +39,15 @@ fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
             let operands = inputs.iter_mut().enumerate();
             operands.for_each(|(k, v)| *v = copy(&mut graph, *v, format!("operand{k}")));
         }
-        let types = node.outputs.iter().map(|&v| (examples.name_of(v).to_string(), examples.ty(v).clone()));
+        let types =
+            node.outputs.iter().map(|&v| (examples.value_name(v).to_string(), examples.ty(v).clone()));
         id = graph.add_node(node.op.clone(), inputs, types.collect());
         new.extend(node.outputs.iter().copied().zip(graph.nodes[id].outputs.iter().copied()));
     }
     let node = graph.nodes[id].clone();
     for (k, &v) in node.outputs.iter().enumerate() {
         let value = copy(&mut graph, v, format!("end{k}"));
-        graph.outputs.push(Output { value, kind: OutputKind::Returned });
+        graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
     }
     (graph, node)
 }
@@ -75,13 +76,13 @@ fn results_lie_on_operands_where_the_facts_of_the_op_allow_it() {
         if may && !seen.contains(name) {
             left.insert(name);
         }
-        let same = |a: &Type, b: &Type| a.shape == b.shape && a.dtype.size() == b.dtype.size();
+        let same = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.size() == b.dtype.size();
         for (k, &x) in node.inputs.iter().enumerate() {
             for &result in node.outputs.iter().filter(|&&r| same(graph.ty(r), graph.ty(x))) {
                 let mut plan = good.clone();
                 let places = &mut plan.buckets[0].places;
-                let operand = places[graph.name_of(x)].clone();
-                places.insert(graph.name_of(result).to_string(), operand);
+                let operand = places[graph.value_name(x)].clone();
+                places.insert(graph.value_name(result).to_string(), operand);
                 mend(&mut plan);
                 let found = check(&plan);
                 let expected = node.op.operand_use(k).may_be_overwritten();

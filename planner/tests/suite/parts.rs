@@ -3,7 +3,7 @@
 use symmc_check::check;
 use symmc_ir::text;
 use symmc_plan::{ExitBarrier, Plan};
-use symmc_planner::{BucketInput, Order, PlanConfig, plan};
+use symmc_planner::{BucketInput, OrderStrategy, PlanConfig, plan};
 
 /// Plans a program of one rank in program order.
 fn planned(body: &str) -> Plan {
@@ -15,7 +15,7 @@ fn planned_on(ranks: u32, body: &str) -> Plan {
     let text = format!("program \"p\" ranks {ranks}\n{body}");
     let graph = text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
     let bucket = BucketInput { graph: graph.clone(), decisions: Vec::new() };
-    let config = PlanConfig { order: Order::Program, ..PlanConfig::default() };
+    let config = PlanConfig { order: OrderStrategy::Program, ..PlanConfig::default() };
     let plan = plan(&graph, &[bucket], &config).unwrap_or_else(|e| panic!("{e}"));
     check(&plan).unwrap_or_else(|errors| panic!("{errors:#?}"));
     plan

@@ -10,8 +10,10 @@ use std::fmt::Write;
 use symmc_check::{CheckError, check};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, InputId, text};
-use symmc_plan::{ArenaKind, Bucket, CopyReason, ExitBarrier, Lane, Memory, Place, Plan, Reach, Role};
-use symmc_planner::{BucketInput, Decided, Order, PlanConfig, PlanError, plan};
+use symmc_plan::{
+    ArenaKind, Bucket, CopyReason, ExitBarrier, FixedRole, Lane, MemoryRef, PeerReach, Plan, ValuePlacement,
+};
+use symmc_planner::{BucketInput, CollectiveChoice, OrderStrategy, PlanConfig, PlanError, plan};
 
 use crate::common::plans_by_kept_barriers;
 use crate::programs::narrowed;
@@ -42,7 +44,7 @@ fn planned(body: &str) -> Plan {
 
 /// The plan of a program with its steps in program order.
 fn planned_in_order(body: &str) -> Plan {
-    planned_with(vec![graph(body)], &PlanConfig { order: Order::Program, ..PlanConfig::default() })
+    planned_with(vec![graph(body)], &PlanConfig { order: OrderStrategy::Program, ..PlanConfig::default() })
 }
 
 fn planned_with(graphs: Vec<Graph>, config: &PlanConfig) -> Plan {
@@ -52,16 +54,16 @@ fn planned_with(graphs: Vec<Graph>, config: &PlanConfig) -> Plan {
     plan
 }
 
-fn place_text(bucket: &Bucket, place: &Place) -> String {
+fn place_text(bucket: &Bucket, place: &ValuePlacement) -> String {
     let mut out = match place.memory {
-        Memory::Buffer(b) => {
+        MemoryRef::Buffer(b) => {
             let b = &bucket.buffers[b];
             let arena = if b.arena == ArenaKind::Ordinary { "o" } else { "s" };
             format!("{arena}{} [{}..{}]", b.offset, b.first, b.last)
         }
-        Memory::Fixed(f) => format!("fixed{f}"),
-        Memory::Input(i) => format!("in{i}"),
-        Memory::Output(k) => format!("out{k}"),
+        MemoryRef::Fixed(f) => format!("fixed{f}"),
+        MemoryRef::Input(i) => format!("in{i}"),
+        MemoryRef::Output(k) => format!("out{k}"),
     };
     if place.offset != "0" {
         let _ = write!(out, " +{}", place.offset);
@@ -89,9 +91,9 @@ fn steps(plan: &Plan) -> String {
             Some(ExitBarrier::Kept) => out.push_str(" kept"),
             None => {}
         }
-        let node = program.def_node(names[step.node.as_str()]).expect("a node");
+        let node = program.defining_node(names[step.node.as_str()]).expect("a node");
         for &v in &program.nodes[node].outputs {
-            let _ = write!(out, " = {}", place_text(bucket, &bucket.places[program.name_of(v)]));
+            let _ = write!(out, " = {}", place_text(bucket, &bucket.places[program.value_name(v)]));
         }
         out.push('\n');
     }
@@ -105,7 +107,7 @@ fn expect(plan: &Plan, expected: &str) {
     assert_eq!(lines(&steps(plan)), lines(expected), "{}", steps(plan));
 }
 
-fn place_of<'a>(plan: &'a Plan, value: &str) -> &'a Place {
+fn place_of<'a>(plan: &'a Plan, value: &str) -> &'a ValuePlacement {
     &plan.buckets[0].places[value]
 }
 
@@ -133,8 +135,8 @@ fn a_dropped_operand_outlives_the_next_operand() {
          2 - a1 = s1024 [2..0]
          3 - r1 dropped = out0",
     );
-    let reach: Vec<Reach> = p.buckets[0].buffers.iter().map(|b| b.reach).collect();
-    assert_eq!(reach, [Reach::Read, Reach::Local, Reach::Read]);
+    let reach: Vec<PeerReach> = p.buckets[0].buffers.iter().map(|b| b.reach).collect();
+    assert_eq!(reach, [PeerReach::Read, PeerReach::Local, PeerReach::Read]);
     assert_eq!(p.buckets[0].totals.barriers_dropped, 2);
 }
 
@@ -188,7 +190,7 @@ fn what_the_library_writes_waits_for_the_whole_rendezvous() {
     let pushed = planned_in_order(&rendezvous_through("push"));
     let plain = planned_in_order(&rendezvous_through("plain"));
     let place = |p: &Plan, value: &str| match place_of(p, value).memory {
-        Memory::Buffer(i) => (p.buckets[0].buffers[i].arena, p.buckets[0].buffers[i].offset),
+        MemoryRef::Buffer(i) => (p.buckets[0].buffers[i].arena, p.buckets[0].buffers[i].offset),
         ref memory => panic!("%{value} lies in {memory:?}"),
     };
     assert_eq!(place(&pushed, "a0"), place(&pushed, "r1"), "after the rendezvous");
@@ -228,7 +230,7 @@ fn rows(rows: &[usize]) -> String {
 #[test]
 fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     let body = rows(&[64, 64, 16, 16, 16]);
-    let config = PlanConfig { order: Order::Program, ..PlanConfig::default() };
+    let config = PlanConfig { order: OrderStrategy::Program, ..PlanConfig::default() };
     let bucket = BucketInput { graph: graph(&body), decisions: Vec::new() };
     let plans = plans_by_kept_barriers(&bucket.graph, std::slice::from_ref(&bucket), &config);
     let within = |most: u64| plans.iter().find(|p| p.arenas.symmetric <= most).expect("a plan");
@@ -302,8 +304,11 @@ fn a_put_writes_the_symmetric_arena_and_does_not_meet() {
          4 - d = s0 [4..5]
          5 - d.out = out0",
     );
-    let reach: Vec<Reach> = p.buckets[0].buffers.iter().map(|b| b.reach).collect();
-    assert_eq!(reach, [Reach::Read, Reach::Local, Reach::Written, Reach::Local, Reach::Written]);
+    let reach: Vec<PeerReach> = p.buckets[0].buffers.iter().map(|b| b.reach).collect();
+    assert_eq!(
+        reach,
+        [PeerReach::Read, PeerReach::Local, PeerReach::Written, PeerReach::Local, PeerReach::Written]
+    );
     // An input is sent from where it lies.
     let p = planned(
         "arg %x: f32[16, 16]\n%y: f32[16, 16] = broadcast %x root=1 group=@pairs via=put\nreturn %y\n",
@@ -342,8 +347,9 @@ fn collectives_by_ll_share_two_landing_zones_of_the_largest_size() {
          %q: f32[4, 16] = all_reduce %a op=sum group=@pairs via=ll\n\
          return %q\nreturn %r\n";
     let p = planned(body);
-    let fixed: Vec<(Role, u64, u64)> = p.fixed.iter().map(|f| (f.role.clone(), f.offset, f.size)).collect();
-    let zone = |group: &str, zone| Role::Landing { group: group.into(), zone };
+    let fixed: Vec<(FixedRole, u64, u64)> =
+        p.fixed.iter().map(|f| (f.role.clone(), f.offset, f.size)).collect();
+    let zone = |group: &str, zone| FixedRole::Landing { group: group.into(), zone };
     // Eight bytes carry four; every rank has a slot: 1024 bytes from four ranks, 256 from two.
     assert_eq!(
         fixed,
@@ -368,9 +374,9 @@ const PULLED_INPUTS: &str = "param %w: f32[16, 16] source \"w\"\narg %x: f32[16,
 #[test]
 fn parameters_are_bound_and_arguments_copied() {
     let p = planned(PULLED_INPUTS);
-    assert_eq!(p.fixed.iter().map(|f| f.role.clone()).collect::<Vec<_>>(), [Role::Bound { input: 0 }]);
-    assert_eq!(place_of(&p, "w").memory, Memory::Fixed(0));
-    assert_eq!(place_of(&p, "x").memory, Memory::Input(1));
+    assert_eq!(p.fixed.iter().map(|f| f.role.clone()).collect::<Vec<_>>(), [FixedRole::Bound { input: 0 }]);
+    assert_eq!(place_of(&p, "w").memory, MemoryRef::Fixed(0));
+    assert_eq!(place_of(&p, "x").memory, MemoryRef::Input(1));
     let copies = &p.buckets[0].copies;
     assert_eq!(copies.len(), 1, "one copy serves both collectives: {copies:?}");
     assert_eq!(
@@ -387,7 +393,7 @@ fn a_bound_argument_needs_no_copy_but_its_last_barrier() {
     let bind = [InputId::new(1)].into_iter().collect();
     let p = planned_with(vec![graph(PULLED_INPUTS)], &PlanConfig { bind, ..PlanConfig::default() });
     assert!(p.buckets[0].copies.is_empty());
-    assert_eq!(place_of(&p, "x").memory, Memory::Fixed(1));
+    assert_eq!(place_of(&p, "x").memory, MemoryRef::Fixed(1));
     let exits: Vec<Option<ExitBarrier>> = p.buckets[0].steps.iter().map(|s| s.exit).collect();
     // The parameter is never written again and the argument's first reader is met by its second; peers must
     // have left the second before the caller writes the argument anew.
@@ -412,7 +418,7 @@ fn operands_that_peers_cannot_read_in_one_run_are_copied() {
         p.buckets[0].copies.iter().map(|c| (c.of.as_str(), c.reason)).collect();
     assert_eq!(copies, [("t", CopyReason::Contiguous), ("s", CopyReason::Contiguous)]);
     // u is aligned, so all of h lies where peers read it.
-    let Memory::Buffer(h) = place_of(&p, "h").memory else { panic!() };
+    let MemoryRef::Buffer(h) = place_of(&p, "h").memory else { panic!() };
     assert_eq!(p.buckets[0].buffers[h].arena, ArenaKind::Symmetric);
 }
 
@@ -472,7 +478,7 @@ fn pieces_lie_inside_their_concatenation() {
     // b is read after c, where it stays; d can lie at one of its two places; f is strided inside g.
     assert_eq!(place_text(&p.buckets[0], place_of(&p, "b")), "out0 +128*t");
     assert_eq!(place_text(&p.buckets[0], place_of(&p, "d")), "out1");
-    assert!(matches!(place_of(&p, "f").memory, Memory::Buffer(_)));
+    assert!(matches!(place_of(&p, "f").memory, MemoryRef::Buffer(_)));
     let late = planned(
         "symbol t in 1..=8\narg %x: f32[t, 16]\n%a: f32[t, 16] = neg %x\n%b: f32[t, 16] = exp %a\n\
          %c: f32[2*t, 16] = concat %x, %b axis=0\nreturn %c\n",
@@ -691,7 +697,7 @@ fn independent_work_runs_between_a_collective_and_its_user() {
         assert_eq!(step.waits, expected, "{}", steps(&p));
     }
     // What the collective reads and writes stays occupied while it may be in flight.
-    let Memory::Buffer(b) = place_of(&p, "a").memory else { panic!() };
+    let MemoryRef::Buffer(b) = place_of(&p, "a").memory else { panic!() };
     assert!(p.buckets[0].buffers[b].last + 1 >= at("u"), "{}", steps(&p));
 }
 
@@ -718,9 +724,10 @@ fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
 
 #[test]
 fn decisions_stand_in_order_of_the_steps() {
-    use symmc_plan::{Alternative, Decision};
-    let alternative = Alternative { name: "plain".into(), us: 1.000_049_9, copy_us: 0.0, saved_us: 0.0 };
-    let decided = |node: &str, blocks| Decided {
+    use symmc_plan::{Decision, DecisionAlternative};
+    let alternative =
+        DecisionAlternative { name: "plain".into(), us: 1.000_049_9, copy_us: 0.0, saved_us: 0.0 };
+    let decided = |node: &str, blocks| CollectiveChoice {
         decision: Decision {
             collective: node.into(),
             nodes: vec![node.into()],

@@ -3,7 +3,7 @@
 use symmc_check::check;
 use symmc_ir::Graph;
 use symmc_plan::Plan;
-use symmc_planner::{BucketInput, Order, PlanConfig, Planner, plan};
+use symmc_planner::{BucketInput, OrderStrategy, PlanConfig, Planner, plan};
 use symmc_support::random::SplitMix;
 
 use crate::programs::{narrowed, program};
@@ -75,11 +75,11 @@ fn no_order_of_a_name_is_leaner_than_the_lean_one() {
             let t = plan.buckets[0].totals;
             t.ordinary_bound + t.symmetric_bound - fixed.next_multiple_of(64)
         };
-        let lean = bound(Order::Lean);
-        let named: Vec<u64> = Order::NAMED.iter().map(|&order| bound(order)).collect();
+        let lean = bound(OrderStrategy::Lean);
+        let named: Vec<u64> = OrderStrategy::NAMED.iter().map(|&order| bound(order)).collect();
         assert!(named.iter().all(|&b| lean <= b), "seed {seed}: {lean} against {named:?}");
         gained += usize::from(named.iter().all(|&b| lean < b));
-        let chosen = bound(Order::Chosen);
+        let chosen = bound(OrderStrategy::Chosen);
         let most = lean as f64 * (1.0 + PlanConfig::default().slack);
         assert!(chosen as f64 <= most, "seed {seed}: {chosen} against {lean}");
     }
@@ -95,7 +95,7 @@ fn each_step_keeps_more_barriers_and_needs_no_more_memory() {
         let config = PlanConfig::default();
         let planner = Planner::new(&graph, std::slice::from_ref(&bucket), &config).expect("plans");
         for &next_run in planner.next_runs() {
-            let mut schedules = planner.schedule(Order::Chosen, next_run).expect("plans");
+            let mut schedules = planner.schedule(OrderStrategy::Chosen, next_run).expect("plans");
             let mut before: Option<(u64, u64)> = None;
             loop {
                 let bound = schedules.symmetric_bound().expect("sizes");

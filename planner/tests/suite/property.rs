@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_check::{CheckError, check};
-use symmc_ir::{CollectiveKind, Form, Op, Splits, Variant, text};
+use symmc_ir::{AllToAllSplits, CollectiveKind, CollectiveVariant, DispatchForm, Op, text};
 use symmc_plan::{ArenaKind, Bucket, Lane, Plan};
 use symmc_support::parallel;
 use symmc_support::random::SplitMix;
@@ -61,7 +61,7 @@ struct Coverage {
     /// Those with three collectives or more in flight in which values of the symmetric arena share memory.
     reuse: usize,
     /// The kinds of collectives with their variants.
-    ways: BTreeSet<(&'static str, Variant)>,
+    ways: BTreeSet<(&'static str, CollectiveVariant)>,
     /// Those in which the pieces of an exchange are summed.
     sums: usize,
     /// Those with collectives that run as one step.
@@ -98,11 +98,11 @@ impl Coverage {
     }
 
     /// Whether each kind has been run as each variant that it has, but for exchanges whose sizes are known on the device alone.
-    fn missing(&self) -> Vec<(&'static str, Variant)> {
-        let kinds = CollectiveKind::samples(2);
-        let kinds = kinds.iter().filter(|k| !matches!(k, CollectiveKind::AllToAll(Splits::Device)));
+    fn missing(&self) -> Vec<(&'static str, CollectiveVariant)> {
+        let kinds = CollectiveKind::sample_kinds(2);
+        let kinds = kinds.iter().filter(|k| !matches!(k, CollectiveKind::AllToAll(AllToAllSplits::Device)));
         let ways = kinds.flat_map(|kind| {
-            let able = Variant::ALL.iter().filter(|v| v.contract(kind).is_some());
+            let able = CollectiveVariant::ALL.iter().filter(|v| v.contract(kind).is_some());
             able.map(|&v| (kind.name(), v))
         });
         ways.filter(|way| !self.ways.contains(way)).collect()
@@ -111,7 +111,7 @@ impl Coverage {
 
 #[test]
 fn planned_programs_pass() {
-    let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
+    let mut forms: BTreeMap<DispatchForm, usize> = BTreeMap::new();
     for seed in 0..270 {
         let mut rng = SplitMix(seed);
         let config = config(&mut rng);
@@ -131,8 +131,8 @@ fn planned_programs_pass() {
         let programs = plan.programs.iter().map(|t| text::parse(t).expect("parses"));
         programs.for_each(|g| g.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1));
     }
-    let often = |form: Form| forms.get(&form).is_some_and(|&n| n >= 10);
-    assert!(Form::ALL.iter().all(|&form| often(form)), "{forms:?}");
+    let often = |form: DispatchForm| forms.get(&form).is_some_and(|&n| n >= 10);
+    assert!(DispatchForm::ALL.iter().all(|&form| often(form)), "{forms:?}");
 }
 
 /// Errors that the explorer can find too.

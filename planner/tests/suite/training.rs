@@ -1,7 +1,7 @@
 //! What training graphs are made of: gradients of weights next to those of activations, optimizer steps, sums of gradients, and casts
 //! of sharded parameters.
 
-use symmc_plan::{Memory, Plan};
+use symmc_plan::{MemoryRef, Plan};
 
 use crate::dispatch::{dispatches, planned};
 
@@ -70,7 +70,7 @@ fn is_in_place(plan: &Plan, pairs: &[(&str, &str)]) -> bool {
     let bucket = &plan.buckets[0];
     let held = |(input, result): &(&str, &str)| {
         let memory = |name: &str| bucket.places.get(name).map(|place| &place.memory);
-        matches!(memory(result), Some(Memory::Output(_))) && memory(input) == memory(result)
+        matches!(memory(result), Some(MemoryRef::Output(_))) && memory(input) == memory(result)
     };
     bucket.copies.is_empty() && pairs.iter().all(held)
 }

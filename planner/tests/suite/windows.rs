@@ -2,7 +2,7 @@
 
 use symmc_check::{CheckError, check};
 use symmc_ir::text;
-use symmc_plan::{ByRank, Plan};
+use symmc_plan::{PerRankOffset, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// A collective in a window, whose result another group gathers in place.
@@ -36,7 +36,7 @@ fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
             let place = &mut plan.buckets[0].places["a"];
             assert_eq!(place.by_rank.is_some(), by_rank, "{op} on {groups:?}");
             // As if it lay by rank in its own group, where each rank has another number.
-            place.by_rank = Some(ByRank { group: "g".into(), stride: "1024".into() });
+            place.by_rank = Some(PerRankOffset { group: "g".into(), stride: "1024".into() });
             let errors = check(&plan).expect_err("not at one place");
             let uneven = |e: &CheckError| matches!(e, CheckError::WindowUneven { value, .. } if value == "a");
             assert!(errors.iter().any(uneven) || !by_rank, "{op} on {groups:?}: {errors:#?}");

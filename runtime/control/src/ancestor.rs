@@ -7,30 +7,30 @@ use std::fs;
 
 /// Names the nearest ancestor of this process whose environment does not set `variable`, or cannot be read: its number
 /// and when it started, which no other process has had.
-pub(crate) fn starter(variable: &str) -> String {
+pub(crate) fn starting_process(variable: &str) -> String {
     let mut process = std::os::unix::process::parent_id();
-    while let Some(parent) = parent(process).filter(|_| sets(process, variable)) {
+    while let Some(parent) = parent_process(process).filter(|_| sets_variable(process, variable)) {
         process = parent;
     }
-    format!("{process}/{}", field(process, STARTED).unwrap_or_default())
+    format!("{process}/{}", stat_field(process, STARTED).unwrap_or_default())
 }
 
 /// Where the state of a process says who its parent is, and when it started; from 0 behind its name.
 const PARENT: usize = 1;
 const STARTED: usize = 19;
 
-fn parent(process: u32) -> Option<u32> {
-    field(process, PARENT)?.parse().ok().filter(|&parent| parent != 0)
+fn parent_process(process: u32) -> Option<u32> {
+    stat_field(process, PARENT)?.parse().ok().filter(|&parent| parent != 0)
 }
 
 /// A field of `/proc/<process>/stat`, behind the name, which may hold anything.
-fn field(process: u32, index: usize) -> Option<String> {
+fn stat_field(process: u32, index: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;
     fields.split(' ').nth(index).map(str::to_string)
 }
 
-fn sets(process: u32, variable: &str) -> bool {
+fn sets_variable(process: u32, variable: &str) -> bool {
     let start = format!("{variable}=");
     let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
     environment.split(|&b| b == 0).any(|entry| entry.starts_with(start.as_bytes()))
@@ -42,9 +42,9 @@ mod tests {
 
     #[test]
     fn the_parent_does_not_set_what_nobody_sets() {
-        let found = starter("SYMMC_NOBODY_SETS_THIS");
+        let found = starting_process("SYMMC_NOBODY_SETS_THIS");
         let parent = std::os::unix::process::parent_id();
         assert!(found.starts_with(&format!("{parent}/")) && !found.ends_with('/'), "{found}");
-        assert!(sets(std::process::id(), "PATH") && !sets(std::process::id(), "PAT"));
+        assert!(sets_variable(std::process::id(), "PATH") && !sets_variable(std::process::id(), "PAT"));
     }
 }

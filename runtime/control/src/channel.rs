@@ -32,9 +32,9 @@ const BATCH: usize = 64;
 const SENDING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) enum ToRank {
+pub(crate) enum CoordinatorMessage {
     /// The run, and the sizes of the segments whose descriptors follow.
-    Welcome(Welcome),
+    Welcome(WelcomeMessage),
     /// Contents may differ between ranks: digests of every byte are wanted.
     Digest,
     /// All ranks run this plan and version.
@@ -47,7 +47,7 @@ pub(crate) enum ToRank {
 
 /// The shared memory of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Welcome {
+pub(crate) struct WelcomeMessage {
     pub rank: u32,
     pub ranks: u32,
     pub groups: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Welcome {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) enum FromRank {
+pub(crate) enum RankMessage {
     /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
     Join {
         rank: u32,
@@ -79,7 +79,7 @@ pub(crate) enum FromRank {
         run: String,
         error: RunError,
     },
-    Hello(Identity),
+    Hello(RankIdentity),
     /// The digests of its contents, by name.
     Digests(Vec<(String, String)>),
     /// The rank's memory is loaded.
@@ -92,7 +92,7 @@ pub(crate) enum FromRank {
 
 /// What must agree on all ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub(crate) struct RankIdentity {
     pub protocol: u32,
     pub version: String,
     /// The hash of the plan.
@@ -113,21 +113,21 @@ pub struct Channel {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Arrival<T> {
+pub enum ReceiveOutcome<T> {
     Nothing,
     Message(T),
     /// The end: the other end is gone, and all that it sent has been read.
     End,
 }
 
-struct Packet {
+struct ChannelPacket {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
 impl Channel {
     pub fn new(fd: OwnedFd, peer: u32) -> Self {
-        bound_sending(&fd);
+        set_send_timeout(&fd);
         Channel { fd, peer }
     }
 
@@ -141,9 +141,9 @@ impl Channel {
 
     /// Sends a message. It is no error that the other end is gone: receiving detects that.
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
-        let bytes = serde_json::to_vec(message).map_err(|e| self.broken(e))?;
+        let bytes = serde_json::to_vec(message).map_err(|e| self.protocol_error(e))?;
         if bytes.len() > LARGEST {
-            return Err(self.broken(format!("a message of {} bytes is too long", bytes.len())));
+            return Err(self.protocol_error(format!("a message of {} bytes is too long", bytes.len())));
         }
         self.send_packet(&bytes, &[])
     }
@@ -162,8 +162,8 @@ impl Channel {
             match sendmsg::<()>(self.fd.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
                 Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Err(self.broken("the other end reads no messages")),
-                Err(e) => return Err(self.failed_call("sending a message", "sendmsg", e)),
+                Err(Errno::EAGAIN) => return Err(self.protocol_error("the other end reads no messages")),
+                Err(e) => return Err(self.call_error("sending a message", "sendmsg", e)),
             }
         }
     }
@@ -173,21 +173,21 @@ impl Channel {
     pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>> {
         loop {
             match self.try_receive()? {
-                Arrival::Message(message) => return Ok(Some(message)),
-                Arrival::End => return Ok(None),
-                Arrival::Nothing => self.await_packet(deadline)?,
+                ReceiveOutcome::Message(message) => return Ok(Some(message)),
+                ReceiveOutcome::End => return Ok(None),
+                ReceiveOutcome::Nothing => self.wait_packet(deadline)?,
             }
         }
     }
 
     /// The next message, if it has come. Never waits.
-    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<Arrival<T>> {
+    pub fn try_receive<T: DeserializeOwned>(&self) -> Result<ReceiveOutcome<T>> {
         Ok(match self.take_packet()? {
-            Arrival::Message(packet) => {
-                Arrival::Message(serde_json::from_slice(&packet.bytes).map_err(|e| self.broken(e))?)
-            }
-            Arrival::Nothing => Arrival::Nothing,
-            Arrival::End => Arrival::End,
+            ReceiveOutcome::Message(packet) => ReceiveOutcome::Message(
+                serde_json::from_slice(&packet.bytes).map_err(|e| self.protocol_error(e))?,
+            ),
+            ReceiveOutcome::Nothing => ReceiveOutcome::Nothing,
+            ReceiveOutcome::End => ReceiveOutcome::End,
         })
     }
 
@@ -196,31 +196,35 @@ impl Channel {
         let mut fds = Vec::with_capacity(count);
         while fds.len() < count {
             match self.try_receive_fds()? {
-                Arrival::Message(more) => fds.extend(more),
-                Arrival::End => return Err(self.broken("the other end is gone")),
-                Arrival::Nothing => self.await_packet(Some(deadline))?,
+                ReceiveOutcome::Message(more) => fds.extend(more),
+                ReceiveOutcome::End => return Err(self.protocol_error("the other end is gone")),
+                ReceiveOutcome::Nothing => self.wait_packet(Some(deadline))?,
             }
         }
         Ok(fds)
     }
 
     /// The descriptors of the next packet, if it has come. Never waits. Fails if a message came.
-    pub fn try_receive_fds(&self) -> Result<Arrival<Vec<OwnedFd>>> {
+    pub fn try_receive_fds(&self) -> Result<ReceiveOutcome<Vec<OwnedFd>>> {
         match self.take_packet()? {
-            Arrival::Message(packet) if packet.fds.is_empty() => {
-                Err(self.broken("expected descriptors of shared memory, found a message"))
+            ReceiveOutcome::Message(packet) if packet.fds.is_empty() => {
+                Err(self.protocol_error("expected descriptors of shared memory, found a message"))
             }
-            Arrival::Message(packet) => Ok(Arrival::Message(packet.fds)),
-            Arrival::Nothing => Ok(Arrival::Nothing),
-            Arrival::End => Ok(Arrival::End),
+            ReceiveOutcome::Message(packet) => Ok(ReceiveOutcome::Message(packet.fds)),
+            ReceiveOutcome::Nothing => Ok(ReceiveOutcome::Nothing),
+            ReceiveOutcome::End => Ok(ReceiveOutcome::End),
         }
     }
 
-    fn await_packet(&self, deadline: Option<Instant>) -> Result<()> {
-        if self.readable(deadline)? { Ok(()) } else { Err(self.broken("no message within the limit")) }
+    fn wait_packet(&self, deadline: Option<Instant>) -> Result<()> {
+        if self.wait_readable(deadline)? {
+            Ok(())
+        } else {
+            Err(self.protocol_error("no message within the limit"))
+        }
     }
 
-    fn take_packet(&self) -> Result<Arrival<Packet>> {
+    fn take_packet(&self) -> Result<ReceiveOutcome<ChannelPacket>> {
         let mut was_reset = false;
         loop {
             // A buffer of the size of the packet: threads that listen get by with little memory.
@@ -228,14 +232,14 @@ impl Channel {
             let size = match recv(self.fd.as_raw_fd(), &mut [], ahead) {
                 Ok(size) => size,
                 Err(Errno::EINTR) => continue,
-                Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
+                Err(Errno::EAGAIN) => return Ok(ReceiveOutcome::Nothing),
                 // The other end closed with messages unread. What it sent before is there still.
                 Err(Errno::ECONNRESET) if !was_reset => {
                     was_reset = true;
                     continue;
                 }
-                Err(Errno::ECONNRESET) => return Ok(Arrival::End),
-                Err(e) => return Err(self.failed_call("receiving a message", "recv", e)),
+                Err(Errno::ECONNRESET) => return Ok(ReceiveOutcome::End),
+                Err(e) => return Err(self.call_error("receiving a message", "recv", e)),
             };
             let mut bytes = vec![0; size.clamp(1, LARGEST)];
             let mut data = [IoSliceMut::new(&mut bytes)];
@@ -244,16 +248,16 @@ impl Channel {
             let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
                 Ok(got) => got,
                 Err(Errno::EINTR) => continue,
-                Err(Errno::EAGAIN) => return Ok(Arrival::Nothing),
-                Err(e) => return Err(self.failed_call("receiving a message", "recvmsg", e)),
+                Err(Errno::EAGAIN) => return Ok(ReceiveOutcome::Nothing),
+                Err(e) => return Err(self.call_error("receiving a message", "recvmsg", e)),
             };
             if got.flags.contains(MsgFlags::MSG_CTRUNC) {
                 // There is room for all in the packet, so the process had none for descriptors.
                 let what = "receiving the descriptors of shared memory";
-                return Err(self.failed_call(what, "recvmsg", Errno::EMFILE));
+                return Err(self.call_error(what, "recvmsg", Errno::EMFILE));
             }
             let mut fds = Vec::new();
-            for message in got.cmsgs().map_err(|e| self.broken(e))? {
+            for message in got.cmsgs().map_err(|e| self.protocol_error(e))? {
                 if let ControlMessageOwned::ScmRights(raw) = message {
                     // SAFETY: the kernel made these descriptors for this process; nobody else owns them.
                     fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
@@ -261,18 +265,18 @@ impl Channel {
             }
             let (len, truncated) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
             if truncated {
-                return Err(self.broken("a message is too long"));
+                return Err(self.protocol_error("a message is too long"));
             }
             if len == 0 {
-                return Ok(Arrival::End);
+                return Ok(ReceiveOutcome::End);
             }
             bytes.truncate(len);
-            return Ok(Arrival::Message(Packet { bytes, fds }));
+            return Ok(ReceiveOutcome::Message(ChannelPacket { bytes, fds }));
         }
     }
 
     /// Waits for a message or the end; whether one came before `deadline`.
-    pub fn readable(&self, deadline: Option<Instant>) -> Result<bool> {
+    pub fn wait_readable(&self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             let timeout = match deadline {
                 None => PollTimeout::NONE,
@@ -286,7 +290,7 @@ impl Channel {
                 Ok(0) if deadline.is_some_and(|d| Instant::now() >= d) => return Ok(false),
                 Ok(0) | Err(Errno::EINTR) => {}
                 Ok(_) => return Ok(true),
-                Err(e) => return Err(self.failed_call("waiting for a message", "poll", e)),
+                Err(e) => return Err(self.call_error("waiting for a message", "poll", e)),
             }
         }
     }
@@ -298,34 +302,34 @@ impl Channel {
     }
 
     /// The error of a system call on this socket. What the environment refuses is no fault of the peer.
-    fn failed_call(&self, what: &str, call: &str, error: Errno) -> RunError {
-        match RunError::of_call(what, call, error) {
-            RunError::System { error, .. } => self.broken(error),
+    fn call_error(&self, what: &str, call: &str, error: Errno) -> RunError {
+        match RunError::from_system_call(what, call, error) {
+            RunError::System { error, .. } => self.protocol_error(error),
             refused => refused,
         }
     }
 
-    fn broken(&self, detail: impl std::fmt::Display) -> RunError {
+    fn protocol_error(&self, detail: impl std::fmt::Display) -> RunError {
         RunError::Protocol { rank: self.peer, detail: detail.to_string() }
     }
 }
 
 /// Bounds how long connecting and sending wait for the other end, which may be stopped.
-pub(crate) fn bound_sending(fd: &OwnedFd) {
+pub(crate) fn set_send_timeout(fd: &OwnedFd) {
     let limit = TimeVal::milliseconds(SENDING.as_millis() as i64);
     // A system that refuses it leaves sending without a bound; messages are few, and fit the buffer.
     let _ = setsockopt(fd, sockopt::SendTimeout, &limit);
 }
 
 /// Whether the process at the other end belongs to this user.
-pub fn same_user(fd: &OwnedFd) -> Result<bool> {
+pub fn is_same_user(fd: &OwnedFd) -> Result<bool> {
     let peer = getsockopt(fd, sockopt::PeerCredentials)
-        .map_err(|e| RunError::of_call("asking for the user of a peer", "getsockopt", e))?;
+        .map_err(|e| RunError::from_system_call("asking for the user of a peer", "getsockopt", e))?;
     Ok(peer.uid() == getuid().as_raw())
 }
 
 /// The next connection to `listener`; `None` when there is none before `until`.
-pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>> {
+pub fn accept_connection(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>> {
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -333,13 +337,13 @@ pub fn accept(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>> {
             Ok(0) if left == 0 => return Ok(None),
             Ok(0) | Err(Errno::EINTR) => continue,
             Ok(_) => {}
-            Err(e) => return Err(RunError::of_call("waiting for ranks", "poll", e)),
+            Err(e) => return Err(RunError::from_system_call("waiting for ranks", "poll", e)),
         }
         match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
             Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-            Err(e) => return Err(RunError::of_call("accepting a rank", "accept4", e)),
+            Err(e) => return Err(RunError::from_system_call("accepting a rank", "accept4", e)),
         }
     }
 }
@@ -351,7 +355,7 @@ mod tests {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
     use super::*;
-    use crate::memory::{Access, Segment};
+    use crate::memory::{MemorySegment, SegmentAccess};
 
     fn pair() -> (Channel, Channel) {
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -366,14 +370,15 @@ mod tests {
     #[test]
     fn messages_and_memory_arrive() {
         let (a, b) = pair();
-        a.send(&FromRank::Ready).unwrap();
-        assert_eq!(b.receive::<FromRank>(Some(soon())).unwrap(), Some(FromRank::Ready));
-        let segments: Vec<Segment> = (0..70).map(|_| Segment::create("test", 8).unwrap()).collect();
-        let fds: Vec<BorrowedFd> = segments.iter().filter_map(Segment::fd).collect();
+        a.send(&RankMessage::Ready).unwrap();
+        assert_eq!(b.receive::<RankMessage>(Some(soon())).unwrap(), Some(RankMessage::Ready));
+        let segments: Vec<MemorySegment> =
+            (0..70).map(|_| MemorySegment::create("test", 8).unwrap()).collect();
+        let fds: Vec<BorrowedFd> = segments.iter().filter_map(MemorySegment::fd).collect();
         a.send_fds(&fds).unwrap();
         let got = b.receive_fds(70, soon()).unwrap();
         for (i, fd) in got.into_iter().enumerate() {
-            let mapped = Segment::map("test", fd, 8, Access::ReadWrite).unwrap();
+            let mapped = MemorySegment::map_shared("test", fd, 8, SegmentAccess::ReadWrite).unwrap();
             // SAFETY: both mappings hold 8 bytes.
             unsafe {
                 *mapped.as_ptr() = i as u8;
@@ -387,36 +392,36 @@ mod tests {
     #[test]
     fn a_message_of_several_packets_is_taken_as_it_comes() {
         let (a, b) = pair();
-        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::Nothing);
-        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
-        a.send(&FromRank::Ready).unwrap();
-        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::Message(FromRank::Ready));
-        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
-        let segment = Segment::create("test", 8).unwrap();
+        assert_eq!(b.try_receive::<RankMessage>().unwrap(), ReceiveOutcome::Nothing);
+        assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Nothing)));
+        a.send(&RankMessage::Ready).unwrap();
+        assert_eq!(b.try_receive::<RankMessage>().unwrap(), ReceiveOutcome::Message(RankMessage::Ready));
+        assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Nothing)));
+        let segment = MemorySegment::create("test", 8).unwrap();
         let fd = segment.fd().unwrap();
         a.send_fds(&vec![fd; BATCH + 1]).unwrap();
         for count in [BATCH, 1] {
-            assert!(matches!(b.try_receive_fds(), Ok(Arrival::Message(fds)) if fds.len() == count));
+            assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Message(fds)) if fds.len() == count));
         }
-        assert!(matches!(b.try_receive_fds(), Ok(Arrival::Nothing)));
-        let whole = serde_json::to_vec(&FromRank::Done).unwrap();
+        assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Nothing)));
+        let whole = serde_json::to_vec(&RankMessage::Done).unwrap();
         for length in 1..whole.len() {
             a.send_packet(&whole[..length], &[]).unwrap();
-            let error = b.try_receive::<FromRank>().unwrap_err();
+            let error = b.try_receive::<RankMessage>().unwrap_err();
             assert_eq!(error.culprit(), Some(1), "{error}");
         }
         drop(a);
-        assert_eq!(b.try_receive::<FromRank>().unwrap(), Arrival::End);
+        assert_eq!(b.try_receive::<RankMessage>().unwrap(), ReceiveOutcome::End);
     }
 
     #[test]
     fn silence_rubbish_and_the_end() {
         let (a, b) = pair();
-        assert!(b.receive::<FromRank>(Some(soon())).is_err());
+        assert!(b.receive::<RankMessage>(Some(soon())).is_err());
         a.send(&"rubbish").unwrap();
-        assert!(b.receive::<FromRank>(Some(soon())).is_err());
+        assert!(b.receive::<RankMessage>(Some(soon())).is_err());
         drop(a);
-        assert_eq!(b.receive::<FromRank>(None).unwrap(), None);
-        b.send(&FromRank::Ready).unwrap();
+        assert_eq!(b.receive::<RankMessage>(None).unwrap(), None);
+        b.send(&RankMessage::Ready).unwrap();
     }
 }

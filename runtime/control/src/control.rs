@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::error::{Result, RunError};
-use crate::memory::Segment;
+use crate::memory::MemorySegment;
 
 /// Two cache lines: processors fetch them in pairs.
 const LINE: usize = 128;
@@ -41,7 +41,7 @@ const HEARTBEAT: usize = 64;
 const CLOSED: usize = 72;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Counter {
+pub enum GroupCounter {
     /// Barriers that the rank has arrived at.
     Meet = 0,
     /// Chunks that the rank has written to its staging.
@@ -52,7 +52,7 @@ pub enum Counter {
 
 /// A signal between the sender and the receiver of a put: the largest number of a put for which it was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Signal {
+pub enum PutSignal {
     /// The receiver's result may be written. The receiver gives it.
     Free = 3,
     /// It has been written. The sender gives it.
@@ -60,7 +60,7 @@ pub enum Signal {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Progress {
+pub struct RankProgress {
     /// The repetition of the plan, from 0.
     pub run: u64,
     pub bucket: u32,
@@ -73,39 +73,39 @@ pub struct Progress {
 
 /// The control segment of a run, as one process maps it.
 #[derive(Clone, Debug)]
-pub struct Control {
-    segment: Arc<Segment>,
+pub struct ControlSegment {
+    segment: Arc<MemorySegment>,
     ranks: u32,
     groups: usize,
 }
 
-impl Control {
+impl ControlSegment {
     /// The bytes of a control segment.
-    pub fn size(ranks: u32, groups: usize) -> usize {
+    pub fn segment_bytes(ranks: u32, groups: usize) -> usize {
         let ranks = ranks as usize;
         RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
     }
 
-    pub fn new(segment: Arc<Segment>, ranks: u32, groups: usize) -> Result<Control> {
-        let size = Control::size(ranks, groups);
+    pub fn new(segment: Arc<MemorySegment>, ranks: u32, groups: usize) -> Result<ControlSegment> {
+        let size = ControlSegment::segment_bytes(ranks, groups);
         if segment.len() < size {
             let found = segment.len();
             return Err(RunError::Invalid(format!("control segment: expected {size} bytes, found {found}")));
         }
-        Ok(Control { segment, ranks, groups })
+        Ok(ControlSegment { segment, ranks, groups })
     }
 
-    pub fn preset(&self, first: u32) {
+    pub fn preset_counters(&self, first: u32) {
         for group in 0..self.groups {
             for rank in 0..self.ranks {
-                for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
+                for counter in [GroupCounter::Meet, GroupCounter::Filled, GroupCounter::Drained] {
                     self.counter(group, rank, counter).store(first, Ordering::Release);
                 }
             }
         }
     }
 
-    pub(crate) fn segment(&self) -> &Segment {
+    pub(crate) fn segment(&self) -> &MemorySegment {
         &self.segment
     }
 
@@ -119,124 +119,125 @@ impl Control {
 
     /// The counter of a rank in a group. Both must exist.
     #[inline]
-    pub fn counter(&self, group: usize, rank: u32, counter: Counter) -> &AtomicU32 {
-        self.word(self.flags_at(group, rank) + counter as usize * LINE)
+    pub fn counter(&self, group: usize, rank: u32, counter: GroupCounter) -> &AtomicU32 {
+        self.word_at(self.flags_offset(group, rank) + counter as usize * LINE)
     }
 
     /// A signal of the puts into a rank in a group. Both must exist.
     #[inline]
-    pub fn signal(&self, group: usize, receiver: u32, signal: Signal) -> &AtomicU64 {
-        self.long(self.flags_at(group, receiver) + signal as usize * LINE)
+    pub fn signal(&self, group: usize, receiver: u32, signal: PutSignal) -> &AtomicU64 {
+        self.long_word_at(self.flags_offset(group, receiver) + signal as usize * LINE)
     }
 
     /// The doorbell of a rank: a futex word that changes when it rings.
     #[inline]
-    pub fn bell(&self, rank: u32) -> &AtomicU32 {
-        self.word(self.rank_at(rank))
+    pub fn doorbell(&self, rank: u32) -> &AtomicU32 {
+        self.word_at(self.rank_offset(rank))
     }
 
     /// The number of threads of a rank that sleep or are about to.
     #[inline]
     pub fn sleepers(&self, rank: u32) -> &AtomicU32 {
-        self.word(self.rank_at(rank) + 4)
+        self.word_at(self.rank_offset(rank) + 4)
     }
 
     /// Wakes those of `peers` that sleep. What they wait for must be stored before.
     #[inline]
-    pub fn ring(&self, peers: impl Iterator<Item = u32>) {
+    pub fn wake_ranks(&self, peers: impl Iterator<Item = u32>) {
         // Orders the stores before with the loads below, against the sleeper that counts itself and then
         // looks again at what it waits for.
         fence(Ordering::SeqCst);
         for peer in peers {
             if self.sleepers(peer).load(Ordering::Relaxed) != 0 {
-                self.wake(peer);
+                self.wake_rank(peer);
             }
         }
     }
 
     #[cold]
-    fn wake(&self, rank: u32) {
-        let bell = self.bell(rank);
+    fn wake_rank(&self, rank: u32) {
+        let bell = self.doorbell(rank);
         bell.fetch_add(1, Ordering::SeqCst);
         futex_wake_all(bell);
     }
 
     /// The word in which `rank` announces a run: the run's number and one, then a digest of how it runs.
-    pub fn announcement(&self, rank: u32, run: u64) -> &AtomicU64 {
-        self.long(self.rank_at(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
+    pub fn announcement_word(&self, rank: u32, run: u64) -> &AtomicU64 {
+        self.long_word_at(self.rank_offset(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
     }
 
     #[inline]
     pub fn begin_step(&self, rank: u32, step: u32) {
-        let at = self.rank_at(rank) + LINE;
-        self.word(at).store(step.wrapping_add(1), Ordering::Relaxed);
-        let beats = self.long(at + 16);
+        let at = self.rank_offset(rank) + LINE;
+        self.word_at(at).store(step.wrapping_add(1), Ordering::Relaxed);
+        let beats = self.long_word_at(at + 16);
         beats.store(beats.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Records that `rank` is within no step.
     pub fn end_step(&self, rank: u32) {
-        self.word(self.rank_at(rank) + LINE).store(0, Ordering::Relaxed);
+        self.word_at(self.rank_offset(rank) + LINE).store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn heartbeat(&self, rank: u32) -> &AtomicU32 {
-        self.word(self.rank_at(rank) + LINE + HEARTBEAT)
+        self.word_at(self.rank_offset(rank) + LINE + HEARTBEAT)
     }
 
     /// Counts up the heartbeat of a rank; one thread of the rank does that.
     pub(crate) fn publish_heartbeat(&self, rank: u32) {
-        advance(self.heartbeat(rank));
+        increment_word(self.heartbeat(rank));
     }
 
     pub(crate) fn publish_coordinator_heartbeat(&self) {
-        advance(self.coordinator_heartbeat());
+        increment_word(self.coordinator_heartbeat());
     }
 
     pub(crate) fn coordinator_heartbeat(&self) -> &AtomicU32 {
-        self.word(0)
+        self.word_at(0)
     }
 
     pub fn set_closed(&self, rank: u32, runs: u64) {
-        self.long(self.rank_at(rank) + LINE + CLOSED).store(runs.wrapping_add(1), Ordering::Release);
+        self.long_word_at(self.rank_offset(rank) + LINE + CLOSED)
+            .store(runs.wrapping_add(1), Ordering::Release);
     }
 
     /// After how many runs `rank` closed its session, if it has.
-    pub fn closed(&self, rank: u32) -> Option<u64> {
-        self.long(self.rank_at(rank) + LINE + CLOSED).load(Ordering::Acquire).checked_sub(1)
+    pub fn runs_before_close(&self, rank: u32) -> Option<u64> {
+        self.long_word_at(self.rank_offset(rank) + LINE + CLOSED).load(Ordering::Acquire).checked_sub(1)
     }
 
     /// Records that `rank` goes on, wherever it is.
-    pub fn beat(&self, rank: u32) {
-        self.long(self.rank_at(rank) + LINE + 16).fetch_add(1, Ordering::Relaxed);
+    pub fn record_progress(&self, rank: u32) {
+        self.long_word_at(self.rank_offset(rank) + LINE + 16).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that `rank` begins a run, or ends its last when `run` is `None`.
     pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
-        let at = self.rank_at(rank) + LINE;
-        self.word(at).store(0, Ordering::Relaxed);
+        let at = self.rank_offset(rank) + LINE;
+        self.word_at(at).store(0, Ordering::Relaxed);
         if let Some((run, bucket)) = run {
-            self.long(at + 8).store(run, Ordering::Relaxed);
-            self.word(at + 4).store(bucket, Ordering::Relaxed);
+            self.long_word_at(at + 8).store(run, Ordering::Relaxed);
+            self.word_at(at + 4).store(bucket, Ordering::Relaxed);
         }
-        self.word(at + RUNNING).store(u32::from(run.is_some()), Ordering::Relaxed);
-        self.long(at + 16).fetch_add(1, Ordering::Relaxed);
+        self.word_at(at + RUNNING).store(u32::from(run.is_some()), Ordering::Relaxed);
+        self.long_word_at(at + 16).fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn progress(&self, rank: u32) -> Progress {
-        let at = self.rank_at(rank) + LINE;
-        Progress {
-            run: self.long(at + 8).load(Ordering::Relaxed),
-            bucket: self.word(at + 4).load(Ordering::Relaxed),
-            running: self.word(at + RUNNING).load(Ordering::Relaxed) != 0,
-            step: self.word(at).load(Ordering::Relaxed).checked_sub(1),
-            beats: self.long(at + 16).load(Ordering::Relaxed),
+    pub fn progress(&self, rank: u32) -> RankProgress {
+        let at = self.rank_offset(rank) + LINE;
+        RankProgress {
+            run: self.long_word_at(at + 8).load(Ordering::Relaxed),
+            bucket: self.word_at(at + 4).load(Ordering::Relaxed),
+            running: self.word_at(at + RUNNING).load(Ordering::Relaxed) != 0,
+            step: self.word_at(at).load(Ordering::Relaxed).checked_sub(1),
+            beats: self.long_word_at(at + 16).load(Ordering::Relaxed),
         }
     }
 
     /// Ends the run for all ranks, for a reason that `rank` reports. The first caller's reason stays.
     pub fn abort(&self, rank: u32, reason: &RunError) {
-        let state = self.word(ABORT);
-        let text = record(rank, reason);
+        let state = self.word_at(ABORT);
+        let text = encode_error(rank, reason);
         if state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let len = text.len().min(ABORT_TEXT_LEN);
             // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to
@@ -245,21 +246,21 @@ impl Control {
                 let to = self.segment.as_ptr().add(ABORT_TEXT);
                 std::ptr::copy_nonoverlapping(text.as_ptr(), to, len);
             }
-            self.word(ABORT + 4).store(rank, Ordering::Relaxed);
-            self.word(ABORT + 8).store(len as u32, Ordering::Relaxed);
+            self.word_at(ABORT + 4).store(rank, Ordering::Relaxed);
+            self.word_at(ABORT + 8).store(len as u32, Ordering::Relaxed);
             state.store(2, Ordering::SeqCst);
         }
-        (0..self.ranks).for_each(|r| self.wake(r));
+        (0..self.ranks).for_each(|r| self.wake_rank(r));
     }
 
     #[inline]
-    pub fn aborted(&self) -> bool {
-        self.word(ABORT).load(Ordering::Acquire) != 0
+    pub fn is_aborted(&self) -> bool {
+        self.word_at(ABORT).load(Ordering::Acquire) != 0
     }
 
     /// Why the run ended, as a [`RunError::Reported`].
     pub fn abort_reason(&self) -> Option<RunError> {
-        let state = self.word(ABORT);
+        let state = self.word_at(ABORT);
         let mut looks = 0;
         // The process that writes the reason may lose its processor, and may die meanwhile.
         while state.load(Ordering::Acquire) == 1 && looks < WRITING_LOOKS {
@@ -270,8 +271,8 @@ impl Control {
             0 => None,
             1 => Some(RunError::Aborted { rank: 0, reason: "the run ends".into() }),
             _ => {
-                let reporter = self.word(ABORT + 4).load(Ordering::Relaxed);
-                let len = self.word(ABORT + 8).load(Ordering::Relaxed) as usize;
+                let reporter = self.word_at(ABORT + 4).load(Ordering::Relaxed);
+                let len = self.word_at(ABORT + 8).load(Ordering::Relaxed) as usize;
                 let mut text = vec![0; len.min(ABORT_TEXT_LEN)];
                 // SAFETY: the text lies within the segment and does not change after state 2.
                 unsafe {
@@ -294,19 +295,19 @@ impl Control {
     }
 
     #[inline]
-    fn flags_at(&self, group: usize, rank: u32) -> usize {
+    fn flags_offset(&self, group: usize, rank: u32) -> usize {
         debug_assert!(group < self.groups && rank < self.ranks);
         let ranks = self.ranks as usize;
         RANKS + ranks * RANK_SIZE + (group * ranks + rank as usize) * FLAGS_SIZE
     }
 
-    fn rank_at(&self, rank: u32) -> usize {
+    fn rank_offset(&self, rank: u32) -> usize {
         debug_assert!(rank < self.ranks);
         RANKS + rank as usize * RANK_SIZE
     }
 
     #[inline]
-    fn word(&self, offset: usize) -> &AtomicU32 {
+    fn word_at(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + 4 <= self.segment.len() && offset.is_multiple_of(4));
         // SAFETY: the offset lies within the segment, is aligned, and these words are only ever accessed
         // as atomics.
@@ -314,7 +315,7 @@ impl Control {
     }
 
     #[inline]
-    fn long(&self, offset: usize) -> &AtomicU64 {
+    fn long_word_at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + 8 <= self.segment.len() && offset.is_multiple_of(8));
         // SAFETY: as in `word`.
         unsafe { AtomicU64::from_ptr(self.segment.as_ptr().add(offset).cast()) }
@@ -322,12 +323,12 @@ impl Control {
 }
 
 /// Counts up a word that one thread writes. 0 means that nothing counts it.
-fn advance(word: &AtomicU32) {
+fn increment_word(word: &AtomicU32) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
 }
 
 /// An error as stored in the segment. An error that is too long is reduced to the beginning of its text.
-fn record(rank: u32, reason: &RunError) -> Vec<u8> {
+fn encode_error(rank: u32, reason: &RunError) -> Vec<u8> {
     let whole = serde_json::to_vec(reason).unwrap_or_default();
     if !whole.is_empty() && whole.len() <= ABORT_TEXT_LEN {
         return whole;
@@ -339,7 +340,7 @@ fn record(rank: u32, reason: &RunError) -> Vec<u8> {
 
 /// Whether a counter has reached `target`, whichever way both wrapped.
 #[inline]
-pub fn reached(counter: u32, target: u32) -> bool {
+pub fn has_reached(counter: u32, target: u32) -> bool {
     counter.wrapping_sub(target) as i32 >= 0
 }
 
@@ -363,15 +364,15 @@ fn futex_wake_all(word: &AtomicU32) {
 mod tests {
     use super::*;
 
-    fn control() -> Control {
-        let segment = Segment::create("test", Control::size(3, 2)).unwrap();
-        Control::new(Arc::new(segment), 3, 2).unwrap()
+    fn control() -> ControlSegment {
+        let segment = MemorySegment::create("test", ControlSegment::segment_bytes(3, 2)).unwrap();
+        ControlSegment::new(Arc::new(segment), 3, 2).unwrap()
     }
 
     #[test]
     fn counters_compare_across_the_wrap() {
-        assert!(reached(5, 5) && reached(6, 5) && !reached(4, 5));
-        assert!(reached(1, u32::MAX) && !reached(u32::MAX, 1));
+        assert!(has_reached(5, 5) && has_reached(6, 5) && !has_reached(4, 5));
+        assert!(has_reached(1, u32::MAX) && !has_reached(u32::MAX, 1));
     }
 
     #[test]
@@ -380,11 +381,11 @@ mod tests {
         let mut value = 1;
         for group in 0..2 {
             for rank in 0..3 {
-                for counter in [Counter::Meet, Counter::Filled, Counter::Drained] {
+                for counter in [GroupCounter::Meet, GroupCounter::Filled, GroupCounter::Drained] {
                     assert_eq!(c.counter(group, rank, counter).swap(value, Ordering::Relaxed), 0);
                     value += 1;
                 }
-                for signal in [Signal::Free, Signal::Landed] {
+                for signal in [PutSignal::Free, PutSignal::Landed] {
                     let word = c.signal(group, rank, signal);
                     assert_eq!(word.swap(u64::from(value) << 32 | 1, Ordering::Relaxed), 0);
                     value += 1;
@@ -392,18 +393,18 @@ mod tests {
             }
         }
         for rank in 0..3 {
-            assert_eq!(c.bell(rank).load(Ordering::Relaxed), 0);
+            assert_eq!(c.doorbell(rank).load(Ordering::Relaxed), 0);
             assert_eq!(c.progress(rank).step, None);
             c.begin_run(rank, Some((9, 1)));
             c.begin_step(rank, 4);
             let p = c.progress(rank);
             assert_eq!((p.run, p.bucket, p.step, p.beats), (9, 1, Some(4), 2));
-            assert_eq!((c.closed(rank), c.heartbeat(rank).load(Ordering::Relaxed)), (None, 0));
+            assert_eq!((c.runs_before_close(rank), c.heartbeat(rank).load(Ordering::Relaxed)), (None, 0));
             c.set_closed(rank, 0);
             c.publish_heartbeat(rank);
-            assert_eq!((c.closed(rank), c.progress(rank)), (Some(0), p));
+            assert_eq!((c.runs_before_close(rank), c.progress(rank)), (Some(0), p));
         }
-        assert!(!c.aborted());
+        assert!(!c.is_aborted());
     }
 
     #[test]

@@ -11,14 +11,16 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::channel::{Arrival, Channel, FromRank, Identity, PROTOCOL, ToRank};
-use crate::control::{Control, Progress};
+use crate::channel::{Channel, CoordinatorMessage, PROTOCOL, RankIdentity, RankMessage, ReceiveOutcome};
+use crate::control::{ControlSegment, RankProgress};
 use crate::culprit;
 use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer, TICK};
-use crate::joining::{Answer, AnswerEffect, Coordinating, Fault, Order, Stage, Timeouts};
+use crate::join_terms::JoinTerm;
+use crate::joining::{
+    AnswerEffect, CoordinatorMachine, CoordinatorOrder, JoinFault, JoinStage, JoinTimeouts, RankAnswer,
+};
 use crate::steps::{LocateStep, StepName};
-use crate::terms::Term;
 
 /// How long after the first failure others are listened to.
 const GRACE: Duration = Duration::from_millis(150);
@@ -26,29 +28,29 @@ const GRACE: Duration = Duration::from_millis(150);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The name and version that ranks compare.
-pub(crate) fn version() -> String {
+pub(crate) fn symmc_version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
 }
 
 #[derive(Clone, Debug)]
-pub struct Subject {
+pub struct PlanSubject {
     pub hash: String,
     /// What distinguishes it from others in error messages.
     pub about: Vec<(String, String)>,
 }
 
-impl Identity {
+impl RankIdentity {
     /// What a rank says about itself: what it runs and under which terms.
-    pub fn new(subject: Subject, terms: &[Term]) -> Result<Identity> {
+    pub fn new(subject: PlanSubject, terms: &[JoinTerm]) -> Result<RankIdentity> {
         let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
-        let terms = terms.iter().map(Term::first).collect::<Result<_, _>>()?;
-        let Subject { hash: plan, about } = subject;
-        Ok(Identity { protocol: PROTOCOL, version: version(), plan, about, terms, contents })
+        let terms = terms.iter().map(JoinTerm::compared_value).collect::<Result<_, _>>()?;
+        let PlanSubject { hash: plan, about } = subject;
+        Ok(RankIdentity { protocol: PROTOCOL, version: symmc_version(), plan, about, terms, contents })
     }
 }
 
 /// A plan by its hash, and by what `other` does not have alike.
-fn describe_plan(identity: &Identity, other: &Identity) -> String {
+fn describe_plan(identity: &RankIdentity, other: &RankIdentity) -> String {
     let differ = identity.about.iter().filter(|term| !other.about.contains(term));
     let differ: Vec<String> = differ.map(|(name, value)| format!("{name} {value}")).collect();
     match differ.is_empty() {
@@ -64,21 +66,21 @@ fn differing_terms(a: &[(String, String)], b: &[(String, String)]) -> String {
     if differ.is_empty() { "without".into() } else { format!("with {}", differ.join(", ")) }
 }
 
-impl Identity {
+impl RankIdentity {
     /// Whether ranks that are alike in all but their contents are so identified.
-    fn differs_in_contents_alone(&self, other: &Identity) -> bool {
-        let text = |i: &Identity| {
+    fn differs_only_in_contents(&self, other: &RankIdentity) -> bool {
+        let text = |i: &RankIdentity| {
             let texts = i.terms.iter().filter(|(name, _)| !i.contents.contains(name));
             texts.cloned().collect::<Vec<_>>()
         };
-        let head = |i: &Identity| (i.protocol, i.version.clone(), i.plan.clone(), i.contents.clone());
+        let head = |i: &RankIdentity| (i.protocol, i.version.clone(), i.plan.clone(), i.contents.clone());
         head(self) == head(other) && text(self) == text(other)
     }
 }
 
 /// What the coordinator expects of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum RankPhase {
     /// What its stage of joining says.
     Joining,
     Running,
@@ -89,10 +91,10 @@ enum Phase {
 }
 
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct CoordinatedRank {
     channel: Channel,
-    phase: Phase,
-    identity: Option<Identity>,
+    phase: RankPhase,
+    identity: Option<RankIdentity>,
     answer: String,
     /// Its progress when it last changed, and when that was.
     beats: u64,
@@ -101,10 +103,18 @@ pub(crate) struct Member {
     stopped: Option<Duration>,
 }
 
-impl Member {
+impl CoordinatedRank {
     pub fn new(channel: Channel) -> Self {
-        let (phase, since) = (Phase::Joining, Duration::ZERO);
-        Member { channel, phase, identity: None, answer: String::new(), beats: 0, since, stopped: None }
+        let (phase, since) = (RankPhase::Joining, Duration::ZERO);
+        CoordinatedRank {
+            channel,
+            phase,
+            identity: None,
+            answer: String::new(),
+            beats: 0,
+            since,
+            stopped: None,
+        }
     }
 
     pub fn into_answer(self) -> String {
@@ -113,7 +123,7 @@ impl Member {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Watched {
+pub enum RunKind {
     /// A job: ranks run from the start to the end.
     Job,
     /// A session: between runs ranks may take as long as their callers want, until one of them closes.
@@ -122,18 +132,18 @@ pub enum Watched {
 
 /// The processes of ranks, where a launcher started them.
 pub(crate) trait RankProcesses {
-    fn ended(&mut self, rank: u32) -> Option<End>;
+    fn poll_exit(&mut self, rank: u32) -> Option<ProcessEnd>;
 
     fn is_stopped(&mut self, rank: u32) -> bool;
 }
 
 pub(crate) struct Coordinator<'a> {
-    pub watched: Watched,
+    pub run_kind: RunKind,
     pub locate_step: LocateStep,
-    pub control: &'a Control,
+    pub control: &'a ControlSegment,
     pub limit: Duration,
-    pub members: Vec<Member>,
-    pub joining: Coordinating,
+    pub members: Vec<CoordinatedRank>,
+    pub joining: CoordinatorMachine,
     pub clock: ActiveClock,
     /// The processes of ranks, where this one started them; without them it is the process of rank 0.
     pub processes: Option<&'a mut dyn RankProcesses>,
@@ -142,12 +152,18 @@ pub(crate) struct Coordinator<'a> {
 
 impl<'a> Coordinator<'a> {
     /// Coordinates a job of ranks that were sent the shared memory just now.
-    pub fn new(locate_step: LocateStep, control: &'a Control, members: Vec<Member>, limit: Duration) -> Self {
+    pub fn new(
+        locate_step: LocateStep,
+        control: &'a ControlSegment,
+        members: Vec<CoordinatedRank>,
+        limit: Duration,
+    ) -> Self {
         let mut clock = ActiveClock::start();
-        let joining = Coordinating::welcomed(control.ranks(), Timeouts::new(limit), clock.now());
-        let (watched, observer) = (Watched::Job, Observer::new(control));
+        let joining =
+            CoordinatorMachine::after_welcome(control.ranks(), JoinTimeouts::new(limit), clock.now());
+        let (watched, observer) = (RunKind::Job, Observer::new(control));
         Coordinator {
-            watched,
+            run_kind: watched,
             locate_step,
             control,
             limit,
@@ -161,12 +177,12 @@ impl<'a> Coordinator<'a> {
 
     /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
     pub fn run(&mut self) -> Result<()> {
-        let result = self.until_the_end();
+        let result = self.run_to_end();
         match &result {
             Ok(()) => tracing::debug!(target: "symmc::run", "all ranks have finished"),
             Err(error) => tracing::warn!(target: "symmc::run", %error, "ending the run on all ranks"),
         }
-        let verdict = ToRank::Verdict(result.as_ref().err().cloned());
+        let verdict = CoordinatorMessage::Verdict(result.as_ref().err().cloned());
         // Rank 0 is last: it may end this process as soon as it is notified.
         for member in self.members.iter().rev() {
             // A rank that cannot be notified is gone.
@@ -175,36 +191,36 @@ impl<'a> Coordinator<'a> {
         result
     }
 
-    fn until_the_end(&mut self) -> Result<()> {
+    fn run_to_end(&mut self) -> Result<()> {
         let mut errors: Vec<RunError> = Vec::new();
         let mut last = None;
         loop {
-            if let Err(error) = self.step(errors.is_empty()) {
-                let error = self.reported(error);
+            if let Err(error) = self.process_next_event(errors.is_empty()) {
+                let error = self.as_reported(error);
                 if errors.is_empty() {
                     self.control.abort(error.reporter().unwrap_or(0), &error);
                     last = Some(Instant::now() + GRACE);
                 }
                 errors.push(error);
             }
-            let gone = self.members.iter().all(|m| m.phase == Phase::Gone);
+            let gone = self.members.iter().all(|m| m.phase == RankPhase::Gone);
             if last.is_some_and(|last| gone || Instant::now() >= last) {
-                return Err(cause(errors));
+                return Err(explaining_error(errors));
             }
-            if errors.is_empty() && self.members.iter().all(|m| m.phase == Phase::Done) {
+            if errors.is_empty() && self.members.iter().all(|m| m.phase == RankPhase::Done) {
                 return Ok(());
             }
         }
     }
 
     /// Errors that the coordinator found itself are reported by rank 0, if this is its process.
-    fn reported(&self, error: RunError) -> RunError {
+    fn as_reported(&self, error: RunError) -> RunError {
         if self.processes.is_none() { error.reported_by(0) } else { error }
     }
 
     /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
-    fn step(&mut self, goes_well: bool) -> Result<()> {
-        for rank in self.poll()? {
+    fn process_next_event(&mut self, goes_well: bool) -> Result<()> {
+        for rank in self.poll_channels()? {
             self.handle_message(rank)?;
         }
         let now = self.clock.now();
@@ -213,7 +229,7 @@ impl<'a> Coordinator<'a> {
             return Ok(());
         }
         match self.joining.stage() {
-            Stage::Started => {
+            JoinStage::Started => {
                 self.check_closed(now)?;
                 self.check_progress(now)
             }
@@ -222,15 +238,15 @@ impl<'a> Coordinator<'a> {
     }
 
     /// The ranks that have something to say.
-    fn poll(&self) -> Result<Vec<usize>> {
-        let listening = |m: &Member| m.phase != Phase::Gone && m.phase != Phase::Done;
+    fn poll_channels(&self) -> Result<Vec<usize>> {
+        let listening = |m: &CoordinatedRank| m.phase != RankPhase::Gone && m.phase != RankPhase::Done;
         let ranks: Vec<usize> = (0..self.members.len()).filter(|&r| listening(&self.members[r])).collect();
         let fd = |&r: &usize| PollFd::new(self.members[r].channel.fd(), PollFlags::POLLIN);
         let mut fds: Vec<PollFd> = ranks.iter().map(fd).collect();
         let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO);
         match poll(&mut fds, tick) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(RunError::of_call("waiting for the ranks", "poll", e)),
+            Err(e) => return Err(RunError::from_system_call("waiting for the ranks", "poll", e)),
         }
         let speaks = |fd: &PollFd| fd.revents().is_some_and(|e| !e.is_empty());
         Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| speaks(fd)).map(|(r, _)| r).collect())
@@ -240,70 +256,70 @@ impl<'a> Coordinator<'a> {
     fn handle_message(&mut self, rank: usize) -> Result<()> {
         let now = self.clock.now();
         let member = &mut self.members[rank];
-        let message = match member.channel.try_receive().inspect_err(|_| member.phase = Phase::Gone)? {
-            Arrival::Nothing => return Ok(()),
-            Arrival::Message(message) => message,
-            Arrival::End => {
-                member.phase = Phase::Gone;
-                return Err(self.died(rank as u32));
+        let message = match member.channel.try_receive().inspect_err(|_| member.phase = RankPhase::Gone)? {
+            ReceiveOutcome::Nothing => return Ok(()),
+            ReceiveOutcome::Message(message) => message,
+            ReceiveOutcome::End => {
+                member.phase = RankPhase::Gone;
+                return Err(self.death_error(rank as u32));
             }
         };
         member.since = now;
         match message {
-            FromRank::Hello(identity) => {
+            RankMessage::Hello(identity) => {
                 member.identity = Some(identity);
-                self.answered(rank, Answer::Hello)
+                self.record_answer(rank, RankAnswer::Hello)
             }
-            FromRank::Digests(digests) => {
+            RankMessage::Digests(digests) => {
                 for (name, value) in member.identity.iter_mut().flat_map(|i| &mut i.terms) {
                     let digest = digests.iter().find(|(of, _)| of == name);
                     digest.iter().for_each(|(_, digest)| value.clone_from(digest));
                 }
-                self.answered(rank, Answer::Digests)
+                self.record_answer(rank, RankAnswer::Digests)
             }
-            FromRank::Ready => self.answered(rank, Answer::Ready),
-            FromRank::Answer(piece) => {
+            RankMessage::Ready => self.record_answer(rank, RankAnswer::Ready),
+            RankMessage::Answer(piece) => {
                 member.answer.push_str(&piece);
                 Ok(())
             }
-            FromRank::Done if member.phase == Phase::Running => {
-                member.phase = Phase::Done;
+            RankMessage::Done if member.phase == RankPhase::Running => {
+                member.phase = RankPhase::Done;
                 Ok(())
             }
-            FromRank::Failed(error) => {
-                member.phase = Phase::Gone;
+            RankMessage::Failed(error) => {
+                member.phase = RankPhase::Gone;
                 Err(error.reported_by(rank as u32))
             }
-            other => Err(self.unexpected(rank, &format!("{other:?}"))),
+            other => Err(self.unexpected_message(rank, &format!("{other:?}"))),
         }
     }
 
     /// Records a rank's answer, and enters the next stage once all have answered.
-    fn answered(&mut self, rank: usize, answer: Answer) -> Result<()> {
+    fn record_answer(&mut self, rank: usize, answer: RankAnswer) -> Result<()> {
         let now = self.clock.now();
-        match self.joining.answer(rank as u32, answer, now) {
-            AnswerEffect::Unexpected => Err(self.unexpected(rank, &format!("{answer:?}"))),
-            AnswerEffect::Complete(Order::Compare) => self.compare_or_request_digests(now),
-            AnswerEffect::Complete(Order::Start) => {
-                self.members.iter_mut().for_each(|m| m.phase = Phase::Running);
-                self.broadcast(&ToRank::Start, now)
+        match self.joining.accept_answer(rank as u32, answer, now) {
+            AnswerEffect::Unexpected => Err(self.unexpected_message(rank, &format!("{answer:?}"))),
+            AnswerEffect::Complete(CoordinatorOrder::Compare) => self.compare_or_request_digests(now),
+            AnswerEffect::Complete(CoordinatorOrder::Start) => {
+                self.members.iter_mut().for_each(|m| m.phase = RankPhase::Running);
+                self.broadcast(&CoordinatorMessage::Start, now)
             }
-            AnswerEffect::Complete(Order::Welcome) | AnswerEffect::Waiting => Ok(()),
+            AnswerEffect::Complete(CoordinatorOrder::Welcome) | AnswerEffect::Waiting => Ok(()),
         }
     }
 
-    fn unexpected(&mut self, rank: usize, found: &str) -> RunError {
+    fn unexpected_message(&mut self, rank: usize, found: &str) -> RunError {
         let member = &mut self.members[rank];
         let expected = format!("{:?}, phase {:?}", self.joining.stage(), member.phase);
-        member.phase = Phase::Gone;
+        member.phase = RankPhase::Gone;
         RunError::Protocol { rank: rank as u32, detail: format!("unexpected {found} in {expected}") }
     }
 
-    fn all(&self, phase: Phase) -> bool {
+    fn all_in_phase(&self, phase: RankPhase) -> bool {
         self.members.iter().all(|m| m.phase == phase)
     }
 
-    fn broadcast(&mut self, message: &ToRank, now: Duration) -> Result<()> {
+    fn broadcast(&mut self, message: &CoordinatorMessage, now: Duration) -> Result<()> {
         self.members.iter_mut().for_each(|m| m.since = now);
         self.members.iter().try_for_each(|m| m.channel.send(message))
     }
@@ -311,22 +327,23 @@ impl<'a> Coordinator<'a> {
     /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
     /// asked for, once.
     fn compare_or_request_digests(&mut self, now: Duration) -> Result<()> {
-        let identities: Vec<&Identity> = self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
+        let identities: Vec<&RankIdentity> =
+            self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
         let Some((first, others)) = identities.split_first() else { return Ok(()) };
         let alike = others.iter().all(|other| other.terms == first.terms);
-        let is_first = self.joining.stage() == Stage::Comparing;
-        if !alike && is_first && others.iter().all(|o| o.differs_in_contents_alone(first)) {
-            self.joining.compared(true, now);
-            return self.broadcast(&ToRank::Digest, now);
+        let is_first = self.joining.stage() == JoinStage::Comparing;
+        if !alike && is_first && others.iter().all(|o| o.differs_only_in_contents(first)) {
+            self.joining.finish_comparison(true, now);
+            return self.broadcast(&CoordinatorMessage::Digest, now);
         }
         self.expect_equal_identities()?;
-        self.joining.compared(false, now);
-        self.broadcast(&ToRank::Proceed, now)
+        self.joining.finish_comparison(false, now);
+        self.broadcast(&CoordinatorMessage::Proceed, now)
     }
 
     /// Notices a rank that does not answer while the run opens.
     fn check_joining(&mut self, now: Duration) -> Result<()> {
-        self.observer.sample(now);
+        self.observer.sample_heartbeats(now);
         if let Some(processes) = &mut self.processes {
             for (rank, member) in (0..).zip(&mut self.members) {
                 let is_stopped = processes.is_stopped(rank);
@@ -339,18 +356,20 @@ impl<'a> Coordinator<'a> {
             let started = || stopped.map_or(Duration::ZERO, |at| now.saturating_sub(at));
             self.observer.silence(rank, now).or_else(|| self.processes.is_some().then(started))
         };
-        let Some(Fault::Late(rank, waited)) = self.joining.overdue(now, &silence) else { return Ok(()) };
+        let Some(JoinFault::Late(rank, waited)) = self.joining.check_timeouts(now, &silence) else {
+            return Ok(());
+        };
         if let Some(member) = self.members.get_mut(rank as usize) {
-            member.phase = Phase::Gone;
+            member.phase = RankPhase::Gone;
         }
-        Err(self.stuck(rank, waited))
+        Err(self.stuck_error(rank, waited))
     }
 
     fn expect_equal_identities(&self) -> Result<()> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
         let Some((_, first)) = identities.next() else { return Ok(()) };
-        let name = |i: &Identity| format!("{}, protocol {}", i.version, i.protocol);
+        let name = |i: &RankIdentity| format!("{}, protocol {}", i.version, i.protocol);
         for (rank, other) in identities {
             if (other.protocol, &other.version) != (first.protocol, &first.version) {
                 return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
@@ -373,17 +392,17 @@ impl<'a> Coordinator<'a> {
     /// Notices that a session cannot run any more: a rank begins or waits in a run after another rank has closed its session,
     /// or a rank closed its session longer ago than the limit.
     fn check_closed(&mut self, now: Duration) -> Result<()> {
-        if self.watched == Watched::Job || self.all(Phase::Done) {
+        if self.run_kind == RunKind::Job || self.all_in_phase(RankPhase::Done) {
             return Ok(());
         }
-        let open = self.members.iter().zip(0..).filter(|(m, _)| m.phase == Phase::Running);
-        let progress: Vec<Progress> = open.map(|(_, rank)| self.control.progress(rank)).collect();
-        for (rank, member) in (0..).zip(&self.members).filter(|(_, m)| m.phase == Phase::Done) {
-            let runs = self.control.closed(rank);
-            let is_missed = |p: &Progress| p.running && runs.is_some_and(|runs| p.run >= runs);
+        let open = self.members.iter().zip(0..).filter(|(m, _)| m.phase == RankPhase::Running);
+        let progress: Vec<RankProgress> = open.map(|(_, rank)| self.control.progress(rank)).collect();
+        for (rank, member) in (0..).zip(&self.members).filter(|(_, m)| m.phase == RankPhase::Done) {
+            let runs = self.control.runs_before_close(rank);
+            let is_missed = |p: &RankProgress| p.running && runs.is_some_and(|runs| p.run >= runs);
             if now.saturating_sub(member.since) > self.limit || progress.iter().any(is_missed) {
                 let left = || RunError::Left { rank, how: "closed its session".into() };
-                return Err(runs.map_or_else(left, |runs| RunError::closed(rank, runs)));
+                return Err(runs.map_or_else(left, |runs| RunError::session_closed(rank, runs)));
             }
         }
         Ok(())
@@ -392,9 +411,9 @@ impl<'a> Coordinator<'a> {
     /// Notices ranks that begin no step for longer than the limit, and names the one that is furthest behind.
     fn check_progress(&mut self, now: Duration) -> Result<()> {
         let mut late: Vec<u32> = Vec::new();
-        for (rank, member) in (0..).zip(&mut self.members).filter(|(_, m)| m.phase == Phase::Running) {
+        for (rank, member) in (0..).zip(&mut self.members).filter(|(_, m)| m.phase == RankPhase::Running) {
             let progress = self.control.progress(rank);
-            let idle = self.watched == Watched::Session && !progress.running;
+            let idle = self.run_kind == RunKind::Session && !progress.running;
             if progress.beats != member.beats || idle {
                 member.beats = progress.beats;
                 member.since = now;
@@ -403,29 +422,30 @@ impl<'a> Coordinator<'a> {
                 late.push(rank);
             }
         }
-        self.observer.sample(now);
+        self.observer.sample_heartbeats(now);
         let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
         let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
-        let behind = |rank: &u32| culprit::position(&self.control.progress(*rank));
+        let behind = |rank: &u32| culprit::progress_position(&self.control.progress(*rank));
         // A late rank may wait for a rank that has not begun the run and does not count as late.
-        let furthest =
-            || late.iter().copied().min_by_key(behind).map(|rank| culprit::find(self.control, rank, &[]));
+        let furthest = || {
+            late.iter().copied().min_by_key(behind).map(|rank| culprit::find_culprit(self.control, rank, &[]))
+        };
         match silent.or_else(furthest) {
             None => Ok(()),
             Some(rank) => {
-                self.members[rank as usize].phase = Phase::Gone;
-                Err(self.stuck(rank, self.limit))
+                self.members[rank as usize].phase = RankPhase::Gone;
+                Err(self.stuck_error(rank, self.limit))
             }
         }
     }
 
-    fn stuck(&self, rank: u32, waited: Duration) -> RunError {
+    fn stuck_error(&self, rank: u32, waited: Duration) -> RunError {
         let progress = self.control.progress(rank);
         let at = match self.locate_step.name(&progress) {
             Some(StepName { step, node, op }) => {
                 format!("at step {step} ({op} %{node}), run {}", progress.run)
             }
-            None if self.watched == Watched::Session && progress.running => {
+            None if self.run_kind == RunKind::Session && progress.running => {
                 format!("in run {}", progress.run)
             }
             None if progress.beats > 0 => format!("after run {}", progress.run),
@@ -434,20 +454,20 @@ impl<'a> Coordinator<'a> {
         RunError::Stuck { rank, at, limit_ms: waited.as_millis() as u64 }
     }
 
-    fn died(&mut self, rank: u32) -> RunError {
+    fn death_error(&mut self, rank: u32) -> RunError {
         let mut how = None;
         if let Some(processes) = &mut self.processes {
             let until = Instant::now() + GRACE;
-            how = processes.ended(rank);
+            how = processes.poll_exit(rank);
             while how.is_none() && Instant::now() < until {
                 // The socket closes a moment before the process can be reaped.
                 std::thread::sleep(Duration::from_millis(1));
-                how = processes.ended(rank);
+                how = processes.poll_exit(rank);
             }
         }
         match how {
-            Some(End { code: Some(REFUSED), .. }) => RunError::Refused { rank },
-            how => death(&self.locate_step, self.control, rank, how.map(|end| end.how)),
+            Some(ProcessEnd { code: Some(REFUSED), .. }) => RunError::Refused { rank },
+            how => death_error(&self.locate_step, self.control, rank, how.map(|end| end.how)),
         }
     }
 }
@@ -456,7 +476,7 @@ impl<'a> Coordinator<'a> {
 const REFUSED: i32 = 2;
 
 #[derive(Debug)]
-pub(crate) struct End {
+pub(crate) struct ProcessEnd {
     /// `signal 9, SIGKILL` or `exit code 3`.
     pub how: String,
     /// Its exit code, if it ended by itself.
@@ -464,7 +484,12 @@ pub(crate) struct End {
 }
 
 /// The error of a rank that is gone, and how if that is known.
-pub(crate) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how: Option<String>) -> RunError {
+pub(crate) fn death_error(
+    locate_step: &LocateStep,
+    control: &ControlSegment,
+    rank: u32,
+    how: Option<String>,
+) -> RunError {
     let how = how.unwrap_or_else(|| "its process is gone".into());
     let progress = control.progress(rank);
     match locate_step.name(&progress) {
@@ -477,13 +502,13 @@ pub(crate) fn death(locate_step: &LocateStep, control: &Control, rank: u32, how:
 }
 
 /// The error that explains the others.
-pub fn cause(errors: Vec<RunError>) -> RunError {
+pub fn explaining_error(errors: Vec<RunError>) -> RunError {
     let none = || RunError::system("the run", "failed without an error");
-    errors.into_iter().min_by_key(rank_among_errors).unwrap_or_else(none)
+    errors.into_iter().min_by_key(explanation_order).unwrap_or_else(none)
 }
 
 /// The less it is, the more an error explains.
-fn rank_among_errors(error: &RunError) -> u32 {
+fn explanation_order(error: &RunError) -> u32 {
     match error {
         RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,
         RunError::PlanDiffers { .. } | RunError::VersionDiffers { .. } | RunError::TermsDiffer { .. } => 1,
@@ -496,6 +521,6 @@ fn rank_among_errors(error: &RunError) -> u32 {
         RunError::Limit { .. } => 4,
         RunError::Stuck { .. } | RunError::Absent { .. } | RunError::Unfinished { .. } => 5,
         RunError::Aborted { .. } => 6,
-        RunError::Reported { cause, .. } => rank_among_errors(cause),
+        RunError::Reported { cause, .. } => explanation_order(cause),
     }
 }

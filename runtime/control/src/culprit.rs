@@ -4,12 +4,12 @@
 //! run the same steps, so a rank waits only for ranks that are not further than itself: the rank that is furthest
 //! behind waits for none.
 
-use crate::control::{Control, Progress};
+use crate::control::{ControlSegment, RankProgress};
 
 /// How far a rank is, in an order that all ranks share: the run, then the step.
-pub(crate) type Position = (u64, u64);
+pub(crate) type ProgressPosition = (u64, u64);
 
-pub(crate) fn position(progress: &Progress) -> Position {
+pub(crate) fn progress_position(progress: &RankProgress) -> ProgressPosition {
     let run = progress.run.saturating_add(1);
     match (progress.running, progress.step) {
         (true, Some(step)) => (run, u64::from(step) + 1),
@@ -20,8 +20,8 @@ pub(crate) fn position(progress: &Progress) -> Position {
 }
 
 /// The rank that keeps `reporter` waiting in the end. `missing` are the ranks that it waits for; there is one at least.
-pub fn find(control: &Control, reporter: u32, missing: &[u32]) -> u32 {
-    let of = |rank: &u32| position(&control.progress(*rank));
+pub fn find_culprit(control: &ControlSegment, reporter: u32, missing: &[u32]) -> u32 {
+    let of = |rank: &u32| progress_position(&control.progress(*rank));
     let others = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
     // Of ranks that are equally far behind the first counts, so the missing ones go first.
     let last = missing.iter().copied().chain(others).min_by_key(of);
@@ -34,15 +34,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::memory::Segment;
+    use crate::memory::MemorySegment;
 
-    fn control() -> Control {
-        let segment = Segment::create("test", Control::size(4, 1)).expect("a segment");
-        Control::new(Arc::new(segment), 4, 1).expect("control words")
+    fn control() -> ControlSegment {
+        let segment = MemorySegment::create("test", ControlSegment::segment_bytes(4, 1)).expect("a segment");
+        ControlSegment::new(Arc::new(segment), 4, 1).expect("control words")
     }
 
     /// Puts a rank at a step of a run; outside of the run with no step.
-    fn put(control: &Control, rank: u32, run: u64, step: Option<u32>) {
+    fn put(control: &ControlSegment, rank: u32, run: u64, step: Option<u32>) {
         control.begin_run(rank, Some((run, 0)));
         match step {
             Some(step) => control.begin_step(rank, step),
@@ -58,8 +58,8 @@ mod tests {
         put(&control, 2, 5, Some(2));
         put(&control, 3, 6, Some(0));
         // Rank 0 waits for rank 1, which waits for rank 2.
-        assert_eq!(find(&control, 0, &[1]), 2);
-        assert_eq!(find(&control, 0, &[2, 1]), 2);
+        assert_eq!(find_culprit(&control, 0, &[1]), 2);
+        assert_eq!(find_culprit(&control, 0, &[2, 1]), 2);
     }
 
     #[test]
@@ -69,13 +69,13 @@ mod tests {
         put(&control, 1, 3, Some(1));
         put(&control, 2, 2, None);
         put(&control, 3, 3, Some(9));
-        assert_eq!(find(&control, 0, &[1]), 2);
+        assert_eq!(find_culprit(&control, 0, &[1]), 2);
         // A rank that never ran is furthest behind, and where all are equally far it is who is missing.
         let fresh = super::tests::control();
         put(&fresh, 0, 0, Some(0));
-        assert_eq!(find(&fresh, 0, &[3]), 3);
+        assert_eq!(find_culprit(&fresh, 0, &[3]), 3);
         let all = super::tests::control();
         (0..4).for_each(|rank| put(&all, rank, 1, Some(3)));
-        assert_eq!(find(&all, 0, &[2]), 2);
+        assert_eq!(find_culprit(&all, 0, &[2]), 2);
     }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::channel::{Arrival, Channel, accept, same_user};
+use crate::channel::{Channel, ReceiveOutcome, accept_connection, is_same_user};
 use crate::error::{Result, RunError};
 use crate::heartbeat::TICK;
 
-struct Peer {
+struct DescriptorPeer {
     channel: Channel,
     /// Its number, once it has sent that.
     rank: Option<u32>,
@@ -32,7 +32,7 @@ pub fn collect_descriptors(
 ) -> Result<Vec<OwnedFd>> {
     let until = Instant::now() + limit;
     let mut found: Vec<Option<OwnedFd>> = expected.iter().map(|_| None).collect();
-    let mut peers: Vec<Peer> = Vec::new();
+    let mut peers: Vec<DescriptorPeer> = Vec::new();
     while found.iter().any(Option::is_none) {
         let missing = |rank: &u32| expected.iter().zip(&found).any(|(r, fd)| r == rank && fd.is_none());
         if Instant::now() >= until {
@@ -41,14 +41,14 @@ pub fn collect_descriptors(
             let (at, limit_ms) = (format!("before passing {what}"), limit.as_millis() as u64);
             return Err(RunError::Stuck { rank, at, limit_ms });
         }
-        await_packets(listener, &peers)?;
-        while let Some(fd) = accept(listener, Instant::now())? {
-            if same_user(&fd)? {
-                peers.push(Peer { channel: Channel::new(fd, 0), rank: None, is_done: false });
+        wait_packets(listener, &peers)?;
+        while let Some(fd) = accept_connection(listener, Instant::now())? {
+            if is_same_user(&fd)? {
+                peers.push(DescriptorPeer { channel: Channel::new(fd, 0), rank: None, is_done: false });
             }
         }
         for peer in peers.iter_mut().filter(|peer| !peer.is_done) {
-            let Some((rank, fd)) = peer.take_packet(what)? else { continue };
+            let Some((rank, fd)) = peer.receive_descriptor(what)? else { continue };
             if let Some(place) = expected.iter().position(|r| *r == rank) {
                 found[place] = Some(fd);
             }
@@ -58,39 +58,39 @@ pub fn collect_descriptors(
 }
 
 /// Waits for a connection or a packet, for a tick at most.
-fn await_packets(listener: &OwnedFd, peers: &[Peer]) -> Result<()> {
+fn wait_packets(listener: &OwnedFd, peers: &[DescriptorPeer]) -> Result<()> {
     let listened = peers.iter().filter(|peer| !peer.is_done).map(|peer| peer.channel.fd());
     let all = std::iter::once(listener.as_fd()).chain(listened);
     let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(e) => Err(RunError::of_call("waiting for descriptors", "poll", e)),
+        Err(e) => Err(RunError::from_system_call("waiting for descriptors", "poll", e)),
     }
 }
 
-impl Peer {
+impl DescriptorPeer {
     /// Takes the next packet, if it has come: the rank and its descriptor, once both are there.
-    fn take_packet(&mut self, what: &str) -> Result<Option<(u32, OwnedFd)>> {
+    fn receive_descriptor(&mut self, what: &str) -> Result<Option<(u32, OwnedFd)>> {
         let Some(rank) = self.rank else {
             match self.channel.try_receive::<u32>() {
-                Ok(Arrival::Message(rank)) => {
+                Ok(ReceiveOutcome::Message(rank)) => {
                     self.rank = Some(rank);
                     self.channel.set_peer(rank);
                 }
-                Ok(Arrival::Nothing) => {}
+                Ok(ReceiveOutcome::Nothing) => {}
                 // A process without a number is not a rank.
-                Ok(Arrival::End) | Err(RunError::Protocol { .. }) => self.is_done = true,
+                Ok(ReceiveOutcome::End) | Err(RunError::Protocol { .. }) => self.is_done = true,
                 Err(error) => return Err(error),
             }
             return Ok(None);
         };
         match self.channel.try_receive_fds()? {
-            Arrival::Nothing => Ok(None),
-            Arrival::Message(mut fds) => {
+            ReceiveOutcome::Nothing => Ok(None),
+            ReceiveOutcome::Message(mut fds) => {
                 self.is_done = true;
                 Ok(fds.pop().map(|fd| (rank, fd)))
             }
-            Arrival::End => {
+            ReceiveOutcome::End => {
                 let (how, when) = ("its process is gone".into(), format!("before passing {what}"));
                 Err(RunError::DiedOutside { rank, how, when })
             }

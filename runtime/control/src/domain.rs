@@ -7,9 +7,9 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::control::Control;
+use crate::control::ControlSegment;
 use crate::error::Result;
-use crate::memory::Segment;
+use crate::memory::MemorySegment;
 
 /// Bytes of one chunk of staging.
 pub const CHUNK: usize = 256 << 10;
@@ -19,36 +19,42 @@ pub const PER_RANK: usize = 2 * CHUNK;
 
 /// The shared memory of a run, as one process maps it.
 #[derive(Clone, Debug)]
-pub struct Domain {
-    pub arenas: Vec<Arc<Segment>>,
-    pub control: Control,
-    /// Staging of the plain variant; [`Domain::staging_size`] bytes.
-    pub staging: Arc<Segment>,
+pub struct SharedRunMemory {
+    pub arenas: Vec<Arc<MemorySegment>>,
+    pub control: ControlSegment,
+    /// Staging of the plain variant; [`SharedRunMemory::staging_size`] bytes.
+    pub staging: Arc<MemorySegment>,
 }
 
-impl Domain {
+impl SharedRunMemory {
     /// The bytes of staging for this many ranks and groups. Untouched parts cost nothing.
     pub fn staging_size(ranks: u32, groups: usize) -> usize {
         groups * ranks as usize * PER_RANK
     }
 
     /// A rank's part of what the ranks have together beside their arenas.
-    pub fn part(ranks: u32, groups: usize) -> usize {
-        let all = Control::size(ranks, groups) + Domain::staging_size(ranks, groups);
+    pub fn bytes_per_rank(ranks: u32, groups: usize) -> usize {
+        let all = ControlSegment::segment_bytes(ranks, groups) + SharedRunMemory::staging_size(ranks, groups);
         all.div_ceil(ranks.max(1) as usize)
     }
 
     /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and epochs of LL
     /// start at `first`, as those of the communicators.
-    pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<Domain> {
-        let control = Arc::new(Segment::create("the control segment", Control::size(ranks, groups))?);
-        let control = Control::new(control, ranks, groups)?;
-        control.preset(first);
-        let arenas = (0..ranks).map(|_| Segment::create("the symmetric arena", arena).map(Arc::new));
-        Ok(Domain {
+    pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<SharedRunMemory> {
+        let control = Arc::new(MemorySegment::create(
+            "the control segment",
+            ControlSegment::segment_bytes(ranks, groups),
+        )?);
+        let control = ControlSegment::new(control, ranks, groups)?;
+        control.preset_counters(first);
+        let arenas = (0..ranks).map(|_| MemorySegment::create("the symmetric arena", arena).map(Arc::new));
+        Ok(SharedRunMemory {
             arenas: arenas.collect::<Result<_, _>>()?,
             control,
-            staging: Arc::new(Segment::create("the staging memory", Domain::staging_size(ranks, groups))?),
+            staging: Arc::new(MemorySegment::create(
+                "the staging memory",
+                SharedRunMemory::staging_size(ranks, groups),
+            )?),
         })
     }
 

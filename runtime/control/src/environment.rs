@@ -10,7 +10,7 @@ use crate::error::RunError;
 
 /// What the error number of a system call says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Refusal {
+enum SystemErrorKind {
     /// A limit is reached, or the system has no more.
     Exhausted,
     /// Not permitted, or not offered by this kernel.
@@ -20,8 +20,8 @@ enum Refusal {
     Other,
 }
 
-impl Refusal {
-    fn of(error: &io::Error) -> Refusal {
+impl SystemErrorKind {
+    fn classify(error: &io::Error) -> SystemErrorKind {
         match error.raw_os_error() {
             Some(
                 libc::EAGAIN
@@ -33,7 +33,7 @@ impl Refusal {
                 | libc::EDQUOT
                 | libc::ETOOMANYREFS
                 | libc::EUSERS,
-            ) => Refusal::Exhausted,
+            ) => SystemErrorKind::Exhausted,
             Some(
                 libc::EPERM
                 | libc::EACCES
@@ -43,44 +43,51 @@ impl Refusal {
                 | libc::EPROTONOSUPPORT
                 | libc::ESOCKTNOSUPPORT
                 | libc::EROFS,
-            ) => Refusal::Forbidden,
+            ) => SystemErrorKind::Forbidden,
             Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV | libc::ENOEXEC | libc::ELOOP) => {
-                Refusal::Missing
+                SystemErrorKind::Missing
             }
-            _ => Refusal::Other,
+            _ => SystemErrorKind::Other,
         }
     }
 }
 
 impl RunError {
     /// The error of the system call `call`, which was made for `what`.
-    pub fn of_call(what: impl Into<String>, call: &str, error: impl Into<io::Error>) -> RunError {
+    pub fn from_system_call(what: impl Into<String>, call: &str, error: impl Into<io::Error>) -> RunError {
         let (what, error) = (what.into(), error.into());
-        match Refusal::of(&error) {
-            Refusal::Exhausted => {
+        match SystemErrorKind::classify(&error) {
+            SystemErrorKind::Exhausted => {
                 RunError::Exhausted { what: format!("{what} ({call})"), error: error.to_string() }
             }
-            Refusal::Forbidden => forbidden(&what, call, &error),
-            Refusal::Missing => {
+            SystemErrorKind::Forbidden => forbidden_error(&what, call, &error),
+            SystemErrorKind::Missing => {
                 RunError::Unsupported(format!("{what}: {call}: {error}: this machine or container lacks it"))
             }
-            Refusal::Other => RunError::System { what: format!("{what} ({call})"), error: error.to_string() },
+            SystemErrorKind::Other => {
+                RunError::System { what: format!("{what} ({call})"), error: error.to_string() }
+            }
         }
     }
 
     /// The error of a system call that was to give so many bytes of memory.
-    pub fn of_memory(what: &str, bytes: usize, call: &str, error: impl Into<io::Error>) -> RunError {
+    pub fn from_failed_allocation(
+        what: &str,
+        bytes: usize,
+        call: &str,
+        error: impl Into<io::Error>,
+    ) -> RunError {
         let error = error.into();
-        match Refusal::of(&error) {
-            Refusal::Forbidden => forbidden(&format!("{what} of {bytes} bytes"), call, &error),
-            Refusal::Exhausted | Refusal::Missing | Refusal::Other => {
+        match SystemErrorKind::classify(&error) {
+            SystemErrorKind::Forbidden => forbidden_error(&format!("{what} of {bytes} bytes"), call, &error),
+            SystemErrorKind::Exhausted | SystemErrorKind::Missing | SystemErrorKind::Other => {
                 RunError::Memory { what: what.into(), bytes, error: error.to_string() }
             }
         }
     }
 }
 
-fn forbidden(what: &str, call: &str, error: &io::Error) -> RunError {
+fn forbidden_error(what: &str, call: &str, error: &io::Error) -> RunError {
     RunError::Unsupported(format!(
         "{what}: the system refuses {call}: {error}. Allow {call} where a container, seccomp, AppArmor or permissions \
          forbid it (for example with another seccomp profile), or run outside of them"
@@ -98,12 +105,12 @@ mod tests {
         let (mut forbidden, mut missing) = (0, 0);
         for number in 1..134 {
             let error = || io::Error::from_raw_os_error(number);
-            let of_call = RunError::of_call("starting rank 3", "sendmsg", error());
-            let of_memory = RunError::of_memory("an arena", 64, "mmap", error());
+            let of_call = RunError::from_system_call("starting rank 3", "sendmsg", error());
+            let of_memory = RunError::from_failed_allocation("an arena", 64, "mmap", error());
             let text = of_call.to_string();
             assert!(text.contains("starting rank 3") && text.contains("sendmsg"), "{text}");
-            match Refusal::of(&error()) {
-                Refusal::Forbidden => {
+            match SystemErrorKind::classify(&error()) {
+                SystemErrorKind::Forbidden => {
                     assert!(
                         matches!(of_call, RunError::Unsupported(_)) && text.contains("Allow sendmsg"),
                         "{text}"
@@ -112,22 +119,24 @@ mod tests {
                     forbidden += 1;
                     continue;
                 }
-                Refusal::Missing => {
+                SystemErrorKind::Missing => {
                     assert!(
                         matches!(of_call, RunError::Unsupported(_)) && text.contains("lacks it"),
                         "{text}"
                     );
                     missing += 1;
                 }
-                Refusal::Exhausted => assert!(matches!(of_call, RunError::Exhausted { .. }), "{text}"),
-                Refusal::Other => assert!(matches!(of_call, RunError::System { .. }), "{text}"),
+                SystemErrorKind::Exhausted => {
+                    assert!(matches!(of_call, RunError::Exhausted { .. }), "{text}")
+                }
+                SystemErrorKind::Other => assert!(matches!(of_call, RunError::System { .. }), "{text}"),
             }
             assert!(matches!(of_memory, RunError::Memory { bytes: 64, .. }), "{of_memory}");
         }
         assert_eq!((forbidden, missing), (8, 6));
         // Arguments that the system cannot take are a fault of this program.
         for number in [libc::EINVAL, libc::EFAULT, libc::EBADF, libc::ENOTSOCK] {
-            let error = RunError::of_call("it", "poll", io::Error::from_raw_os_error(number));
+            let error = RunError::from_system_call("it", "poll", io::Error::from_raw_os_error(number));
             assert!(matches!(error, RunError::System { .. }), "{error}");
         }
     }

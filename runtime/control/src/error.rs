@@ -25,7 +25,7 @@ pub enum DataFault {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Error, Serialize, Deserialize)]
-pub enum Mismatch {
+pub enum ValueMismatch {
     /// The importer does not know the op.
     #[error("it is opaque: it can be planned, not run")]
     Opaque,
@@ -60,7 +60,7 @@ pub enum RunError {
         /// The node: the name of its first result.
         node: String,
         op: String,
-        why: Mismatch,
+        why: ValueMismatch,
     },
     #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
     Step {
@@ -89,7 +89,7 @@ pub enum RunError {
     Exhausted { what: String, error: String },
     #[error(
         "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit{behind}",
-        missing = peers_text(peers), behind = behind_text(*culprit, peers)
+        missing = peers_text(peers), behind = waiting_text(*culprit, peers)
     )]
     Limit {
         rank: u32,
@@ -202,13 +202,13 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Something that failed without an error number; system calls have [`RunError::of_call`].
+    /// Something that failed without an error number; system calls have [`RunError::from_system_call`].
     pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         RunError::System { what: what.into(), error: error.to_string() }
     }
 
     /// The error of ranks that want to run when `rank` has closed its session.
-    pub fn closed(rank: u32, runs: u64) -> Self {
+    pub fn session_closed(rank: u32, runs: u64) -> Self {
         let count = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
         RunError::Left { rank, how: format!("closed its session after {count}") }
     }
@@ -311,7 +311,7 @@ fn reported_text(reporter: u32, cause: &RunError) -> String {
 }
 
 /// Names the rank that keeps the others waiting, unless the text has named it already.
-fn behind_text(culprit: u32, peers: &[u32]) -> String {
+fn waiting_text(culprit: u32, peers: &[u32]) -> String {
     match peers {
         [peer] if *peer == culprit => String::new(),
         _ => format!("; rank {culprit} keeps the others waiting"),

@@ -11,10 +11,12 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
-use crate::channel::{Arrival, Channel, FromRank, ToRank, accept, same_user};
+use crate::channel::{
+    Channel, CoordinatorMessage, RankMessage, ReceiveOutcome, accept_connection, is_same_user,
+};
 use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, TICK};
-use crate::joining::{Answer, Coordinating, Fault, Stage, Timeouts};
+use crate::joining::{CoordinatorMachine, JoinFault, JoinStage, JoinTimeouts, RankAnswer};
 use crate::membership::Membership;
 
 /// How long ranks that have not come are awaited once the run cannot be.
@@ -26,11 +28,11 @@ const SAYING: Duration = Duration::from_millis(200);
 pub(crate) struct GatheredRanks {
     /// By rank.
     pub channels: Vec<Channel>,
-    pub machine: Coordinating,
+    pub machine: CoordinatorMachine,
     pub clock: ActiveClock,
 }
 
-struct Candidate {
+struct ConnectedProcess {
     channel: Channel,
     /// Whether the process at the other end is this one.
     own: bool,
@@ -39,13 +41,13 @@ struct Candidate {
     gone: bool,
 }
 
-pub(crate) struct Gathering<'a> {
+pub(crate) struct RankGatherer<'a> {
     place: &'a Membership,
     listener: &'a OwnedFd,
     limit: Duration,
-    machine: Coordinating,
+    machine: CoordinatorMachine,
     clock: ActiveClock,
-    candidates: Vec<Candidate>,
+    candidates: Vec<ConnectedProcess>,
     fault: Option<RunError>,
     /// Given up for the descriptor of a process that comes when there is no other.
     spare: Option<OwnedFd>,
@@ -53,54 +55,54 @@ pub(crate) struct Gathering<'a> {
     is_starved: bool,
 }
 
-impl<'a> Gathering<'a> {
+impl<'a> RankGatherer<'a> {
     pub fn new(place: &'a Membership, listener: &'a OwnedFd, limit: Duration) -> Self {
         let mut clock = ActiveClock::start();
-        let machine = Coordinating::new(place.ranks, Timeouts::new(limit), clock.now());
+        let machine = CoordinatorMachine::new(place.ranks, JoinTimeouts::new(limit), clock.now());
         let spare = listener.try_clone().ok();
         let (candidates, fault) = (Vec::new(), None);
-        Gathering { place, listener, limit, machine, clock, candidates, fault, spare, is_starved: false }
+        RankGatherer { place, listener, limit, machine, clock, candidates, fault, spare, is_starved: false }
     }
 
     /// The run cannot be: processes that come are notified.
-    pub fn refuse(&mut self, error: RunError) {
+    pub fn reject_run(&mut self, error: RunError) {
         if self.fault.is_none() {
             tracing::warn!(target: "symmc::join", %error, "the ranks cannot start");
             let now = self.clock.now();
-            self.machine.hasten(now + LINGER);
+            self.machine.shorten_gathering(now + LINGER);
             self.fault = Some(error);
         }
     }
 
-    pub fn count(&mut self, rank: u32) {
+    pub fn count_rank(&mut self, rank: u32) {
         let now = self.clock.now();
         // The machine orders the welcome by its next stage.
-        let _ = self.machine.answer(rank, Answer::Join, now);
+        let _ = self.machine.accept_answer(rank, RankAnswer::Join, now);
     }
 
     /// A channel to each rank, once all have come. Fails if ranks did not come, or one that came cannot take part. All
     /// that came have been notified.
-    pub fn all(mut self) -> Result<GatheredRanks> {
-        while self.machine.stage() == Stage::Gathering {
+    pub fn gather_all(mut self) -> Result<GatheredRanks> {
+        while self.machine.stage() == JoinStage::Gathering {
             let now = self.clock.now();
-            if let Some(Fault::Absent(ranks)) = self.machine.overdue(now, &|_| None) {
+            if let Some(JoinFault::Absent(ranks)) = self.machine.check_timeouts(now, &|_| None) {
                 let limit_ms = self.limit.as_millis() as u64;
-                self.refuse(RunError::Absent { ranks, limit_ms }.reported_by(self.place.rank));
+                self.reject_run(RunError::Absent { ranks, limit_ms }.reported_by(self.place.rank));
                 break;
             }
-            if let Err(error) = self.step() {
-                self.refuse(error.reported_by(self.place.rank));
+            if let Err(error) = self.process_next_event() {
+                self.reject_run(error.reported_by(self.place.rank));
             }
         }
         if let Some(error) = self.fault {
             for candidate in &self.candidates {
                 // A process that cannot be notified is gone.
-                let _ = candidate.channel.send(&ToRank::Verdict(Some(error.clone())));
+                let _ = candidate.channel.send(&CoordinatorMessage::Verdict(Some(error.clone())));
             }
             return Err(error);
         }
         self.reject_latecomers();
-        let mut candidates: Vec<Candidate> =
+        let mut candidates: Vec<ConnectedProcess> =
             self.candidates.into_iter().filter(|g| g.rank.is_some()).collect();
         candidates.sort_by_key(|candidate| candidate.rank);
         let channels = candidates.into_iter().map(|candidate| candidate.channel).collect();
@@ -109,8 +111,8 @@ impl<'a> Gathering<'a> {
 
     /// Refuses processes that came to a run that has all its ranks.
     fn reject_latecomers(&mut self) {
-        while let Ok(Some(fd)) = accept(self.listener, Instant::now()) {
-            self.candidates.push(Candidate {
+        while let Ok(Some(fd)) = accept_connection(self.listener, Instant::now()) {
+            self.candidates.push(ConnectedProcess {
                 channel: Channel::new(fd, 0),
                 own: false,
                 rank: None,
@@ -120,19 +122,20 @@ impl<'a> Gathering<'a> {
         let all = "all ranks of this run are there already: was a rank started twice?".to_string();
         for candidate in self.candidates.iter().filter(|candidate| candidate.rank.is_none()) {
             // A process that cannot be notified is gone.
-            let _ = candidate.channel.send(&ToRank::Verdict(Some(RunError::Invalid(all.clone()))));
+            let _ =
+                candidate.channel.send(&CoordinatorMessage::Verdict(Some(RunError::Invalid(all.clone()))));
         }
     }
 
     /// Waits until a process connects, sends a message or closes its end.
-    fn step(&mut self) -> Result<()> {
+    fn process_next_event(&mut self) -> Result<()> {
         let present: Vec<usize> = (0..self.candidates.len()).filter(|&g| !self.candidates[g].gone).collect();
         let channels = present.iter().map(|&g| self.candidates[g].channel.fd());
         let all = std::iter::once(self.listener.as_fd()).chain(channels);
         let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(RunError::of_call("waiting for ranks", "poll", e)),
+            Err(e) => return Err(RunError::from_system_call("waiting for ranks", "poll", e)),
         }
         let events: Vec<bool> = fds.iter().map(|fd| fd.revents().is_some_and(|e| !e.is_empty())).collect();
         let mut result = Ok(());
@@ -146,7 +149,7 @@ impl<'a> Gathering<'a> {
     }
 
     fn accept_connection(&mut self) -> Result<()> {
-        let accepted = match accept(self.listener, Instant::now()) {
+        let accepted = match accept_connection(self.listener, Instant::now()) {
             Err(error @ RunError::Exhausted { .. }) if self.spare.take().is_some() => {
                 self.is_starved = true;
                 return Err(error.reported_by(self.place.rank));
@@ -155,48 +158,53 @@ impl<'a> Gathering<'a> {
         };
         let Some(fd) = accepted else { return Ok(()) };
         if self.is_starved {
-            self.refuse_at_once(fd);
-        } else if same_user(&fd)? {
+            self.reject_connection(fd);
+        } else if is_same_user(&fd)? {
             let peer = getsockopt(&fd, sockopt::PeerCredentials);
             let own = peer.is_ok_and(|peer| peer.pid() as u32 == std::process::id());
-            self.candidates.push(Candidate { channel: Channel::new(fd, 0), own, rank: None, gone: false });
+            self.candidates.push(ConnectedProcess {
+                channel: Channel::new(fd, 0),
+                own,
+                rank: None,
+                gone: false,
+            });
         }
         Ok(())
     }
 
     /// Refuses a process with the reason, and closes its descriptor.
-    fn refuse_at_once(&mut self, fd: OwnedFd) {
+    fn reject_connection(&mut self, fd: OwnedFd) {
         let (channel, fault) = (Channel::new(fd, 0), self.fault.clone());
-        if let Ok(Some(FromRank::Join { rank, .. })) = channel.receive(Some(Instant::now() + SAYING)) {
-            self.count(rank);
+        if let Ok(Some(RankMessage::Join { rank, .. })) = channel.receive(Some(Instant::now() + SAYING)) {
+            self.count_rank(rank);
         }
         // A process that cannot be notified is gone.
-        let _ = channel.send(&ToRank::Verdict(fault));
+        let _ = channel.send(&CoordinatorMessage::Verdict(fault));
     }
 
     fn handle_message(&mut self, at: usize) -> Result<()> {
         let candidate = &mut self.candidates[at];
         match (candidate.channel.try_receive(), candidate.rank) {
-            (Ok(Arrival::Nothing), _) => Ok(()),
-            (Ok(Arrival::Message(FromRank::Join { rank, ranks, run, left_ms })), None) => {
+            (Ok(ReceiveOutcome::Nothing), _) => Ok(()),
+            (Ok(ReceiveOutcome::Message(RankMessage::Join { rank, ranks, run, left_ms })), None) => {
                 let until = self.clock.now().saturating_add(Duration::from_millis(left_ms));
-                self.machine.hasten(until);
-                self.admit(at, rank, ranks, &run)
+                self.machine.shorten_gathering(until);
+                self.admit_rank(at, rank, ranks, &run)
             }
-            (Ok(Arrival::Message(FromRank::Decline { rank, ranks, run, error })), None) => {
+            (Ok(ReceiveOutcome::Message(RankMessage::Decline { rank, ranks, run, error })), None) => {
                 candidate.gone = true;
-                self.admit(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
+                self.admit_rank(at, rank, ranks, &run).and(Err(error.reported_by(rank)))
             }
-            (Ok(Arrival::Message(FromRank::Failed(error))), Some(rank)) => {
+            (Ok(ReceiveOutcome::Message(RankMessage::Failed(error))), Some(rank)) => {
                 candidate.gone = true;
                 Err(error.reported_by(rank))
             }
-            (Ok(Arrival::End), Some(rank)) => {
+            (Ok(ReceiveOutcome::End), Some(rank)) => {
                 candidate.gone = true;
                 let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
                 Err(RunError::DiedOutside { rank, how, when }.reported_by(self.place.rank))
             }
-            (Ok(Arrival::Message(other)), Some(rank)) => {
+            (Ok(ReceiveOutcome::Message(other)), Some(rank)) => {
                 candidate.gone = true;
                 let detail = format!("unexpected {other:?} while the ranks joined");
                 Err(RunError::Protocol { rank, detail }.reported_by(self.place.rank))
@@ -214,7 +222,7 @@ impl<'a> Gathering<'a> {
         }
     }
 
-    fn admit(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<()> {
+    fn admit_rank(&mut self, at: usize, rank: u32, ranks: u32, run: &str) -> Result<()> {
         let expected = self.place.ranks;
         if run != self.place.run || ranks != expected || rank >= expected {
             let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
@@ -229,7 +237,7 @@ impl<'a> Gathering<'a> {
         candidate.rank = Some(rank);
         candidate.channel.set_peer(rank);
         tracing::debug!(target: "symmc::join", rank, ranks, "a rank joined");
-        self.count(rank);
+        self.count_rank(rank);
         Ok(())
     }
 }

@@ -39,11 +39,11 @@ impl Group {
     /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
     /// where no launcher did. Fails if its variables contradict each other, or say that ranks are on several machines.
     pub fn from_env() -> Result<Option<Group>> {
-        Ok(Membership::from_env()?.map(Group::of))
+        Ok(Membership::from_env()?.map(Group::from_membership))
     }
 
     /// The place of a process that knows it otherwise.
-    pub fn of(place: Membership) -> Group {
+    pub fn from_membership(place: Membership) -> Group {
         Group { place, within_process: false, sessions: AtomicU64::new(0), process: AtomicU32::new(0) }
     }
 
@@ -51,7 +51,7 @@ impl Group {
         let number = THREADS.fetch_add(1, Ordering::Relaxed);
         let run = format!("threads {number} of process {}", std::process::id());
         let place = |rank| Membership { rank, ranks, run: run.clone() };
-        (0..ranks).map(|rank| Group { within_process: true, ..Group::of(place(rank)) }).collect()
+        (0..ranks).map(|rank| Group { within_process: true, ..Group::from_membership(place(rank)) }).collect()
     }
 
     /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
@@ -59,7 +59,7 @@ impl Group {
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group> {
         let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
         let mut mine = [0u8; 24];
-        mine[8..].copy_from_slice(&secret()?);
+        mine[8..].copy_from_slice(&random_secret()?);
         mine[..4].copy_from_slice(&rank.to_le_bytes());
         mine[4..8].copy_from_slice(&ranks.to_le_bytes());
         let all = means.all_gather(&mine).map_err(failed)?;
@@ -80,7 +80,7 @@ impl Group {
         let first = says(0).map(|said| said[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
         let run = format!("{DRAWN}{}", first.unwrap_or_default());
         means.barrier().map_err(failed)?;
-        Ok(Group::of(Membership { rank, ranks, run }))
+        Ok(Group::from_membership(Membership { rank, ranks, run }))
     }
 
     pub fn rank(&self) -> u32 {
@@ -93,7 +93,7 @@ impl Group {
 
     /// Tells the other ranks that this one does not come to the next session, and why; the error as all of them have it.
     pub fn decline(&self, error: RunError) -> RunError {
-        match self.next_session() {
+        match self.next_session_membership() {
             Ok(place) => place.decline(error),
             Err(refusal) => refusal,
         }
@@ -105,8 +105,8 @@ impl Group {
 
     /// Where the ranks meet for one more session. Fails if this is a fork of the process that opened sessions of the
     /// group, and would take its place.
-    pub fn next_session(&self) -> Result<Membership> {
-        let here = process::current();
+    pub fn next_session_membership(&self) -> Result<Membership> {
+        let here = process::current_process();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
         match first.err().filter(|owner| *owner != here) {
             Some(owner) => Err(RunError::Invalid(format!(
@@ -130,10 +130,10 @@ fn describe_answer(answer: &[u8]) -> String {
 }
 
 /// 16 random bytes: the secret name under which ranks meet.
-pub fn secret() -> Result<[u8; 16]> {
+pub fn random_secret() -> Result<[u8; 16]> {
     let mut out = [0u8; 16];
     let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut out));
-    read.map_err(|e| RunError::of_call("opening /dev/urandom", "open", e))?;
+    read.map_err(|e| RunError::from_system_call("opening /dev/urandom", "open", e))?;
     Ok(out)
 }
 
@@ -183,8 +183,8 @@ mod tests {
         let mut both = Answers(Vec::new(), |mine: &[u8]| vec![mine.to_vec(), with(mine, 1, 2)]);
         let group = Group::bootstrap(0, 2, &mut both).unwrap();
         let hex: String = both.0[0][8..].iter().map(|b| format!("{b:02x}")).collect();
-        let next = group.next_session().unwrap();
+        let next = group.next_session_membership().unwrap();
         assert!(next.run.contains(&hex), "the ranks meet by it");
-        assert!(!format!("{group:?} {next:?} {}", next.shown_run()).contains(&hex));
+        assert!(!format!("{group:?} {next:?} {}", next.public_run_name()).contains(&hex));
     }
 }

@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::control::Control;
+use crate::control::ControlSegment;
 
 /// How often a process publishes its heartbeat, and looks for those of others.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
@@ -51,7 +51,7 @@ struct WordSample {
 }
 
 impl WordSample {
-    fn look(&mut self, word: &AtomicU32, now: Duration) {
+    fn observe(&mut self, word: &AtomicU32, now: Duration) {
         let count = word.load(Ordering::Relaxed);
         if count != self.count {
             *self = WordSample { count, changed: now };
@@ -65,22 +65,22 @@ impl WordSample {
 
 #[derive(Debug)]
 pub(crate) struct Observer {
-    control: Control,
+    control: ControlSegment,
     ranks: Vec<WordSample>,
     coordinator: WordSample,
 }
 
 impl Observer {
-    pub fn new(control: &Control) -> Observer {
+    pub fn new(control: &ControlSegment) -> Observer {
         let ranks = vec![WordSample::default(); control.ranks() as usize];
         Observer { control: control.clone(), ranks, coordinator: WordSample::default() }
     }
 
-    pub fn sample(&mut self, now: Duration) {
+    pub fn sample_heartbeats(&mut self, now: Duration) {
         for (rank, seen) in (0..).zip(&mut self.ranks) {
-            seen.look(self.control.heartbeat(rank), now);
+            seen.observe(self.control.heartbeat(rank), now);
         }
-        self.coordinator.look(self.control.coordinator_heartbeat(), now);
+        self.coordinator.observe(self.control.coordinator_heartbeat(), now);
     }
 
     /// How long a rank has shown no heartbeat; `None` where it never showed one.
@@ -89,7 +89,7 @@ impl Observer {
     }
 
     /// The same of the coordinator.
-    pub fn silence_of_coordinator(&self, now: Duration) -> Option<Duration> {
+    pub fn coordinator_silence(&self, now: Duration) -> Option<Duration> {
         self.coordinator.silence(now)
     }
 }
@@ -99,24 +99,24 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::memory::Segment;
+    use crate::memory::MemorySegment;
 
     #[test]
     fn silence_is_counted_from_the_last_change_and_unknown_without_one() {
-        let segment = Segment::create("test", Control::size(2, 1)).expect("a segment");
-        let control = Control::new(Arc::new(segment), 2, 1).expect("control words");
+        let segment = MemorySegment::create("test", ControlSegment::segment_bytes(2, 1)).expect("a segment");
+        let control = ControlSegment::new(Arc::new(segment), 2, 1).expect("control words");
         let mut observer = Observer::new(&control);
         let at = Duration::from_millis;
         control.publish_heartbeat(1);
-        observer.sample(at(100));
+        observer.sample_heartbeats(at(100));
         assert_eq!((observer.silence(0, at(900)), observer.silence(1, at(900))), (None, Some(at(800))));
         control.publish_heartbeat(1);
-        observer.sample(at(900));
+        observer.sample_heartbeats(at(900));
         assert_eq!(observer.silence(1, at(900)), Some(at(0)));
-        assert_eq!(observer.silence_of_coordinator(at(900)), None);
+        assert_eq!(observer.coordinator_silence(at(900)), None);
         control.coordinator_heartbeat().store(u32::MAX, Ordering::Relaxed);
         control.publish_coordinator_heartbeat();
-        observer.sample(at(950));
-        assert_eq!(observer.silence_of_coordinator(at(951)), Some(at(1)));
+        observer.sample_heartbeats(at(950));
+        assert_eq!(observer.coordinator_silence(at(951)), Some(at(1)));
     }
 }

@@ -18,20 +18,22 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, bind, connect, listen, socket};
 use symmc_support::parallel;
 
-use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome, bound_sending, same_user};
-use crate::coordinator::{Coordinator, Member, Subject, Watched};
-use crate::domain::Domain;
+use crate::channel::{
+    Channel, CoordinatorMessage, RankIdentity, RankMessage, WelcomeMessage, is_same_user, set_send_timeout,
+};
+use crate::coordinator::{CoordinatedRank, Coordinator, PlanSubject, RunKind};
+use crate::domain::SharedRunMemory;
 use crate::error::{Result, RunError};
-use crate::gather::{Gathering, LINGER};
+use crate::gather::{LINGER, RankGatherer};
 use crate::heartbeat::TICK;
-use crate::joined::{JoinedRank, await_coordinator};
-use crate::joining::{Notice, Task};
-use crate::link::{Link, LinkConfig};
+use crate::join_terms::JoinTerm;
+use crate::joined_rank::{JoinedRank, await_coordinator};
+use crate::joining::{CoordinatorNotice, JoinTask};
+use crate::link::{CoordinatorLink, CoordinatorLinkConfig};
 use crate::membership::Membership;
-use crate::opening::{CoordinatedBy, Opening};
+use crate::opening::{CoordinatedBy, OpeningRank};
 use crate::rank::{map_domain, receive_welcome};
 use crate::steps::LocateStep;
-use crate::terms::Term;
 use crate::trace::enter_coordinator_span;
 
 /// How long a rank that cannot begin looks for rank 0, to notify it.
@@ -40,15 +42,15 @@ const DECLINING: Duration = Duration::from_secs(2);
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
 
 #[derive(Clone)]
-pub struct Purpose {
-    pub subject: Subject,
+pub struct JoinRequest {
+    pub subject: PlanSubject,
     /// What else must be the same on all of them.
-    pub terms: Vec<Term>,
+    pub terms: Vec<JoinTerm>,
     /// Groups of ranks that have flags of their own.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
-    pub watched: Watched,
+    pub run_kind: RunKind,
     pub locate_step: LocateStep,
     /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
     pub first: u32,
@@ -64,15 +66,16 @@ impl Membership {
         tracing::warn!(target: "symmc::join", %error, "declining to join, notifying the other ranks");
         match self.rank {
             0 => {
-                if let Ok(Some(listener)) = meeting_point(self) {
-                    refuse(self, &listener, LINGER, &error);
+                if let Ok(Some(listener)) = bind_meeting_socket(self) {
+                    reject_ranks(self, &listener, LINGER, &error);
                 }
             }
             _ => {
-                let notified = connect_to(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
-                    let (rank, ranks, run) = (self.rank, self.ranks, self.run.clone());
-                    channel.send(&FromRank::Decline { rank, ranks, run, error: error.clone() })
-                });
+                let notified =
+                    connect_to_coordinator(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
+                        let (rank, ranks, run) = (self.rank, self.ranks, self.run.clone());
+                        channel.send(&RankMessage::Decline { rank, ranks, run, error: error.clone() })
+                    });
                 // This rank fails in any case; the others find out at their limit.
                 let _ = notified;
             }
@@ -81,37 +84,37 @@ impl Membership {
     }
 
     /// The first message of this rank, which would wait for others so long.
-    fn join(&self, left: Duration) -> FromRank {
+    fn join_message(&self, left: Duration) -> RankMessage {
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        FromRank::Join { rank: self.rank, ranks: self.ranks, run: self.run.clone(), left_ms }
+        RankMessage::Join { rank: self.rank, ranks: self.ranks, run: self.run.clone(), left_ms }
     }
 }
 
 /// Notifies the ranks that come in a moment that there will be no run.
-fn refuse(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
-    let mut gathering = Gathering::new(place, listener, limit);
-    gathering.count(place.rank);
-    gathering.refuse(error.clone());
+fn reject_ranks(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
+    let mut gathering = RankGatherer::new(place, listener, limit);
+    gathering.count_rank(place.rank);
+    gathering.reject_run(error.clone());
     // It ends with the error given.
-    let _ = gathering.all();
+    let _ = gathering.gather_all();
 }
 
 impl JoinedRank {
     /// Joins as the rank of `place`; returns when all ranks have come and run the same. Fails if the other ranks do not
     /// come or run something else.
-    pub fn join(place: &Membership, purpose: &Purpose) -> Result<JoinedRank> {
-        let identity = Identity::new(purpose.subject.clone(), &purpose.terms);
+    pub fn join(place: &Membership, purpose: &JoinRequest) -> Result<JoinedRank> {
+        let identity = RankIdentity::new(purpose.subject.clone(), &purpose.terms);
         let identity = identity.map_err(|error| place.decline(error))?;
         let until = Instant::now() + purpose.limit;
         if place.rank != 0 {
             return connect_rank(place, purpose, identity, until);
         }
-        let Some(listener) = meeting_point(place)? else {
+        let Some(listener) = bind_meeting_socket(place)? else {
             // Whoever is there says whether it is this run's.
             return match connect_rank(place, purpose, identity, Instant::now() + DECLINING) {
                 Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
                     "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
-                    place.shown_run()
+                    place.public_run_name()
                 ))),
                 Err(error) => Err(error),
             };
@@ -119,13 +122,13 @@ impl JoinedRank {
         let coordinator = start_coordinator(place, purpose, listener)?;
         match connect_rank(place, purpose, identity, until) {
             Ok(rank) => Ok(rank.with_coordinator(coordinator)),
-            Err(error) => Err(explained(await_coordinator(coordinator), error)),
+            Err(error) => Err(explaining_error(await_coordinator(coordinator), error)),
         }
     }
 }
 
 /// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
-fn explained(coordinator: Result<()>, own: RunError) -> RunError {
+fn explaining_error(coordinator: Result<()>, own: RunError) -> RunError {
     match coordinator {
         // The coordinator sees an error of rank 0 only as the end or the absence of rank 0.
         Err(verdict) => match verdict.cause() {
@@ -139,19 +142,19 @@ fn explained(coordinator: Result<()>, own: RunError) -> RunError {
 
 fn start_coordinator(
     place: &Membership,
-    purpose: &Purpose,
+    purpose: &JoinRequest,
     listener: OwnedFd,
 ) -> Result<JoinHandle<Result<()>>> {
     let listener = Arc::new(Mutex::new(Some(listener)));
     let take =
         |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
     let theirs = listener.clone();
-    let gathered = Gathered { place: place.clone(), purpose: purpose.clone() };
-    let work = move || take(&theirs).map_or(Ok(()), |listener| gathered.coordinate(listener));
-    parallel::spawn(work).map_err(|e| {
-        let error = RunError::of_call("starting the thread that coordinates the ranks", "clone", e);
+    let gathered = GatheredRun { place: place.clone(), purpose: purpose.clone() };
+    let work = move || take(&theirs).map_or(Ok(()), |listener| gathered.coordinate_run(listener));
+    parallel::spawn_detached(work).map_err(|e| {
+        let error = RunError::from_system_call("starting the thread that coordinates the ranks", "clone", e);
         let error = error.reported_by(place.rank);
-        take(&listener).into_iter().for_each(|l| refuse(place, &l, purpose.limit, &error));
+        take(&listener).into_iter().for_each(|l| reject_ranks(place, &l, purpose.limit, &error));
         error
     })
 }
@@ -159,42 +162,42 @@ fn start_coordinator(
 /// Joins as the rank of `place`; returns when all ranks run the same.
 fn connect_rank(
     place: &Membership,
-    purpose: &Purpose,
-    identity: Identity,
+    purpose: &JoinRequest,
+    identity: RankIdentity,
     until: Instant,
 ) -> Result<JoinedRank> {
     let limit = purpose.limit;
     tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
-    let channel = connect_to(place, until, limit)?;
+    let channel = connect_to_coordinator(place, until, limit)?;
     let left = until.saturating_duration_since(Instant::now());
-    channel.send(&place.join(left))?;
-    let mut opening = Opening::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    channel.send(&place.join_message(left))?;
+    let mut opening = OpeningRank::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit)
         .and_then(|(welcome, fds)| map_domain(&welcome, &mut fds.into_iter()));
     let domain = mapped.map_err(|error| {
         let error = error.reported_by(place.rank);
         // The other ranks get this rank's error. A coordinator that is gone needs no notice.
-        let _ = channel.send(&FromRank::Failed(error.clone()));
+        let _ = channel.send(&RankMessage::Failed(error.clone()));
         error
     })?;
-    let config = LinkConfig {
+    let config = CoordinatorLinkConfig {
         control: domain.control.clone(),
         rank: place.rank,
         by: CoordinatedBy::Rank0,
         locate_step: purpose.locate_step.clone(),
         limit,
     };
-    let link = Link::new(channel, config, opening);
-    let agreed = link.agree(identity, &purpose.terms);
-    match agreed.and_then(|()| expect_arena(purpose, place.rank, &domain)) {
+    let link = CoordinatorLink::new(channel, config, opening);
+    let agreed = link.agree_on_identity(identity, &purpose.terms);
+    match agreed.and_then(|()| expect_arena_size(purpose, place.rank, &domain)) {
         Ok(()) => Ok(JoinedRank::new(link, place.rank, domain)),
-        Err(error) => Err(link.report(error)),
+        Err(error) => Err(link.report_failure(error)),
     }
 }
 
 /// The symmetric arena of ranks that run the same is as large as each of them expects.
-fn expect_arena(purpose: &Purpose, rank: u32, domain: &Domain) -> Result<()> {
+fn expect_arena_size(purpose: &JoinRequest, rank: u32, domain: &SharedRunMemory) -> Result<()> {
     match domain.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
         true => Ok(()),
         false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
@@ -205,15 +208,15 @@ fn expect_arena(purpose: &Purpose, rank: u32, domain: &Domain) -> Result<()> {
 fn await_welcome(
     place: &Membership,
     channel: &Channel,
-    opening: &mut Opening,
+    opening: &mut OpeningRank,
     limit: Duration,
-) -> Result<(Welcome, Vec<OwnedFd>)> {
+) -> Result<(WelcomeMessage, Vec<OwnedFd>)> {
     loop {
-        if channel.readable(Some(Instant::now() + TICK))? {
+        if channel.wait_readable(Some(Instant::now() + TICK))? {
             // The descriptors follow the message at once, unless rank 0 is stopped just then.
             let until = Instant::now() + limit;
             let received = receive_welcome(channel, until)
-                .map_err(|error| if Instant::now() >= until { opening.stuck(limit) } else { error });
+                .map_err(|error| if Instant::now() >= until { opening.stuck_error(limit) } else { error });
             let gone = || {
                 let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
                 RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
@@ -223,7 +226,7 @@ fn await_welcome(
                 let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
                 return Err(RunError::Protocol { rank: 0, detail: found });
             }
-            opening.expect_task(Notice::Welcome, Task::Greet)?;
+            opening.expect_task(CoordinatorNotice::Welcome, JoinTask::Greet)?;
             return Ok((welcome, fds));
         }
         opening.expect_progress()?;
@@ -231,9 +234,9 @@ fn await_welcome(
 }
 
 /// The socket at which ranks meet; `None` if there is one already.
-fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>> {
-    let failed = |call| move |e: Errno| RunError::of_call("opening the rendezvous point", call, e);
-    let fd = seqpacket().map_err(failed("socket"))?;
+fn bind_meeting_socket(place: &Membership) -> Result<Option<OwnedFd>> {
+    let failed = |call| move |e: Errno| RunError::from_system_call("opening the rendezvous point", call, e);
+    let fd = seqpacket_socket().map_err(failed("socket"))?;
     match bind(fd.as_raw_fd(), &place.address()?) {
         Err(Errno::EADDRINUSE) => return Ok(None),
         bound => bound.map_err(failed("bind"))?,
@@ -243,23 +246,24 @@ fn meeting_point(place: &Membership) -> Result<Option<OwnedFd>> {
     Ok(Some(fd))
 }
 
-fn seqpacket() -> nix::Result<OwnedFd> {
+fn seqpacket_socket() -> nix::Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
 }
 
 /// Connects to rank 0, which may not be there yet.
-fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Channel> {
+fn connect_to_coordinator(place: &Membership, until: Instant, limit: Duration) -> Result<Channel> {
     let address = place.address()?;
     let [mut pause, longest] = RETRY;
     loop {
-        let fd = seqpacket().map_err(|e| RunError::of_call("opening a control socket", "socket", e))?;
-        bound_sending(&fd);
+        let fd = seqpacket_socket()
+            .map_err(|e| RunError::from_system_call("opening a control socket", "socket", e))?;
+        set_send_timeout(&fd);
         match connect(fd.as_raw_fd(), &address) {
-            Ok(()) if same_user(&fd)? => return Ok(Channel::new(fd, 0)),
+            Ok(()) if is_same_user(&fd)? => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
                     "the rendezvous point of {} belongs to another user",
-                    place.shown_run()
+                    place.public_run_name()
                 )));
             }
             Err(Errno::ECONNREFUSED | Errno::ENOENT | Errno::EAGAIN | Errno::EINTR) => {
@@ -270,22 +274,22 @@ fn connect_to(place: &Membership, until: Instant, limit: Duration) -> Result<Cha
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(longest);
             }
-            Err(e) => return Err(RunError::of_call("connecting to rank 0", "connect", e)),
+            Err(e) => return Err(RunError::from_system_call("connecting to rank 0", "connect", e)),
         }
     }
 }
 
 /// What rank 0 coordinates once all ranks have come.
-struct Gathered {
+struct GatheredRun {
     place: Membership,
-    purpose: Purpose,
+    purpose: JoinRequest,
 }
 
-impl Gathered {
-    fn welcome_all(&self, channels: &[Channel], domain: &Domain) -> Result<()> {
+impl GatheredRun {
+    fn welcome_all(&self, channels: &[Channel], domain: &SharedRunMemory) -> Result<()> {
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         for (rank, channel) in (0..).zip(channels) {
-            let welcome = Welcome {
+            let welcome = WelcomeMessage {
                 rank,
                 ranks: self.place.ranks,
                 groups: self.purpose.groups,
@@ -295,33 +299,33 @@ impl Gathered {
                 files: 0,
                 limit: self.purpose.limit,
             };
-            channel.send(&ToRank::Welcome(welcome))?;
+            channel.send(&CoordinatorMessage::Welcome(welcome))?;
             channel.send_fds(&fds)?;
         }
         Ok(())
     }
 
-    fn coordinate(&self, listener: OwnedFd) -> Result<()> {
-        let Gathered { place, purpose } = self;
+    fn coordinate_run(&self, listener: OwnedFd) -> Result<()> {
+        let GatheredRun { place, purpose } = self;
         let limit = purpose.limit;
         let _span = enter_coordinator_span();
-        let gathered = Gathering::new(place, &listener, limit).all()?;
+        let gathered = RankGatherer::new(place, &listener, limit).gather_all()?;
         let channels = gathered.channels;
         // Who comes now belongs to no run any more.
         drop(listener);
-        let created = Domain::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
+        let created = SharedRunMemory::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
         let welcomed = created.and_then(|domain| self.welcome_all(&channels, &domain).map(|()| domain));
         let domain = welcomed.map_err(|error| {
             let error = error.reported_by(place.rank);
             for channel in &channels {
                 // A rank that cannot be notified is gone.
-                let _ = channel.send(&ToRank::Verdict(Some(error.clone())));
+                let _ = channel.send(&CoordinatorMessage::Verdict(Some(error.clone())));
             }
             error
         })?;
-        let members = channels.into_iter().map(Member::new).collect();
+        let members = channels.into_iter().map(CoordinatedRank::new).collect();
         let mut coordinator = Coordinator {
-            watched: purpose.watched,
+            run_kind: purpose.run_kind,
             joining: gathered.machine,
             clock: gathered.clock,
             ..Coordinator::new(purpose.locate_step.clone(), &domain.control, members, limit)

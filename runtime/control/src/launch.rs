@@ -14,11 +14,11 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::Serialize;
 
-use crate::channel::{Channel, ToRank, Welcome};
-use crate::coordinator::{Coordinator, End, Member, RankProcesses};
-use crate::domain::Domain;
+use crate::channel::{Channel, CoordinatorMessage, WelcomeMessage};
+use crate::coordinator::{CoordinatedRank, Coordinator, ProcessEnd, RankProcesses};
+use crate::domain::SharedRunMemory;
 use crate::error::{Result, RunError};
-use crate::memory::Segment;
+use crate::memory::MemorySegment;
 use crate::spawn::{CallFailure, RankCommand, RankProcess};
 use crate::steps::LocateStep;
 use crate::trace::enter_coordinator_span;
@@ -38,7 +38,7 @@ pub struct LaunchConfig<'a> {
     pub limit: Duration,
     pub locate_step: LocateStep,
     /// For each rank its segments beside the task, which has number 0.
-    pub segments: &'a dyn Fn(u32) -> Vec<&'a Segment>,
+    pub segments: &'a dyn Fn(u32) -> Vec<&'a MemorySegment>,
     pub files: Vec<BorrowedFd<'a>>,
 }
 
@@ -51,24 +51,24 @@ pub fn launch_ranks(
 ) -> Result<Vec<String>> {
     let LaunchConfig { ranks, groups, arena, first, limit, locate_step, segments, files } = config;
     let text = serde_json::to_vec(task).map_err(|e| RunError::system("writing the task of ranks", e))?;
-    let task = Segment::create("the task", text.len())?;
+    let task = MemorySegment::create("the task", text.len())?;
     // SAFETY: the segment has as many bytes, and no other process has it yet.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), task.as_ptr(), text.len()) };
-    let domain = Domain::create(ranks, groups, arena, first)?;
+    let domain = SharedRunMemory::create(ranks, groups, arena, first)?;
 
     let null = File::options().read(true).write(true).open("/dev/null");
-    let null = null.map_err(|e| RunError::of_call("opening /dev/null", "open", e))?;
-    let mut processes = Processes { children: Vec::new(), null };
+    let null = null.map_err(|e| RunError::from_system_call("opening /dev/null", "open", e))?;
+    let mut processes = LaunchedProcesses { children: Vec::new(), null };
     let mut members = Vec::new();
     for rank in 0..ranks {
         let channel = processes.spawn(command, rank, limit)?;
-        let own: Vec<&Segment> = [&task].into_iter().chain(segments(rank)).collect();
+        let own: Vec<&MemorySegment> = [&task].into_iter().chain(segments(rank)).collect();
         let task = own.iter().map(|segment| segment.len()).collect();
-        let welcome = Welcome { rank, ranks, groups, arena, first, task, files: files.len(), limit };
-        channel.send(&ToRank::Welcome(welcome))?;
+        let welcome = WelcomeMessage { rank, ranks, groups, arena, first, task, files: files.len(), limit };
+        channel.send(&CoordinatorMessage::Welcome(welcome))?;
         let fds = domain.fds().into_iter().chain(own.iter().map(|segment| segment.fd())).flatten();
         channel.send_fds(&fds.chain(files.iter().copied()).collect::<Vec<_>>())?;
-        members.push(Member::new(channel));
+        members.push(CoordinatedRank::new(channel));
     }
     let _span = enter_coordinator_span();
     let mut coordinator = Coordinator {
@@ -76,24 +76,25 @@ pub fn launch_ranks(
         ..Coordinator::new(locate_step, &domain.control, members, limit)
     };
     coordinator.run()?;
-    let answers = std::mem::take(&mut coordinator.members).into_iter().map(Member::into_answer).collect();
+    let answers =
+        std::mem::take(&mut coordinator.members).into_iter().map(CoordinatedRank::into_answer).collect();
     drop(coordinator);
     // Ranks have this long to end by themselves; others are killed.
-    processes.reap(Instant::now() + EXIT_TIMEOUT);
+    processes.wait_all(Instant::now() + EXIT_TIMEOUT);
     Ok(answers)
 }
 
 /// The processes of the ranks. None outlives this value.
-struct Processes {
+struct LaunchedProcesses {
     children: Vec<RankProcess>,
     /// What they read from and write to.
     null: File,
 }
 
-impl RankProcesses for Processes {
-    fn ended(&mut self, rank: u32) -> Option<End> {
-        let status = self.children.get_mut(rank as usize)?.ended()?;
-        Some(End { how: how(status), code: status.code() })
+impl RankProcesses for LaunchedProcesses {
+    fn poll_exit(&mut self, rank: u32) -> Option<ProcessEnd> {
+        let status = self.children.get_mut(rank as usize)?.poll_exit()?;
+        Some(ProcessEnd { how: describe_exit(status), code: status.code() })
     }
 
     fn is_stopped(&mut self, rank: u32) -> bool {
@@ -101,19 +102,19 @@ impl RankProcesses for Processes {
     }
 }
 
-impl Processes {
+impl LaunchedProcesses {
     /// Starts the process of a rank; the launcher's end of its control socket.
     fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel> {
         let failed = |failure: CallFailure| {
             let what = format!("starting rank {rank} ({})", command.program.display());
-            RunError::of_call(what, failure.call, failure.error)
+            RunError::from_system_call(what, failure.call, failure.error)
         };
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs): (OwnedFd, OwnedFd) =
             pair.map_err(|e| failed(CallFailure::new("socketpair", e)))?;
-        let child = RankProcess::start(command, &theirs, &self.null).map_err(failed)?;
+        let child = RankProcess::spawn(command, &theirs, &self.null).map_err(failed)?;
         self.children.push(child);
-        let begun = self.children.last().map_or(Ok(true), |child| child.await_begin(limit));
+        let begun = self.children.last().map_or(Ok(true), |child| child.await_exec(limit));
         if begun.map_err(failed)? {
             return Ok(Channel::new(ours, rank));
         }
@@ -122,10 +123,10 @@ impl Processes {
     }
 
     /// Waits until all have ended; whether they have.
-    fn reap(&mut self, until: Instant) -> bool {
+    fn wait_all(&mut self, until: Instant) -> bool {
         let mut pause = Duration::from_micros(50);
         loop {
-            if self.children.iter_mut().all(|child| child.ended().is_some()) {
+            if self.children.iter_mut().all(|child| child.poll_exit().is_some()) {
                 return true;
             }
             if Instant::now() >= until {
@@ -137,14 +138,14 @@ impl Processes {
     }
 }
 
-impl Drop for Processes {
+impl Drop for LaunchedProcesses {
     fn drop(&mut self) {
         self.children.iter_mut().for_each(RankProcess::kill);
-        self.reap(Instant::now() + REAP_TIMEOUT);
+        self.wait_all(Instant::now() + REAP_TIMEOUT);
     }
 }
 
-fn how(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(number), _) => match Signal::try_from(number) {
             Ok(signal) => format!("signal {number}, {signal}"),

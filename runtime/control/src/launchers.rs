@@ -14,7 +14,7 @@ use crate::membership::Membership;
 
 /// Who says which rank this process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Launch {
+pub enum LauncherChoice {
     /// Whoever the environment shows.
     #[default]
     Auto,
@@ -26,22 +26,22 @@ pub enum Launch {
     Slurm,
 }
 
-impl fmt::Display for Launch {
+impl fmt::Display for LauncherChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Launch::Auto => "auto",
-            Launch::Local => "local",
-            Launch::Torchrun => "torchrun",
-            Launch::Mpi => "mpi",
-            Launch::Slurm => "slurm",
+            LauncherChoice::Auto => "auto",
+            LauncherChoice::Local => "local",
+            LauncherChoice::Torchrun => "torchrun",
+            LauncherChoice::Mpi => "mpi",
+            LauncherChoice::Slurm => "slurm",
         })
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Found {
+pub struct DetectedLauncher {
     /// Its place among the ranks that a launcher started; none if it starts them itself.
-    pub place: Option<Membership>,
+    pub membership: Option<Membership>,
     /// The launcher that gave the place, for people.
     pub launcher: Option<&'static str>,
     /// What was found and does not count, for people.
@@ -49,9 +49,9 @@ pub struct Found {
 }
 
 #[derive(Debug)]
-struct Family {
+struct LauncherFamily {
     name: &'static str,
-    launch: Launch,
+    launch: LauncherChoice,
     rank: &'static str,
     /// The number of ranks: the first of these that is set.
     size: &'static [&'static str],
@@ -60,60 +60,60 @@ struct Family {
     /// The number of hosts: the first of these that is set.
     hosts: &'static [&'static str],
     /// Without these it is not this launcher that speaks.
-    needs: &'static [&'static str],
+    required_variables: &'static [&'static str],
     /// What identifies the run, as far as it is set.
     run: &'static [&'static str],
 }
 
-const FAMILIES: [Family; 5] = [
-    Family {
+const FAMILIES: [LauncherFamily; 5] = [
+    LauncherFamily {
         name: "torchrun",
-        launch: Launch::Torchrun,
+        launch: LauncherChoice::Torchrun,
         rank: "RANK",
         size: &["WORLD_SIZE"],
         local: Some("LOCAL_WORLD_SIZE"),
         hosts: &[],
-        needs: &["WORLD_SIZE", "MASTER_PORT"],
+        required_variables: &["WORLD_SIZE", "MASTER_PORT"],
         run: &["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"],
     },
-    Family {
+    LauncherFamily {
         name: "Open MPI",
-        launch: Launch::Mpi,
+        launch: LauncherChoice::Mpi,
         rank: "OMPI_COMM_WORLD_RANK",
         size: &["OMPI_COMM_WORLD_SIZE"],
         local: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         hosts: &[],
-        needs: &[],
+        required_variables: &[],
         run: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"],
     },
-    Family {
+    LauncherFamily {
         name: "MVAPICH",
-        launch: Launch::Mpi,
+        launch: LauncherChoice::Mpi,
         rank: "MV2_COMM_WORLD_RANK",
         size: &["MV2_COMM_WORLD_SIZE"],
         local: Some("MV2_COMM_WORLD_LOCAL_SIZE"),
         hosts: &[],
-        needs: &[],
+        required_variables: &[],
         run: &["MPISPAWN_ID"],
     },
-    Family {
+    LauncherFamily {
         name: "MPI (PMI: MPICH, Intel MPI)",
-        launch: Launch::Mpi,
+        launch: LauncherChoice::Mpi,
         rank: "PMI_RANK",
         size: &["PMI_SIZE"],
         local: Some("MPI_LOCALNRANKS"),
         hosts: &[],
-        needs: &[],
+        required_variables: &[],
         run: &["PMI_JOBID", "PMI_KVSNAME", "SLURM_JOB_ID", "SLURM_STEP_ID"],
     },
-    Family {
+    LauncherFamily {
         name: "Slurm",
-        launch: Launch::Slurm,
+        launch: LauncherChoice::Slurm,
         rank: "SLURM_PROCID",
         size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         local: None,
         hosts: &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"],
-        needs: &["SLURM_STEP_ID"],
+        required_variables: &["SLURM_STEP_ID"],
         run: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_CLUSTER_NAME"],
     },
 ];
@@ -121,64 +121,75 @@ const FAMILIES: [Family; 5] = [
 /// Steps from this number on are no step of srun: the shell of salloc, the batch script, and others of Slurm's own.
 const SLURM_SHELLS: u64 = 0xffff_fff0;
 
-type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
-    /// The place that the environment gives this process: [`find`](Self::find) with [`Launch::Auto`].
+    /// The place that the environment gives this process: [`find`](Self::detect) with [`LauncherChoice::Auto`].
     pub fn from_env() -> Result<Option<Membership>> {
-        Ok(Membership::find(Launch::Auto)?.place)
+        Ok(Membership::detect(LauncherChoice::Auto)?.membership)
     }
 
     /// The place that a launcher gives this process through the environment: torchrun, `mpirun` and `mpiexec` of Open
     /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
     /// Fails if a variable is missing or no number, the ranks are on several hosts, two launchers contradict each
     /// other, or the one that `launch` names says nothing.
-    pub fn find(launch: Launch) -> Result<Found> {
-        read(launch, &|name| std::env::var(name).ok(), &|rank| crate::ancestor::starter(rank))
+    pub fn detect(launch: LauncherChoice) -> Result<DetectedLauncher> {
+        detect_launcher(launch, &|name| std::env::var(name).ok(), &|rank| {
+            crate::ancestor::starting_process(rank)
+        })
     }
 }
 
 /// Reads the environment; `starter` names the process that started all ranks, which have this variable.
-fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Result<Found> {
-    if launch == Launch::Local {
-        return Ok(Found::default());
+fn detect_launcher(
+    launch: LauncherChoice,
+    get: VariableLookup,
+    starter: &dyn Fn(&str) -> String,
+) -> Result<DetectedLauncher> {
+    if launch == LauncherChoice::Local {
+        return Ok(DetectedLauncher::default());
     }
     let mut note = None;
-    let mut found: Vec<(&Family, u32, u32)> = Vec::new();
-    for family in FAMILIES.iter().filter(|f| launch == Launch::Auto || f.launch == launch) {
+    let mut found: Vec<(&LauncherFamily, u32, u32)> = Vec::new();
+    for family in FAMILIES.iter().filter(|f| launch == LauncherChoice::Auto || f.launch == launch) {
         if get(family.rank).is_none() {
             continue;
         }
-        if !family.speaks(get) {
-            let says =
-                || format!("{} is set in the environment, but not {}", family.rank, family.missing(get));
+        if !family.started_this_process(get) {
+            let says = || {
+                format!(
+                    "{} is set in the environment, but not {}",
+                    family.rank,
+                    family.missing_variables(get)
+                )
+            };
             match launch {
                 // The variables that a Slurm allocation gives its shell are not worth a word.
-                Launch::Auto if family.launch == Launch::Slurm => {}
-                Launch::Auto => note = Some(format!("{}: taken as no launcher's", says())),
-                _ => return Err(invalid(format!("--launch {launch}: {}", says()))),
+                LauncherChoice::Auto if family.launch == LauncherChoice::Slurm => {}
+                LauncherChoice::Auto => note = Some(format!("{}: taken as no launcher's", says())),
+                _ => return Err(invalid_environment(format!("--launch {launch}: {}", says()))),
             }
             continue;
         }
-        let (rank, ranks) = family.place(get).map_err(|e| hinted(e, launch))?;
+        let (rank, ranks) = family.rank_and_size(get).map_err(|e| error_with_hint(e, launch))?;
         found.push((family, rank, ranks));
     }
-    if launch == Launch::Auto {
+    if launch == LauncherChoice::Auto {
         found.retain(|f| f.2 > 1);
     }
     let Some(&(family, rank, ranks)) = found.first() else {
         return match launch {
-            Launch::Auto => Ok(Found { note, ..Found::default() }),
+            LauncherChoice::Auto => Ok(DetectedLauncher { note, ..DetectedLauncher::default() }),
             _ => {
                 let names: Vec<&str> =
                     FAMILIES.iter().filter(|f| f.launch == launch).map(|f| f.rank).collect();
                 let names = names.join(" nor ");
-                Err(invalid(format!("--launch {launch}: the environment does not set {names}")))
+                Err(invalid_environment(format!("--launch {launch}: the environment does not set {names}")))
             }
         };
     };
     if let Some(other) = found.iter().find(|f| (f.1, f.2) != (rank, ranks)) {
-        return Err(invalid(format!(
+        return Err(invalid_environment(format!(
             "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {} of {} ({}); --launch {} or {} takes one of them, --launch local neither",
             family.name,
             family.rank,
@@ -190,29 +201,29 @@ fn read(launch: Launch, get: Variables, starter: &dyn Fn(&str) -> String) -> Res
             other.0.launch
         )));
     }
-    family.on_one_host(ranks, get).map_err(|e| hinted(e, launch))?;
-    let run = family.identity(get, starter);
+    family.expect_one_host(ranks, get).map_err(|e| error_with_hint(e, launch))?;
+    let run = family.run_identity(get, starter);
     let place = Some(Membership { rank, ranks, run });
-    Ok(Found { place, launcher: Some(family.name), note: None })
+    Ok(DetectedLauncher { membership: place, launcher: Some(family.name), note: None })
 }
 
-impl Family {
+impl LauncherFamily {
     /// Whether it is this launcher that speaks, and of ranks that it started.
-    fn speaks(&self, get: Variables) -> bool {
+    fn started_this_process(&self, get: VariableLookup) -> bool {
         let step = || get("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u64>().ok());
-        let shell = self.launch == Launch::Slurm && step().is_some_and(|id| id >= SLURM_SHELLS);
+        let shell = self.launch == LauncherChoice::Slurm && step().is_some_and(|id| id >= SLURM_SHELLS);
         // A rank without a number of ranks is a rest of something; with one the rest is asked for.
-        let rest = self.launch == Launch::Torchrun && get("WORLD_SIZE").is_some();
-        !shell && (rest || self.needs.iter().all(|name| get(name).is_some()))
+        let rest = self.launch == LauncherChoice::Torchrun && get("WORLD_SIZE").is_some();
+        !shell && (rest || self.required_variables.iter().all(|name| get(name).is_some()))
     }
 
-    fn missing(&self, get: Variables) -> String {
-        let missing = self.needs.iter().find(|name| get(name).is_none());
+    fn missing_variables(&self, get: VariableLookup) -> String {
+        let missing = self.required_variables.iter().find(|name| get(name).is_none());
         missing.map_or_else(|| "the step of srun".into(), |name| name.to_string())
     }
 
     /// This process's rank, and the number of ranks.
-    fn place(&self, get: Variables) -> Result<(u32, u32), String> {
+    fn rank_and_size(&self, get: VariableLookup) -> Result<(u32, u32), String> {
         let size = self.size.iter().find(|name| get(name).is_some()).or(self.size.first());
         let size = size.copied().unwrap_or_default();
         let number = |name: &str| -> Result<u32, String> {
@@ -227,13 +238,13 @@ impl Family {
         if me >= ranks {
             return Err(format!("{}: expected a number below {ranks}, found {me}", self.rank));
         }
-        if let Some(name) = self.needs.iter().find(|name| get(name).is_none()) {
+        if let Some(name) = self.required_variables.iter().find(|name| get(name).is_none()) {
             return Err(format!("{} is set in the environment, but not {name}", self.rank));
         }
         Ok((me, ranks))
     }
 
-    fn on_one_host(&self, ranks: u32, get: Variables) -> Result<(), String> {
+    fn expect_one_host(&self, ranks: u32, get: VariableLookup) -> Result<(), String> {
         let here = self.local.and_then(get);
         let hosts = self.hosts.iter().find_map(|name| get(name));
         if here.is_some_and(|n| n.trim() != ranks.to_string()) || hosts.is_some_and(|n| n.trim() != "1") {
@@ -246,21 +257,23 @@ impl Family {
     }
 
     /// What distinguishes this run from others of the user.
-    fn identity(&self, get: Variables, starter: &dyn Fn(&str) -> String) -> String {
+    fn run_identity(&self, get: VariableLookup, starter: &dyn Fn(&str) -> String) -> String {
         let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
         let parts = if parts.iter().all(String::is_empty) { starter(self.rank) } else { parts.join("/") };
         format!("{}/{parts}", self.rank)
     }
 }
 
-fn invalid(text: String) -> RunError {
+fn invalid_environment(text: String) -> RunError {
     RunError::Invalid(text)
 }
 
-fn hinted(text: String, launch: Launch) -> RunError {
+fn error_with_hint(text: String, launch: LauncherChoice) -> RunError {
     match launch {
-        Launch::Auto => invalid(format!("{text}; --launch local ignores the environment")),
-        _ => invalid(text),
+        LauncherChoice::Auto => {
+            invalid_environment(format!("{text}; --launch local ignores the environment"))
+        }
+        _ => invalid_environment(text),
     }
 }
 
@@ -268,18 +281,18 @@ fn hinted(text: String, launch: Launch) -> RunError {
 mod tests {
     use super::*;
 
-    fn find(launch: Launch, variables: &[(&str, &str)]) -> Result<Found, String> {
+    fn find(launch: LauncherChoice, variables: &[(&str, &str)]) -> Result<DetectedLauncher, String> {
         let get = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
-        read(launch, &get, &|rank| format!("the starter of {rank}")).map_err(|e| e.to_string())
+        detect_launcher(launch, &get, &|rank| format!("the starter of {rank}")).map_err(|e| e.to_string())
     }
 
     /// The rank and the number of ranks.
     fn place(variables: &[(&str, &str)]) -> Option<(u32, u32)> {
-        find(Launch::Auto, variables).unwrap().place.map(|p| (p.rank, p.ranks))
+        find(LauncherChoice::Auto, variables).unwrap().membership.map(|p| (p.rank, p.ranks))
     }
 
     fn error(variables: &[(&str, &str)]) -> String {
-        find(Launch::Auto, variables).unwrap_err()
+        find(LauncherChoice::Auto, variables).unwrap_err()
     }
 
     const TORCH: [(&str, &str); 5] = [
@@ -321,7 +334,8 @@ mod tests {
         assert_eq!(place(&[("MV2_COMM_WORLD_RANK", "1"), ("MV2_COMM_WORLD_SIZE", "2")]), Some((1, 2)));
         assert_eq!(place(&STEP), Some((1, 3)));
         let runs = [&TORCH[..], &OPEN_MPI, &HYDRA, &STEP];
-        let mut runs: Vec<String> = runs.map(|v| find(Launch::Auto, v).unwrap().place.unwrap().run).to_vec();
+        let mut runs: Vec<String> =
+            runs.map(|v| find(LauncherChoice::Auto, v).unwrap().membership.unwrap().run).to_vec();
         runs.sort();
         runs.dedup();
         assert_eq!(runs.len(), 4, "{runs:?}");
@@ -329,7 +343,9 @@ mod tests {
 
     #[test]
     fn hydra_names_no_run_and_its_ranks_meet_by_who_started_them() {
-        let run = |variables: &[(&str, &str)]| find(Launch::Auto, variables).unwrap().place.unwrap().run;
+        let run = |variables: &[(&str, &str)]| {
+            find(LauncherChoice::Auto, variables).unwrap().membership.unwrap().run
+        };
         assert_eq!(run(&HYDRA), "PMI_RANK/the starter of PMI_RANK");
         let with_id = [&HYDRA[..], &[("PMI_JOBID", "5")]].concat();
         assert_eq!(run(&with_id), "PMI_RANK/5///");
@@ -339,16 +355,16 @@ mod tests {
     fn the_shell_of_a_slurm_job_is_no_rank() {
         let batch =
             [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "1")];
-        assert_eq!(find(Launch::Auto, &batch), Ok(Found::default()));
+        assert_eq!(find(LauncherChoice::Auto, &batch), Ok(DetectedLauncher::default()));
         // salloc with an interactive step, and a batch script as newer versions tell it.
         for id in ["4294967290", "4294967291"] {
             let shell = [&batch[..], &[("SLURM_STEP_ID", id), ("SLURM_STEP_NUM_TASKS", "4")]].concat();
-            assert_eq!(find(Launch::Auto, &shell), Ok(Found::default()));
+            assert_eq!(find(LauncherChoice::Auto, &shell), Ok(DetectedLauncher::default()));
         }
         // srun --pty bash.
         let pty = [&batch[..], &[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]].concat();
-        assert_eq!(find(Launch::Auto, &pty), Ok(Found::default()));
-        assert!(find(Launch::Slurm, &batch).unwrap_err().contains("SLURM_STEP_ID"));
+        assert_eq!(find(LauncherChoice::Auto, &pty), Ok(DetectedLauncher::default()));
+        assert!(find(LauncherChoice::Slurm, &batch).unwrap_err().contains("SLURM_STEP_ID"));
         // A step on one host of an allocation of two.
         let part = [&STEP[..], &[("SLURM_NNODES", "2")]].concat();
         assert_eq!(place(&part), Some((1, 3)));
@@ -356,17 +372,17 @@ mod tests {
 
     #[test]
     fn a_lone_rank_is_nobodys_and_noted() {
-        let found = find(Launch::Auto, &[("RANK", "1")]).unwrap();
-        assert_eq!(found.place, None);
+        let found = find(LauncherChoice::Auto, &[("RANK", "1")]).unwrap();
+        assert_eq!(found.membership, None);
         assert!(found.note.is_some_and(|n| n.contains("RANK") && n.contains("WORLD_SIZE")));
-        assert_eq!(find(Launch::Auto, &[("WORLD_SIZE", "4")]), Ok(Found::default()));
-        assert_eq!(find(Launch::Local, &TORCH), Ok(Found::default()));
-        assert!(find(Launch::Torchrun, &[("RANK", "1")]).unwrap_err().contains("WORLD_SIZE"));
-        assert!(find(Launch::Mpi, &TORCH).unwrap_err().contains("PMI_RANK"));
+        assert_eq!(find(LauncherChoice::Auto, &[("WORLD_SIZE", "4")]), Ok(DetectedLauncher::default()));
+        assert_eq!(find(LauncherChoice::Local, &TORCH), Ok(DetectedLauncher::default()));
+        assert!(find(LauncherChoice::Torchrun, &[("RANK", "1")]).unwrap_err().contains("WORLD_SIZE"));
+        assert!(find(LauncherChoice::Mpi, &TORCH).unwrap_err().contains("PMI_RANK"));
         // Where another launcher speaks, the rest of one is not worth a word.
         let both = [&[("RANK", "1")], &HYDRA[..]].concat();
-        let found = find(Launch::Auto, &both).unwrap();
-        assert_eq!((found.place.map(|p| p.rank), found.note), (Some(1), None));
+        let found = find(LauncherChoice::Auto, &both).unwrap();
+        assert_eq!((found.membership.map(|p| p.rank), found.note), (Some(1), None));
     }
 
     #[test]
@@ -376,7 +392,7 @@ mod tests {
         assert_eq!(place(&[&one[..], &TORCH].concat()), Some((2, 4)));
         let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
         assert_eq!(place(&alone), None);
-        let asked = find(Launch::Mpi, &alone).unwrap().place.unwrap();
+        let asked = find(LauncherChoice::Mpi, &alone).unwrap().membership.unwrap();
         assert_eq!((asked.rank, asked.ranks), (0, 1));
         // srun with PMI tells the same twice.
         let pmi = [&STEP[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "3")]].concat();
@@ -385,7 +401,7 @@ mod tests {
         for part in ["torchrun says rank 2 of 4", "rank 1 of 3", "PMI_RANK", "--launch torchrun or mpi"] {
             assert!(both.contains(part), "{both}");
         }
-        let asked = find(Launch::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().place;
+        let asked = find(LauncherChoice::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().membership;
         assert_eq!(asked.map(|p| p.rank), Some(1));
     }
 

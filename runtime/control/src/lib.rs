@@ -1,18 +1,18 @@
 //! Brings the ranks of a run together, watches them, and ends them: rendezvous, supervision, channels, agreement, launchers.
 //!
 //! - [`launch_ranks`] starts one process for each rank; each of them calls [`rank_main`].
-//! - [`JoinedRank::join`] joins as the rank that another launcher gave this process ([`Membership::find`]), or that a thread of a
+//! - [`JoinedRank::join`] joins as the rank that another launcher gave this process ([`crate::launchers`]), or that a thread of a
 //!   [`Group`] is.
 //!
 //! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each other, `domain` is all
 //! memory that they share, and `wait` bounds every wait. `joining` is the protocol by which a run opens; `channel`, `opening`, `link`,
 //! `gather` and `coordinator` carry it out, watch the run and end it. Every failure is a [`RunError`].
 //!
-//! What ranks run is not known here: callers give a [`Subject`] that ranks compare, and name steps for errors ([`LocateStep`]).
+//! What ranks run is not known here: callers give a [`PlanSubject`] that ranks compare, and name steps for errors ([`LocateStep`]).
 //! Nothing here has a name in a file system, so nothing is left behind, however a run ends.
 
 mod ancestor;
-mod bounded;
+mod bounded_allocator;
 mod channel;
 mod control;
 mod coordinator;
@@ -21,16 +21,17 @@ mod descriptors;
 mod domain;
 mod environment;
 pub mod error;
-pub mod facts;
 mod gather;
 mod group;
 mod heartbeat;
 mod join;
-mod joined;
+mod join_terms;
+mod joined_rank;
 mod joining;
 mod launch;
 mod launchers;
 mod link;
+pub mod machine_limits;
 mod membership;
 mod memory;
 mod opening;
@@ -38,30 +39,29 @@ pub mod process;
 mod rank;
 mod spawn;
 mod steps;
-mod terms;
 mod trace;
 mod wait;
 
-pub use bounded::{Bounded, exit_at_once};
-pub use channel::{Arrival, Channel, accept, same_user};
-pub use control::{ANNOUNCED, Control, Counter, Progress, Signal, reached};
-pub use coordinator::{Subject, Watched, cause};
+pub use bounded_allocator::{BoundedAllocator, exit_immediately};
+pub use channel::{Channel, ReceiveOutcome, accept_connection, is_same_user};
+pub use control::{ANNOUNCED, ControlSegment, GroupCounter, PutSignal, RankProgress, has_reached};
+pub use coordinator::{PlanSubject, RunKind, explaining_error};
 pub use descriptors::collect_descriptors;
-pub use domain::{CHUNK, Domain, PER_RANK};
-pub use error::{DataFault, Mismatch, RunError};
-pub use group::{Bootstrap, Group, secret};
-pub use join::Purpose;
-pub use joined::{JoinedRank, Leaving, Recorded};
+pub use domain::{CHUNK, PER_RANK, SharedRunMemory};
+pub use error::{DataFault, RunError, ValueMismatch};
+pub use group::{Bootstrap, Group, random_secret};
+pub use join::JoinRequest;
+pub use join_terms::{JoinTerm, JoinTermValue, TermContent};
+pub use joined_rank::{JoinedRank, LeaveMode, ProgressRecording};
 pub use launch::{LaunchConfig, launch_ranks};
-pub use launchers::{Found, Launch};
+pub use launchers::{DetectedLauncher, LauncherChoice};
 pub use membership::Membership;
-pub use memory::{Access, Segment};
+pub use memory::{MemorySegment, SegmentAccess};
 pub use rank::{LaunchedRank, rank_main};
 pub use spawn::RankCommand;
 pub use steps::{LocateStep, StepName};
-pub use terms::{Content, Term, TermValue};
 pub use trace::enter_rank_span;
-pub use wait::{Ended, Spin, Waiter, Yields};
+pub use wait::{SpinConfig, WaitFailure, Waiter, YieldMode};
 
 /// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes
 /// away ends quietly. Control sockets never raise it.
@@ -79,5 +79,5 @@ pub fn ignore_sigxfsz() {
 
 /// The bytes to which the stack of the first thread may grow; none without a limit.
 pub fn stack_limit() -> Option<u64> {
-    facts::limit(facts::Limited::Stack)
+    machine_limits::resource_limit(machine_limits::ResourceLimit::Stack)
 }

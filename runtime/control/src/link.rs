@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use symmc_support::parallel;
 
-use crate::channel::{Channel, FromRank, Identity, ToRank};
-use crate::control::Control;
-use crate::coordinator::death;
+use crate::channel::{Channel, CoordinatorMessage, RankIdentity, RankMessage};
+use crate::control::ControlSegment;
+use crate::coordinator::death_error;
 use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer, SHORTEST_SILENCE, TICK};
-use crate::joining::{Answer, Task};
-use crate::opening::{CoordinatedBy, Opening, Received, unexpected};
+use crate::join_terms::JoinTerm;
+use crate::joining::{JoinTask, RankAnswer};
+use crate::opening::{CoordinatedBy, OpeningRank, ReceivedMessage, unexpected_message};
 use crate::steps::LocateStep;
-use crate::terms::Term;
 use crate::trace::enter_rank_span;
 
 /// The coordinator gives up on ranks earlier than this after the limit.
@@ -31,11 +31,11 @@ const EXPLAINING: Duration = Duration::from_secs(1);
 const ANSWER_PIECE: usize = 32 << 10;
 
 /// How a run ended for all ranks.
-type Verdict = Result<()>;
+type RunVerdict = Result<()>;
 
 /// Where the rank of a link is, and who coordinates its run.
-pub(crate) struct LinkConfig {
-    pub control: Control,
+pub(crate) struct CoordinatorLinkConfig {
+    pub control: ControlSegment,
     pub rank: u32,
     pub by: CoordinatedBy,
     pub locate_step: LocateStep,
@@ -43,16 +43,16 @@ pub(crate) struct LinkConfig {
 }
 
 #[derive(Debug)]
-pub(crate) struct Link {
-    state: Arc<LinkState>,
-    listener: Mutex<Listener>,
-    opening: Mutex<Opening>,
+pub(crate) struct CoordinatorLink {
+    state: Arc<CoordinatorLinkState>,
+    listener: Mutex<LinkListener>,
+    opening: Mutex<OpeningRank>,
 }
 
 #[derive(Debug)]
-struct LinkState {
+struct CoordinatorLinkState {
     channel: Channel,
-    control: Control,
+    control: ControlSegment,
     rank: u32,
     by: CoordinatedBy,
     locate_step: LocateStep,
@@ -66,17 +66,17 @@ struct LinkState {
 }
 
 #[derive(Debug, Default)]
-struct Listener {
+struct LinkListener {
     /// From the thread, if there is one.
-    messages: Option<mpsc::Receiver<Received>>,
+    messages: Option<mpsc::Receiver<ReceivedMessage>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Link {
-    pub fn new(channel: Channel, config: LinkConfig, mut opening: Opening) -> Link {
-        let LinkConfig { control, rank, by, locate_step, limit } = config;
-        opening.watch(&control);
-        let state = Arc::new(LinkState {
+impl CoordinatorLink {
+    pub fn new(channel: Channel, config: CoordinatorLinkConfig, mut opening: OpeningRank) -> CoordinatorLink {
+        let CoordinatorLinkConfig { control, rank, by, locate_step, limit } = config;
+        opening.watch_heartbeats(&control);
+        let state = Arc::new(CoordinatorLinkState {
             channel,
             control,
             rank,
@@ -90,50 +90,53 @@ impl Link {
         let (sender, messages) = mpsc::channel();
         let listening = state.clone();
         // Without a thread the rank reads the socket itself where it waits, and shows no heartbeat.
-        let listener = match parallel::spawn(move || listening.listen(&sender)) {
-            Ok(thread) => Listener { messages: Some(messages), thread: Some(thread) },
-            Err(_) => Listener::default(),
+        let listener = match parallel::spawn_detached(move || listening.listen_for_messages(&sender)) {
+            Ok(thread) => LinkListener { messages: Some(messages), thread: Some(thread) },
+            Err(_) => LinkListener::default(),
         };
-        Link { state, listener: Mutex::new(listener), opening: Mutex::new(opening) }
+        CoordinatorLink { state, listener: Mutex::new(listener), opening: Mutex::new(opening) }
     }
 
     /// Says what this rank runs; returns when all ranks run the same.
-    pub fn agree(&self, identity: Identity, settings: &[Term]) -> Result<()> {
+    pub fn agree_on_identity(&self, identity: RankIdentity, settings: &[JoinTerm]) -> Result<()> {
         tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
-        let mut task = self.answer(Answer::Hello, &FromRank::Hello(identity))?;
-        if task == Task::Digest {
+        let mut task = self.exchange_answer(RankAnswer::Hello, &RankMessage::Hello(identity))?;
+        if task == JoinTask::Digest {
             let digests = settings.iter().filter_map(|term| term.digest().transpose());
-            task = self.answer(Answer::Digests, &FromRank::Digests(digests.collect::<Result<_, _>>()?))?;
+            task = self.exchange_answer(
+                RankAnswer::Digests,
+                &RankMessage::Digests(digests.collect::<Result<_, _>>()?),
+            )?;
         }
-        expect_task(Task::Load, task)
+        expect_task(JoinTask::Load, task)
     }
 
     /// Says that this rank is ready; returns when all ranks are. Fails if a rank failed before, or the coordinator is
     /// gone or stuck.
     pub fn start(&self) -> Result<()> {
         tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
-        expect_task(Task::Run, self.answer(Answer::Ready, &FromRank::Ready)?)
+        expect_task(JoinTask::Run, self.exchange_answer(RankAnswer::Ready, &RankMessage::Ready)?)
     }
 
     /// Sends an answer, and waits for what to do next.
-    fn answer(&self, answer: Answer, message: &FromRank) -> Result<Task> {
+    fn exchange_answer(&self, answer: RankAnswer, message: &RankMessage) -> Result<JoinTask> {
         let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
-        opening.answers(answer);
+        opening.record_answer(answer);
         self.state.channel.send(message)?;
         opening.await_task(&mut || match self.next_message()? {
-            Ok(None) => Some(Err(self.state.coordinator_gone())),
+            Ok(None) => Some(Err(self.state.coordinator_gone_error())),
             other => Some(other),
         })
     }
 
     /// Tells the coordinator how the run ended on this rank, and waits for how it ended for all.
-    pub fn finish(&self, result: Result<()>) -> Result<()> {
+    pub fn report_result(&self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.report_done().and_then(|()| {
                 let patience = self.state.limit + PATIENCE;
-                self.await_verdict(patience).unwrap_or_else(|| Err(self.coordinator_stuck()))
+                self.await_verdict(patience).unwrap_or_else(|| Err(self.coordinator_stuck_error()))
             }),
-            Err(error) => Err(self.report(error)),
+            Err(error) => Err(self.report_failure(error)),
         }
     }
 
@@ -143,7 +146,7 @@ impl Link {
         while !rest.is_empty() {
             let at = (1..=ANSWER_PIECE.min(rest.len())).rev().find(|&at| rest.is_char_boundary(at));
             let (piece, more) = rest.split_at(at.unwrap_or(rest.len()));
-            self.state.channel.send(&FromRank::Answer(piece.into()))?;
+            self.state.channel.send(&RankMessage::Answer(piece.into()))?;
             rest = more;
         }
         Ok(())
@@ -151,21 +154,21 @@ impl Link {
 
     pub fn report_done(&self) -> Result<()> {
         self.state.is_reported.store(true, Ordering::Relaxed);
-        self.state.channel.send(&FromRank::Done)
+        self.state.channel.send(&RankMessage::Done)
     }
 
     /// Reports a failure to the coordinator; the error that explains it best, the same for every call.
-    pub fn report(&self, error: RunError) -> RunError {
-        self.state.failure.get_or_init(|| self.report_first(error)).clone()
+    pub fn report_failure(&self, error: RunError) -> RunError {
+        self.state.failure.get_or_init(|| self.report_first_failure(error)).clone()
     }
 
-    fn report_first(&self, error: RunError) -> RunError {
+    fn report_first_failure(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.state.rank);
         let _span = enter_rank_span(self.state.rank);
         tracing::warn!(target: "symmc::run", %error, "reporting a failure to all ranks");
         if !self.state.is_reported.swap(true, Ordering::Relaxed) {
             // The coordinator may have ended the run itself; then it does not listen any more.
-            let _ = self.state.channel.send(&FromRank::Failed(error.clone()));
+            let _ = self.state.channel.send(&RankMessage::Failed(error.clone()));
         }
         let is_foreign = error.is_consequence() && error.reporter() != Some(self.state.rank);
         match is_foreign.then(|| self.await_verdict(EXPLAINING)).flatten() {
@@ -174,13 +177,13 @@ impl Link {
         }
     }
 
-    fn listener(&self) -> MutexGuard<'_, Listener> {
+    fn lock_listener(&self) -> MutexGuard<'_, LinkListener> {
         self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next message, if it comes within a tick: from the thread that listens, or else from the socket.
-    fn next_message(&self) -> Option<Received> {
-        if let Some(messages) = &self.listener().messages {
+    fn next_message(&self) -> Option<ReceivedMessage> {
+        if let Some(messages) = &self.lock_listener().messages {
             return match messages.recv_timeout(TICK) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Disconnected) => Some(Ok(None)),
@@ -188,7 +191,7 @@ impl Link {
             };
         }
         let channel = &self.state.channel;
-        match channel.readable(Some(Instant::now() + TICK)) {
+        match channel.wait_readable(Some(Instant::now() + TICK)) {
             Ok(true) => Some(channel.receive(Some(Instant::now()))),
             Ok(false) => None,
             Err(error) => Some(Err(error)),
@@ -197,7 +200,7 @@ impl Link {
 
     /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for that long, or the
     /// coordinator shows no heartbeat.
-    fn await_verdict(&self, patience: Duration) -> Option<Verdict> {
+    fn await_verdict(&self, timeout: Duration) -> Option<RunVerdict> {
         let control = &self.state.control;
         let beats = || (0..control.ranks()).map(|r| control.progress(r).beats).collect::<Vec<_>>();
         let (mut clock, mut observer) = (ActiveClock::start(), Observer::new(control));
@@ -207,54 +210,59 @@ impl Link {
                 return Some(self.state.verdict_of(message));
             }
             let (now, found) = (clock.now(), beats());
-            observer.sample(now);
-            let silence = observer.silence_of_coordinator(now);
+            observer.sample_heartbeats(now);
+            let silence = observer.coordinator_silence(now);
             if silence.is_some_and(|silence| silence >= self.state.limit.max(SHORTEST_SILENCE)) {
                 return None;
             }
             if found != last {
                 (last, since) = (found, now);
             }
-            if now.saturating_sub(since) > patience {
+            if now.saturating_sub(since) > timeout {
                 return None;
             }
         }
     }
 
-    fn coordinator_stuck(&self) -> RunError {
-        let LinkState { control, rank, by, limit, .. } = &*self.state;
-        let error = by.stuck(*rank, "as coordinator after the last step", *limit);
+    fn coordinator_stuck_error(&self) -> RunError {
+        let CoordinatorLinkState { control, rank, by, limit, .. } = &*self.state;
+        let error = by.stuck_error(*rank, "as coordinator after the last step", *limit);
         control.abort(*rank, &error);
         error
     }
 }
 
-impl Drop for Link {
+impl Drop for CoordinatorLink {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::Relaxed);
         // The listener wakes up; what was sent before arrives.
         self.state.channel.close();
-        if let Some(thread) = self.listener().thread.take() {
+        if let Some(thread) = self.lock_listener().thread.take() {
             // A thread that panicked has nothing more to say.
             let _ = thread.join();
         }
     }
 }
 
-impl LinkState {
+impl CoordinatorLinkState {
     /// Reads messages and shows heartbeats, until the verdict; ends the run if that is bad or cannot come any more.
-    fn listen(&self, messages: &mpsc::Sender<Received>) {
+    fn listen_for_messages(&self, messages: &mpsc::Sender<ReceivedMessage>) {
         while !self.ended.load(Ordering::Relaxed) {
             self.control.publish_heartbeat(self.rank);
-            let message = match self.channel.readable(Some(Instant::now() + TICK)) {
-                Ok(true) => self.channel.receive::<ToRank>(Some(Instant::now())),
+            let message = match self.channel.wait_readable(Some(Instant::now() + TICK)) {
+                Ok(true) => self.channel.receive::<CoordinatorMessage>(Some(Instant::now())),
                 Ok(false) => continue,
                 Err(error) => Err(error),
             };
             if self.ended.load(Ordering::Relaxed) {
                 return;
             }
-            let goes_on = matches!(message, Ok(Some(ToRank::Digest | ToRank::Proceed | ToRank::Start)));
+            let goes_on = matches!(
+                message,
+                Ok(Some(
+                    CoordinatorMessage::Digest | CoordinatorMessage::Proceed | CoordinatorMessage::Start
+                ))
+            );
             if !goes_on && let Err(error) = self.verdict_of(message.clone()) {
                 self.control.abort(self.rank, &error);
             }
@@ -266,18 +274,18 @@ impl LinkState {
         }
     }
 
-    fn verdict_of(&self, message: Received) -> Verdict {
+    fn verdict_of(&self, message: ReceivedMessage) -> RunVerdict {
         match message? {
-            Some(ToRank::Verdict(None)) => Ok(()),
-            Some(ToRank::Verdict(Some(error))) => Err(error),
-            None => Err(self.coordinator_gone()),
-            other => Err(unexpected("a verdict", &other)),
+            Some(CoordinatorMessage::Verdict(None)) => Ok(()),
+            Some(CoordinatorMessage::Verdict(Some(error))) => Err(error),
+            None => Err(self.coordinator_gone_error()),
+            other => Err(unexpected_message("a verdict", &other)),
         }
     }
 
     /// The end of the process that coordinates the run, before it said how that ended. If the run had ended before, that is
     /// the reason.
-    fn coordinator_gone(&self) -> RunError {
+    fn coordinator_gone_error(&self) -> RunError {
         let known = self.control.abort_reason();
         if let Some(reason) = known.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
             return reason;
@@ -286,15 +294,15 @@ impl LinkState {
             return RunError::Aborted { rank: self.rank, reason: "the launcher of the ranks is gone".into() };
         }
         // A process that has closed its session may end.
-        if let Some(runs) = self.control.closed(0) {
-            return RunError::closed(0, runs).reported_by(self.rank);
+        if let Some(runs) = self.control.runs_before_close(0) {
+            return RunError::session_closed(0, runs).reported_by(self.rank);
         }
         let how = "its process is gone, and with it what coordinated the run";
-        death(&self.locate_step, &self.control, 0, Some(how.into())).reported_by(self.rank)
+        death_error(&self.locate_step, &self.control, 0, Some(how.into())).reported_by(self.rank)
     }
 }
 
-fn expect_task(expected: Task, found: Task) -> Result<()> {
+fn expect_task(expected: JoinTask, found: JoinTask) -> Result<()> {
     match found == expected {
         true => Ok(()),
         false => {

@@ -23,24 +23,24 @@ impl fmt::Debug for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Membership { rank, ranks, run: _ } = self;
         let mut out = f.debug_struct("Membership");
-        out.field("rank", rank).field("ranks", ranks).field("run", &self.shown_run()).finish()
+        out.field("rank", rank).field("ranks", ranks).field("run", &self.public_run_name()).finish()
     }
 }
 
 impl Membership {
     /// What messages call the run, without a secret.
-    pub(crate) fn shown_run(&self) -> &str {
+    pub(crate) fn public_run_name(&self) -> &str {
         if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
     }
 
     pub(crate) fn address(&self) -> Result<UnixAddr> {
-        let name = format!("symmc-{}-{:016x}", getuid(), fnv(self.run.as_bytes()));
+        let name = format!("symmc-{}-{:016x}", getuid(), fnv_hash(self.run.as_bytes()));
         UnixAddr::new_abstract(name.as_bytes())
-            .map_err(|e| RunError::of_call("naming the rendezvous point", "bind", e))
+            .map_err(|e| RunError::from_system_call("naming the rendezvous point", "bind", e))
     }
 }
 
 /// FNV-1a (Fowler, Noll, Vo), 64 bits.
-fn fnv(bytes: &[u8]) -> u64 {
+fn fnv_hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }

@@ -25,14 +25,14 @@ use crate::error::{Result, RunError};
 const HUGE: usize = 2 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum SegmentAccess {
     Read,
     ReadWrite,
 }
 
 /// Mapped memory, shared or private. Unmapped when dropped.
 #[derive(Debug)]
-pub struct Segment {
+pub struct MemorySegment {
     address: NonNull<u8>,
     len: usize,
     mapped: usize,
@@ -41,15 +41,15 @@ pub struct Segment {
 
 // SAFETY: a segment owns its mapping and gives out raw pointers only; who dereferences them answers for
 // synchronisation.
-unsafe impl Send for Segment {}
+unsafe impl Send for MemorySegment {}
 // SAFETY: as above; no method of a shared reference touches the memory.
-unsafe impl Sync for Segment {}
+unsafe impl Sync for MemorySegment {}
 
-impl Segment {
+impl MemorySegment {
     /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` it is for is said in
     /// errors and in `/proc/<pid>/maps`.
-    pub fn create(what: &str, len: usize) -> Result<Segment> {
-        let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
+    pub fn create(what: &str, len: usize) -> Result<MemorySegment> {
+        let failed = |call| move |e: Errno| RunError::from_failed_allocation(what, len, call, e);
         let label = CString::new(format!("symmc {what}")).unwrap_or_default();
         let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
             .map_err(failed("memfd_create"))?;
@@ -57,12 +57,12 @@ impl Segment {
         ftruncate(&fd, size).map_err(failed("ftruncate"))?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(failed("fcntl"))?;
-        Segment::map(what, fd, len, Access::ReadWrite)
+        MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite)
     }
 
     /// Maps the shared segment behind `fd`, which must have sealed size and at least `len` bytes.
-    pub fn map(what: &str, fd: OwnedFd, len: usize, access: Access) -> Result<Segment> {
-        let failed = |call| move |e: Errno| RunError::of_memory(what, len, call, e);
+    pub fn map_shared(what: &str, fd: OwnedFd, len: usize, access: SegmentAccess) -> Result<MemorySegment> {
+        let failed = |call| move |e: Errno| RunError::from_failed_allocation(what, len, call, e);
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed("fcntl"))?;
         let size = usize::try_from(fstat(&fd).map_err(failed("fstat"))?.st_size).unwrap_or(0);
         if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || size < len.max(1) {
@@ -70,24 +70,24 @@ impl Segment {
             return Err(RunError::system("mapping shared memory", detail));
         }
         let protection = match access {
-            Access::Read => ProtFlags::PROT_READ,
-            Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            SegmentAccess::Read => ProtFlags::PROT_READ,
+            SegmentAccess::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
         let mapped = len.max(1);
         let address = map_aligned(fd.as_fd(), mapped, protection).map_err(failed("mmap"))?;
-        Ok(Segment { address, len, mapped, fd: Some(fd) })
+        Ok(MemorySegment { address, len, mapped, fd: Some(fd) })
     }
 
     /// Memory of `len` bytes of zeros that only this process reaches.
-    pub fn private(what: &str, len: usize) -> Result<Segment> {
+    pub fn create_private(what: &str, len: usize) -> Result<MemorySegment> {
         let mapped = len.max(1);
         let size = NonZeroUsize::new(mapped).unwrap_or(NonZeroUsize::MIN);
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice overlaps nothing.
         let address = unsafe { mmap_anonymous(None, size, protection, flags) };
-        let address = address.map_err(|e| RunError::of_memory(what, len, "mmap", e))?.cast();
-        let segment = Segment { address, len, mapped, fd: None };
+        let address = address.map_err(|e| RunError::from_failed_allocation(what, len, "mmap", e))?.cast();
+        let segment = MemorySegment { address, len, mapped, fd: None };
         if mapped >= HUGE {
             // SAFETY: the range is the mapping just made. Advice only; its failure changes nothing.
             let _ = unsafe { madvise(segment.address.cast(), mapped, MmapAdvise::MADV_HUGEPAGE) };
@@ -96,10 +96,10 @@ impl Segment {
     }
 
     /// Gives the pages of a shared segment back to the system, for all processes that map it. Its bytes are zero then.
-    pub fn forget(&self) -> Result<()> {
+    pub fn discard_pages(&self) -> Result<()> {
         // SAFETY: the range is this segment's mapping; who uses it answers for what it holds.
         let done = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_REMOVE) };
-        done.map_err(|e| RunError::of_call("giving shared memory back", "madvise", e))
+        done.map_err(|e| RunError::from_system_call("giving shared memory back", "madvise", e))
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
@@ -119,14 +119,14 @@ impl Segment {
     }
 
     /// The address of `len` bytes from an offset on. Fails if they do not lie within the segment.
-    pub fn locate(&self, offset: usize, len: usize) -> Result<*mut u8> {
+    pub fn checked_address(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
         fits.then(|| self.as_ptr().wrapping_add(offset)).ok_or_else(outside)
     }
 }
 
-impl Drop for Segment {
+impl Drop for MemorySegment {
     fn drop(&mut self) {
         // SAFETY: the range is this segment's own mapping, and nobody may use its addresses any more.
         let _ = unsafe { munmap(self.address.cast(), self.mapped) };
@@ -172,10 +172,10 @@ mod tests {
     #[test]
     fn a_segment_is_shared_zeroed_and_of_fixed_size() {
         for len in [0, 1, 5000, 3 << 20] {
-            let a = Segment::create("test", len).unwrap();
+            let a = MemorySegment::create("test", len).unwrap();
             let fd = a.fd().unwrap().try_clone_to_owned().unwrap();
             assert!(ftruncate(&fd, 1 << 30).is_err(), "the size is sealed");
-            let b = Segment::map("test", fd, len, Access::Read).unwrap();
+            let b = MemorySegment::map_shared("test", fd, len, SegmentAccess::Read).unwrap();
             if len > 0 {
                 // SAFETY: both mappings hold `len` bytes.
                 unsafe {
@@ -189,8 +189,8 @@ mod tests {
 
     #[test]
     fn a_segment_that_is_too_short_is_refused() {
-        let a = Segment::create("test", 100).unwrap();
+        let a = MemorySegment::create("test", 100).unwrap();
         let fd = a.fd().unwrap().try_clone_to_owned().unwrap();
-        assert!(Segment::map("test", fd, 101, Access::Read).is_err());
+        assert!(MemorySegment::map_shared("test", fd, 101, SegmentAccess::Read).is_err());
     }
 }

@@ -14,18 +14,18 @@ static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 static WATCH: Once = Once::new();
 
 #[inline]
-pub fn current() -> u32 {
+pub fn current_process() -> u32 {
     match NUMBER.load(Ordering::Relaxed) {
-        0 => ask(),
+        0 => query_process(),
         number => number,
     }
 }
 
 #[cold]
-fn ask() -> u32 {
+fn query_process() -> u32 {
     WATCH.call_once(|| {
         // SAFETY: the handler makes one atomic store, which is safe in a child after a fork.
-        let is_watched = unsafe { libc::pthread_atfork(None, None, Some(forget)) } == 0;
+        let is_watched = unsafe { libc::pthread_atfork(None, None, Some(forget_process)) } == 0;
         IS_WATCHED.store(is_watched, Ordering::Relaxed);
     });
     let number = std::process::id();
@@ -35,6 +35,6 @@ fn ask() -> u32 {
     number
 }
 
-unsafe extern "C" fn forget() {
+unsafe extern "C" fn forget_process() {
     NUMBER.store(0, Ordering::Relaxed);
 }

@@ -8,18 +8,18 @@ use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde::de::DeserializeOwned;
 
-use crate::channel::{Channel, FromRank, Identity, ToRank, Welcome};
-use crate::control::Control;
-use crate::coordinator::Subject;
-use crate::domain::Domain;
+use crate::channel::{Channel, CoordinatorMessage, RankIdentity, RankMessage, WelcomeMessage};
+use crate::control::ControlSegment;
+use crate::coordinator::PlanSubject;
+use crate::domain::SharedRunMemory;
 use crate::error::{Result, RunError};
-use crate::joined::JoinedRank;
-use crate::joining::{Notice, Task};
-use crate::link::{Link, LinkConfig};
-use crate::memory::{Access, Segment};
-use crate::opening::{CoordinatedBy, Opening, unexpected};
+use crate::join_terms::JoinTerm;
+use crate::joined_rank::JoinedRank;
+use crate::joining::{CoordinatorNotice, JoinTask};
+use crate::link::{CoordinatorLink, CoordinatorLinkConfig};
+use crate::memory::{MemorySegment, SegmentAccess};
+use crate::opening::{CoordinatedBy, OpeningRank, unexpected_message};
 use crate::steps::LocateStep;
-use crate::terms::Term;
 use crate::trace::enter_rank_span;
 
 const WELCOME: Duration = Duration::from_secs(30);
@@ -28,9 +28,9 @@ const WELCOME: Duration = Duration::from_secs(30);
 pub struct LaunchedRank {
     /// `None` once the rank has joined.
     channel: Option<Channel>,
-    welcome: Welcome,
+    welcome: WelcomeMessage,
     /// `None` once the rank has joined.
-    domain: Option<Domain>,
+    domain: Option<SharedRunMemory>,
     /// The segments of the task, the first with its text. `None` once they were mapped.
     segments: Vec<Option<OwnedFd>>,
     files: Vec<OwnedFd>,
@@ -40,8 +40,8 @@ pub struct LaunchedRank {
 /// are not errors here. Fails if `fd` is no control socket, or the launcher cannot be understood.
 pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) -> Result<()> {
     let channel = Channel::new(control_socket(fd)?, 0);
-    let (welcome, fds) =
-        receive_welcome(&channel, Instant::now() + WELCOME)?.ok_or_else(|| unexpected("a welcome", &None))?;
+    let (welcome, fds) = receive_welcome(&channel, Instant::now() + WELCOME)?
+        .ok_or_else(|| unexpected_message("a welcome", &None))?;
     let _span = enter_rank_span(welcome.rank);
     tracing::debug!(target: "symmc::join", ranks = welcome.ranks, "started by a launcher");
     let mut fds = fds.into_iter();
@@ -54,7 +54,7 @@ pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) 
         work(&mut rank)
     });
     match (worked, &rank.channel) {
-        (Err(error), Some(channel)) => channel.send(&FromRank::Failed(error)),
+        (Err(error), Some(channel)) => channel.send(&RankMessage::Failed(error)),
         // Failures of a rank that joined were reported by its link.
         _ => Ok(()),
     }
@@ -73,7 +73,7 @@ fn control_socket(fd: RawFd) -> Result<OwnedFd> {
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     getsockopt(&socket, sockopt::SockType).map_err(|e| match e {
         Errno::ENOTSOCK | Errno::EBADF => invalid(&e),
-        other => RunError::of_call("looking at the control socket", "getsockopt", other),
+        other => RunError::from_system_call("looking at the control socket", "getsockopt", other),
     })?;
     Ok(socket)
 }
@@ -88,19 +88,19 @@ impl LaunchedRank {
     }
 
     /// What the launcher wants this rank to do. Fails if it is something that this program does not know.
-    pub fn task<T: DeserializeOwned>(&mut self) -> Result<T> {
-        let segment = self.segment(0, "the task of a rank", Access::Read)?;
+    pub fn receive_task<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let segment = self.map_segment(0, "the task of a rank", SegmentAccess::Read)?;
         // SAFETY: the launcher wrote the task before it sent the segment, and never writes it again.
         let text = unsafe { std::slice::from_raw_parts(segment.as_ptr(), segment.len()) };
         serde_json::from_slice(text).map_err(|e| RunError::system("reading the task of a rank", e))
     }
 
     /// Maps a segment of the task, once. Fails if it was not sent, or cannot be mapped.
-    pub fn segment(&mut self, index: usize, what: &str, access: Access) -> Result<Segment> {
+    pub fn map_segment(&mut self, index: usize, what: &str, access: SegmentAccess) -> Result<MemorySegment> {
         let fd = self.segments.get_mut(index).and_then(Option::take);
         let sent = fd.zip(self.welcome.task.get(index).copied());
         let (fd, len) = sent.ok_or_else(|| RunError::system(format!("mapping {what}"), "it was not sent"))?;
-        Segment::map(what, fd, len, access)
+        MemorySegment::map_shared(what, fd, len, access)
     }
 
     /// Takes the files that the task names.
@@ -109,45 +109,60 @@ impl LaunchedRank {
     }
 
     /// Joins the other ranks; returns when all of them run the same under the same terms.
-    pub fn join(&mut self, subject: Subject, terms: &[Term], locate_step: LocateStep) -> Result<JoinedRank> {
+    pub fn join(
+        &mut self,
+        subject: PlanSubject,
+        terms: &[JoinTerm],
+        locate_step: LocateStep,
+    ) -> Result<JoinedRank> {
         let joined = || RunError::system("joining the other ranks", "this rank has joined them already");
-        let Welcome { rank, limit, .. } = self.welcome;
-        let identity = Identity::new(subject, terms)?;
+        let WelcomeMessage { rank, limit, .. } = self.welcome;
+        let identity = RankIdentity::new(subject, terms)?;
         let domain = self.domain.take().ok_or_else(joined)?;
-        let opening = Opening::new(rank, CoordinatedBy::Launcher, limit, Duration::ZERO);
-        opening.expect_task(Notice::Welcome, Task::Greet)?;
+        let opening = OpeningRank::new(rank, CoordinatedBy::Launcher, limit, Duration::ZERO);
+        opening.expect_task(CoordinatorNotice::Welcome, JoinTask::Greet)?;
         let control = domain.control.clone();
-        let config = LinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
-        let link = Link::new(self.channel.take().ok_or_else(joined)?, config, opening);
-        match link.agree(identity, terms) {
+        let config = CoordinatorLinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
+        let link = CoordinatorLink::new(self.channel.take().ok_or_else(joined)?, config, opening);
+        match link.agree_on_identity(identity, terms) {
             Ok(()) => Ok(JoinedRank::new(link, rank, domain)),
-            Err(error) => Err(link.report(error)),
+            Err(error) => Err(link.report_failure(error)),
         }
     }
 }
 
 /// The first message, and the descriptors of the shared memory; `None` when the other end is gone.
-pub(crate) fn receive_welcome(channel: &Channel, until: Instant) -> Result<Option<(Welcome, Vec<OwnedFd>)>> {
+pub(crate) fn receive_welcome(
+    channel: &Channel,
+    until: Instant,
+) -> Result<Option<(WelcomeMessage, Vec<OwnedFd>)>> {
     match channel.receive(Some(until))? {
-        Some(ToRank::Welcome(welcome)) => {
+        Some(CoordinatorMessage::Welcome(welcome)) => {
             let count = 2 + welcome.ranks as usize + welcome.task.len() + welcome.files;
             let fds = channel.receive_fds(count, until)?;
             Ok(Some((welcome, fds)))
         }
-        Some(ToRank::Verdict(Some(error))) => Err(error),
+        Some(CoordinatorMessage::Verdict(Some(error))) => Err(error),
         None => Ok(None),
-        other => Err(unexpected("a welcome", &other)),
+        other => Err(unexpected_message("a welcome", &other)),
     }
 }
 
-pub(crate) fn map_domain(welcome: &Welcome, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Domain> {
-    let Welcome { ranks, groups, arena, .. } = *welcome;
+pub(crate) fn map_domain(
+    welcome: &WelcomeMessage,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<SharedRunMemory> {
+    let WelcomeMessage { ranks, groups, arena, .. } = *welcome;
     let mut map = |what, len| {
         let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
-        Segment::map(what, fd, len, Access::ReadWrite).map(Arc::new)
+        MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite).map(Arc::new)
     };
-    let control = Control::new(map("the control segment", Control::size(ranks, groups))?, ranks, groups)?;
-    let staging = map("the staging memory", Domain::staging_size(ranks, groups))?;
+    let control = ControlSegment::new(
+        map("the control segment", ControlSegment::segment_bytes(ranks, groups))?,
+        ranks,
+        groups,
+    )?;
+    let staging = map("the staging memory", SharedRunMemory::staging_size(ranks, groups))?;
     let arenas = (0..ranks).map(|_| map("the symmetric arena", arena)).collect::<Result<_, _>>()?;
-    Ok(Domain { arenas, control, staging })
+    Ok(SharedRunMemory { arenas, control, staging })
 }

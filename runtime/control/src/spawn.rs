@@ -60,7 +60,7 @@ const CHILD_CALLS: [&str; 5] = ["prctl", "getppid", "dup2", "fcntl", "execve"];
 type ChildReport = u64;
 
 /// What the child needs between fork and exec, where nothing may be allocated.
-struct Exec {
+struct PreparedExec {
     program: CString,
     /// Pointers into `_arguments`, and NULL.
     pointers: Vec<*const libc::c_char>,
@@ -75,7 +75,7 @@ impl RankProcess {
     /// Forks a child that runs the command, with the number of `inherited`, which stays open in it, as one more argument. It
     /// reads from and writes to `null`, except for errors, and dies with this thread. Fails if the system gives no
     /// process, descriptor or memory. Whether the program exists is not known yet.
-    pub fn start(
+    pub fn spawn(
         command: &RankCommand,
         inherited: &OwnedFd,
         null: &File,
@@ -89,19 +89,26 @@ impl RankProcess {
         let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
         let (inherited, launcher) = (inherited.as_raw_fd(), std::process::id() as libc::pid_t);
         let (null, begun_fd) = (null.as_raw_fd(), theirs.as_raw_fd());
-        let exec =
-            Exec { program, pointers, _arguments: arguments, null, inherited, begun: begun_fd, launcher };
+        let exec = PreparedExec {
+            program,
+            pointers,
+            _arguments: arguments,
+            null,
+            inherited,
+            begun: begun_fd,
+            launcher,
+        };
         // SAFETY: the child makes only system calls that are safe between fork and exec, and never returns.
         match unsafe { libc::fork() } {
             -1 => Err(CallFailure::new("clone", io::Error::last_os_error())),
             // SAFETY: this is the child, right after the fork.
-            0 => unsafe { exec.run() },
+            0 => unsafe { exec.exec() },
             pid => Ok(RankProcess { pid, status: None, is_stopped: false, begun }),
         }
     }
 
     /// Waits until the child has begun its program; `Ok(false)` if it has not within `limit`.
-    pub fn await_begin(&self, limit: Duration) -> Result<bool, CallFailure> {
+    pub fn await_exec(&self, limit: Duration) -> Result<bool, CallFailure> {
         let mut clock = ActiveClock::start();
         while clock.now() < limit {
             let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(&self.begun), PollFlags::POLLIN)];
@@ -111,7 +118,7 @@ impl RankProcess {
             };
             let mut report = [0; size_of::<ChildReport>()];
             return match read(&self.begun, &mut report) {
-                Ok(n) if n == report.len() => Err(failure_of_child(ChildReport::from_ne_bytes(report))),
+                Ok(n) if n == report.len() => Err(child_failure(ChildReport::from_ne_bytes(report))),
                 Ok(_) => Ok(true),
                 Err(e) => Err(CallFailure::new("read", e)),
             };
@@ -119,13 +126,13 @@ impl RankProcess {
         Ok(false)
     }
 
-    pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.look();
+    pub fn poll_exit(&mut self) -> Option<ExitStatus> {
+        self.poll_state();
         self.status
     }
 
     pub fn is_stopped(&mut self) -> bool {
-        self.look();
+        self.poll_state();
         self.status.is_none() && self.is_stopped
     }
 
@@ -138,7 +145,7 @@ impl RankProcess {
     }
 
     /// Takes the changes of its state that the system holds.
-    fn look(&mut self) {
+    fn poll_state(&mut self) {
         while self.status.is_none() {
             let mut status = 0;
             let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
@@ -155,17 +162,17 @@ impl RankProcess {
     }
 }
 
-fn failure_of_child(report: ChildReport) -> CallFailure {
+fn child_failure(report: ChildReport) -> CallFailure {
     let call = CHILD_CALLS.get((report >> 32) as usize).copied().unwrap_or("execve");
     CallFailure::new(call, io::Error::from_raw_os_error(report as u32 as i32))
 }
 
-impl Exec {
+impl PreparedExec {
     /// Becomes the program of a rank.
     ///
     /// # Safety
     /// Called once, in a child right after a fork.
-    unsafe fn run(&self) -> ! {
+    unsafe fn exec(&self) -> ! {
         // SAFETY: all calls are safe in a child after a fork; pointers point into `self`, and the signal set to the stack.
         unsafe {
             let mut none: libc::sigset_t = std::mem::zeroed();
@@ -213,19 +220,19 @@ mod tests {
         let command = RankCommand { program: PathBuf::from(program), args: Vec::new() };
         let null = File::options().read(true).write(true).open("/dev/null").expect("it is there");
         let inherited: OwnedFd = null.try_clone().expect("a descriptor").into();
-        RankProcess::start(&command, &inherited, &null).expect("a process")
+        RankProcess::spawn(&command, &inherited, &null).expect("a process")
     }
 
     #[test]
     fn a_child_begins_its_program_or_says_why_not_or_is_given_up() {
         let wait = Duration::from_secs(60);
         let mut child = start("true");
-        assert!(child.await_begin(wait).expect("the program is there"));
-        while child.ended().is_none() {
+        assert!(child.await_exec(wait).expect("the program is there"));
+        while child.poll_exit().is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(child.ended().and_then(|status| status.code()), Some(0));
-        let missing = start("/nonexistent").await_begin(wait);
+        assert_eq!(child.poll_exit().and_then(|status| status.code()), Some(0));
+        let missing = start("/nonexistent").await_exec(wait);
         let missing = missing.map_err(|failure| (failure.call, failure.error.kind()));
         assert_eq!(missing, Err(("execve", io::ErrorKind::NotFound)));
 
@@ -234,12 +241,12 @@ mod tests {
         STOPS.store(true, Ordering::SeqCst);
         let mut stopped = start("true");
         STOPS.store(false, Ordering::SeqCst);
-        assert!(!stopped.await_begin(Duration::from_millis(200)).expect("no error"));
-        assert!(stopped.is_stopped() && stopped.ended().is_none());
+        assert!(!stopped.await_exec(Duration::from_millis(200)).expect("no error"));
+        assert!(stopped.is_stopped() && stopped.poll_exit().is_none());
         stopped.kill();
-        while stopped.ended().is_none() {
+        while stopped.poll_exit().is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(stopped.ended().and_then(|status| status.signal()), Some(libc::SIGKILL));
+        assert_eq!(stopped.poll_exit().and_then(|status| status.signal()), Some(libc::SIGKILL));
     }
 }

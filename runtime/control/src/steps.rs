@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::control::Progress;
+use crate::control::RankProgress;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepName {
@@ -19,15 +19,15 @@ pub struct StepName {
 #[derive(Clone, Default)]
 pub struct LocateStep(Option<Arc<Locate>>);
 
-type Locate = dyn Fn(&Progress) -> Option<StepName> + Send + Sync;
+type Locate = dyn Fn(&RankProgress) -> Option<StepName> + Send + Sync;
 
 impl LocateStep {
-    pub fn new(locate: impl Fn(&Progress) -> Option<StepName> + Send + Sync + 'static) -> LocateStep {
+    pub fn new(locate: impl Fn(&RankProgress) -> Option<StepName> + Send + Sync + 'static) -> LocateStep {
         LocateStep(Some(Arc::new(locate)))
     }
 
     /// The step that a rank had begun; `None` outside of a run.
-    pub fn name(&self, progress: &Progress) -> Option<StepName> {
+    pub fn name(&self, progress: &RankProgress) -> Option<StepName> {
         self.0.as_ref()?(progress)
     }
 }

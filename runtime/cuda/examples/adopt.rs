@@ -11,12 +11,12 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use nccl_sys::{Config, Nccl, UniqueId};
+use nccl_sys::{Nccl, NcclConfig, UniqueId};
 use symmc_check::CheckedPlan;
 use symmc_control::Group;
 use symmc_cuda::device::driver::{Device, Stream};
-use symmc_cuda::{CudaSession, Gpu};
-use symmc_ir::{Bindings, text};
+use symmc_cuda::{CudaSession, GpuConfig};
+use symmc_ir::{SymbolBindings, text};
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::{DeviceSession, Port};
@@ -91,19 +91,19 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
     let device = Device::open(group.rank())?;
     let stream = Stream::new(&device)?;
     let nccl = Nccl::load()?;
-    let communicator = nccl.comm_init_rank(group.ranks(), id, group.rank(), &Config::default())?;
+    let communicator = nccl.comm_init_rank(group.ranks(), id, group.rank(), &NcclConfig::default())?;
     // SAFETY: stream and communicator were made above for this GPU, by the library that the session uses, and outlive the
     // session; only this thread uses them.
     let gpu = unsafe {
-        Gpu::new(group.rank())
+        GpuConfig::new(group.rank())
             .with_stream(stream.handle().cast())
             .with_communicator(communicator.0, (0..group.ranks()).collect())
     };
     let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
     let mut session = CudaSession::open(plan, group, &gpu, &config)?;
-    session.set(&Bindings::new())?;
+    session.set_sizes(&SymbolBindings::new())?;
     let input: Vec<u8> = numbers(group.rank()).iter().flat_map(|x| x.to_ne_bytes()).collect();
-    session.write(0, &input)?;
+    session.write_input(0, &input)?;
     // A run among other work of the engine, then a graph of the engine that holds runs.
     session.enqueue(None)?;
     session.wait(LIMIT)?;
@@ -120,12 +120,12 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
     stream.synchronize()?;
     session.poll()?;
     let mut output = vec![0; input.len()];
-    session.read(Port::Output(0), &mut output)?;
+    session.read_port(Port::Output(0), &mut output)?;
     drop(graph);
     Box::new(session).close()?;
     // What was lent is as it was: the engine ends it.
     // SAFETY: the communicator exists, and nothing runs on it.
     let code = unsafe { (nccl.functions().comm_destroy)(communicator) };
-    nccl.check("ncclCommDestroy", code)?;
+    nccl.check_code("ncclCommDestroy", code)?;
     Ok(output.chunks_exact(4).map(|x| f32::from_ne_bytes([x[0], x[1], x[2], x[3]])).collect())
 }

@@ -1,16 +1,16 @@
 //! How jobs and measurements run on GPUs: which GPU is whose, and what they choose there.
 
 use serde::{Deserialize, Serialize};
-use symmc_plan::ReadPlan;
+use symmc_plan::ParsedPlan;
 use symmc_runtime::RunError;
 use symmc_runtime::job::SessionRequest;
 
-use crate::codegen::compute::search::Products;
-use crate::codegen::refusal::accept;
+use crate::codegen::compute::gemm_search::AlgorithmSelection;
+use crate::codegen::unsupported::check_supported;
 use crate::device::arena::ArenaSource;
 use crate::device::driver;
 use crate::error::{CudaError, Result};
-use crate::session::{CudaSession, Gpu, Progress};
+use crate::session::{CudaSession, GpuConfig, ProgressReporting};
 
 /// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub struct CudaConfig {
     /// Who allocates the symmetric arena.
     pub arena: ArenaSource,
     /// How algorithms of matrix products are chosen.
-    pub products: Products,
+    pub products: AlgorithmSelection,
 }
 
 impl CudaConfig {
@@ -37,26 +37,33 @@ impl CudaConfig {
     }
 
     /// Sets how algorithms of matrix products are chosen.
-    pub fn with_products(self, products: Products) -> CudaConfig {
+    pub fn with_products(self, products: AlgorithmSelection) -> CudaConfig {
         CudaConfig { products, ..self }
     }
 
     /// Whether GPUs run all steps of a plan. Asked when the plan is made for GPUs, on a machine that may have none; what passes
     /// here is refused by no rank. Fails with the first step that they do not run, and why ([`RunError::CannotRun`]).
-    pub fn accept(&self, plan: &ReadPlan) -> Result<(), RunError> {
-        accept(plan, &self.gpus)
+    pub fn accept(&self, plan: &ParsedPlan) -> Result<(), RunError> {
+        check_supported(plan, &self.gpus)
     }
 
     /// Opens the session of a job on its rank. Peers are shown which of NCCL's collectives the rank is in, where `progress` says so.
-    pub fn open(&self, request: &SessionRequest<'_>, progress: Progress) -> Result<CudaSession, RunError> {
+    pub fn open(
+        &self,
+        request: &SessionRequest<'_>,
+        progress: ProgressReporting,
+    ) -> Result<CudaSession, RunError> {
         let comm = request.rank.comm();
-        let ordinal = Some(self.gpu(comm.rank(), comm.ranks())?);
+        let ordinal = Some(self.gpu_of_rank(comm.rank(), comm.ranks())?);
         let CudaConfig { arena, products, .. } = *self;
-        CudaSession::open_joined(request, &Gpu { ordinal, arena, products, progress, ..Gpu::default() })
+        CudaSession::open_joined(
+            request,
+            &GpuConfig { ordinal, arena, products, progress, ..GpuConfig::default() },
+        )
     }
 
-    pub(crate) fn gpu(&self, rank: u32, ranks: u32) -> Result<u32> {
-        let found = driver::count()?;
+    pub(crate) fn gpu_of_rank(&self, rank: u32, ranks: u32) -> Result<u32> {
+        let found = driver::count_gpus()?;
         let gpu = match self.gpus.get(rank as usize) {
             Some(&gpu) => gpu,
             None if self.gpus.is_empty() => rank,

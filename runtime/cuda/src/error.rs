@@ -52,8 +52,8 @@ impl From<CudaError> for RunError {
     }
 }
 
-impl From<nccl_sys::Error> for CudaError {
-    fn from(error: nccl_sys::Error) -> CudaError {
+impl From<nccl_sys::NcclError> for CudaError {
+    fn from(error: nccl_sys::NcclError) -> CudaError {
         CudaError::Library { call: error.call.into(), detail: error.to_string() }
     }
 }
@@ -68,7 +68,10 @@ pub(crate) fn trust_loader_path(prefix: &str) -> Result<()> {
 }
 
 /// The result of a driver call, with what was attempted.
-pub(crate) fn checked<T>(what: impl FnOnce() -> String, result: Result<T, result::DriverError>) -> Result<T> {
+pub(crate) fn check_driver_result<T>(
+    what: impl FnOnce() -> String,
+    result: Result<T, result::DriverError>,
+) -> Result<T> {
     result.map_err(|error| {
         let text = |t: Result<&std::ffi::CStr, _>| {
             t.map_or_else(|_: result::DriverError| "unknown".into(), |t| t.to_string_lossy().into_owned())

@@ -1,42 +1,42 @@
 //! What ranks tell each other before they share memory, and while they choose together.
 
 use symmc_runtime::RunError;
-use symmc_runtime::host::Comm;
+use symmc_runtime::host::HostCommunicator;
 
 use crate::error::Result;
 
 /// How ranks tell each other small things before they share memory. All ranks call in the same order.
-pub trait Exchange {
+pub trait RankExchange {
     fn rank(&self) -> u32;
     fn ranks(&self) -> u32;
     /// Every rank's bytes, by rank. All ranks give equally many.
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError>;
     /// Whether the run goes on. Asked while this rank waits for peers in other ways than through this value.
-    fn alive(&self) -> Result<(), RunError> {
+    fn expect_running(&self) -> Result<(), RunError> {
         Ok(())
     }
 }
 
-impl Exchange for Comm {
+impl RankExchange for HostCommunicator {
     fn rank(&self) -> u32 {
-        Comm::rank(self)
+        HostCommunicator::rank(self)
     }
 
     fn ranks(&self) -> u32 {
-        Comm::ranks(self)
+        HostCommunicator::ranks(self)
     }
 
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError> {
-        self.exchange(mine)
+        self.exchange_bytes(mine)
     }
 
-    fn alive(&self) -> Result<(), RunError> {
+    fn expect_running(&self) -> Result<(), RunError> {
         self.control().abort_reason().map_or(Ok(()), Err)
     }
 }
 
 /// What rank 0 says, of what all ranks say.
-pub(crate) fn of_rank_0(exchange: &dyn Exchange, mine: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn value_of_rank_0(exchange: &dyn RankExchange, mine: &[u8]) -> Result<Vec<u8>> {
     let first = exchange.all_gather(mine)?.into_iter().next();
     Ok(first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?)
 }
@@ -48,20 +48,20 @@ pub(crate) mod tests {
     use super::*;
 
     /// Two threads as ranks.
-    pub struct Pair {
+    pub struct ThreadPair {
         said: Mutex<[Vec<u8>; 2]>,
         both: Barrier,
     }
 
-    impl Pair {
-        pub fn new() -> Pair {
-            Pair { said: Mutex::default(), both: Barrier::new(2) }
+    impl ThreadPair {
+        pub fn new() -> ThreadPair {
+            ThreadPair { said: Mutex::default(), both: Barrier::new(2) }
         }
     }
 
-    pub struct Rank<'a>(pub &'a Pair, pub usize);
+    pub struct ThreadRank<'a>(pub &'a ThreadPair, pub usize);
 
-    impl Exchange for Rank<'_> {
+    impl RankExchange for ThreadRank<'_> {
         fn rank(&self) -> u32 {
             self.1 as u32
         }

@@ -18,7 +18,7 @@ pub mod nccl;
 pub mod program;
 pub mod session;
 
-pub use codegen::compute::search::Products;
+pub use codegen::compute::gemm_search::AlgorithmSelection;
 pub use config::CudaConfig;
 pub use error::CudaError;
-pub use session::{CudaSession, Gpu, Progress};
+pub use session::{CudaSession, GpuConfig, ProgressReporting};

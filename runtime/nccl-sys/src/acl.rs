@@ -19,7 +19,7 @@ pub(crate) enum AclKind {
 }
 
 impl AclKind {
-    fn attribute(self) -> &'static CStr {
+    fn attribute_name(self) -> &'static CStr {
         match self {
             AclKind::Access => c"system.posix_acl_access",
             AclKind::Default => c"system.posix_acl_default",
@@ -29,7 +29,7 @@ impl AclKind {
 
 /// A party that a list gives write permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Writer {
+pub(crate) enum AclWriter {
     /// A user, by uid.
     User(u32),
     /// The group that the file belongs to.
@@ -52,12 +52,12 @@ const TAG_MASK: u16 = 0x10;
 const TAG_OTHERS: u16 = 0x20;
 
 /// The parties other than the owner that a list of a path lets write; `None` without a list.
-pub(crate) fn writers(path: &Path, kind: AclKind) -> io::Result<Option<Vec<Writer>>> {
-    read_attribute(path, kind.attribute())?.map(|list| parse(&list)).transpose()
+pub(crate) fn acl_writers(path: &Path, kind: AclKind) -> io::Result<Option<Vec<AclWriter>>> {
+    read_attribute(path, kind.attribute_name())?.map(|list| parse_writers(&list)).transpose()
 }
 
 /// The parties other than the owner that a list lets write.
-fn parse(list: &[u8]) -> io::Result<Vec<Writer>> {
+fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
     let unknown = || io::Error::new(io::ErrorKind::InvalidData, "an access control list of an unknown form");
     let (head, entries) = list.split_at_checked(HEAD).ok_or_else(unknown)?;
     if head != VERSION.to_le_bytes() || !entries.len().is_multiple_of(ENTRY) {
@@ -75,10 +75,10 @@ fn parse(list: &[u8]) -> io::Result<Vec<Writer>> {
     let writer = |&(tag, bits, id): &(u16, u16, u32)| {
         let (writes, is_limited) = (bits & WRITE != 0, bits & mask & WRITE != 0);
         match tag {
-            TAG_USER if is_limited => Some(Writer::User(id)),
-            TAG_OWNING_GROUP if is_limited => Some(Writer::OwningGroup),
-            TAG_GROUP if is_limited => Some(Writer::Group(id)),
-            TAG_OTHERS if writes => Some(Writer::Others),
+            TAG_USER if is_limited => Some(AclWriter::User(id)),
+            TAG_OWNING_GROUP if is_limited => Some(AclWriter::OwningGroup),
+            TAG_GROUP if is_limited => Some(AclWriter::Group(id)),
+            TAG_OTHERS if writes => Some(AclWriter::Others),
             _ => None,
         }
     };
@@ -143,7 +143,7 @@ pub(crate) mod testing {
     /// Gives a path a list; whether the file system has lists.
     pub fn set(path: &Path, kind: AclKind, list: &[u8]) -> bool {
         let path = CString::new(path.as_os_str().as_bytes()).expect("no zero");
-        let name = kind.attribute();
+        let name = kind.attribute_name();
         // SAFETY: both texts end with a zero, and the list is as long as is said.
         let set =
             unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), list.as_ptr().cast(), list.len(), 0) };
@@ -169,17 +169,21 @@ mod tests {
                 let mut expected = Vec::new();
                 if bits & 2 != 0 {
                     if limit.is_none_or(|limit| limit & 2 != 0) {
-                        expected.extend([Writer::User(7), Writer::OwningGroup, Writer::Group(9)]);
+                        expected.extend([AclWriter::User(7), AclWriter::OwningGroup, AclWriter::Group(9)]);
                     }
-                    expected.push(Writer::Others);
+                    expected.push(AclWriter::Others);
                 }
-                assert_eq!(parse(&list(&entries)).expect("it is a list"), expected, "{bits} {limit:?}");
+                assert_eq!(
+                    parse_writers(&list(&entries)).expect("it is a list"),
+                    expected,
+                    "{bits} {limit:?}"
+                );
             }
         }
         let whole = list(&[OWN, user(7, 7)]);
         for length in (0..whole.len()).filter(|length| !matches!(length, 4 | 12)) {
-            parse(&whole[..length]).expect_err("it is cut");
+            parse_writers(&whole[..length]).expect_err("it is cut");
         }
-        parse(&[&3u32.to_le_bytes()[..], &whole[4..]].concat()).expect_err("another version");
+        parse_writers(&[&3u32.to_le_bytes()[..], &whole[4..]].concat()).expect_err("another version");
     }
 }

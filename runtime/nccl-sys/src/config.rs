@@ -15,7 +15,7 @@ const UNSET: c_int = c_int::MIN;
 /// How a communicator is made. Everything is left to NCCL unless it is set.
 #[repr(C)]
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct NcclConfig {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -43,19 +43,19 @@ pub struct Config {
     pub nvls_ctas: c_int,
 }
 
-impl Config {
+impl NcclConfig {
     /// Marks a struct that was filled on purpose.
     const MAGIC: c_uint = 0xcafe_beef;
     /// The version whose fields the struct has: 2.27.0.
     const LAYOUT: c_uint = 22_700;
 }
 
-impl Default for Config {
-    fn default() -> Config {
-        Config {
-            size: size_of::<Config>(),
-            magic: Config::MAGIC,
-            version: Config::LAYOUT,
+impl Default for NcclConfig {
+    fn default() -> NcclConfig {
+        NcclConfig {
+            size: size_of::<NcclConfig>(),
+            magic: NcclConfig::MAGIC,
+            version: NcclConfig::LAYOUT,
             blocking: UNSET,
             cga_cluster_size: UNSET,
             min_ctas: UNSET,
@@ -83,27 +83,27 @@ mod tests {
     #[test]
     fn layout_is_that_of_the_header() {
         let fields = [
-            ("size", offset_of!(Config, size), 0),
-            ("magic", offset_of!(Config, magic), 8),
-            ("version", offset_of!(Config, version), 12),
-            ("blocking", offset_of!(Config, blocking), 16),
-            ("cgaClusterSize", offset_of!(Config, cga_cluster_size), 20),
-            ("minCTAs", offset_of!(Config, min_ctas), 24),
-            ("maxCTAs", offset_of!(Config, max_ctas), 28),
-            ("netName", offset_of!(Config, net_name), 32),
-            ("splitShare", offset_of!(Config, split_share), 40),
-            ("trafficClass", offset_of!(Config, traffic_class), 44),
-            ("commName", offset_of!(Config, comm_name), 48),
-            ("collnetEnable", offset_of!(Config, collnet_enable), 56),
-            ("CTAPolicy", offset_of!(Config, cta_policy), 60),
-            ("shrinkShare", offset_of!(Config, shrink_share), 64),
-            ("nvlsCTAs", offset_of!(Config, nvls_ctas), 68),
+            ("size", offset_of!(NcclConfig, size), 0),
+            ("magic", offset_of!(NcclConfig, magic), 8),
+            ("version", offset_of!(NcclConfig, version), 12),
+            ("blocking", offset_of!(NcclConfig, blocking), 16),
+            ("cgaClusterSize", offset_of!(NcclConfig, cga_cluster_size), 20),
+            ("minCTAs", offset_of!(NcclConfig, min_ctas), 24),
+            ("maxCTAs", offset_of!(NcclConfig, max_ctas), 28),
+            ("netName", offset_of!(NcclConfig, net_name), 32),
+            ("splitShare", offset_of!(NcclConfig, split_share), 40),
+            ("trafficClass", offset_of!(NcclConfig, traffic_class), 44),
+            ("commName", offset_of!(NcclConfig, comm_name), 48),
+            ("collnetEnable", offset_of!(NcclConfig, collnet_enable), 56),
+            ("CTAPolicy", offset_of!(NcclConfig, cta_policy), 60),
+            ("shrinkShare", offset_of!(NcclConfig, shrink_share), 64),
+            ("nvlsCTAs", offset_of!(NcclConfig, nvls_ctas), 68),
         ];
         for (name, ours, header) in fields {
             assert_eq!(ours, header, "{name}");
         }
-        assert_eq!(size_of::<Config>(), 72);
-        let config = Config::default();
+        assert_eq!(size_of::<NcclConfig>(), 72);
+        let config = NcclConfig::default();
         assert_eq!((config.size, config.magic, config.version), (72, 0xcafebeef, 22_700));
     }
 }

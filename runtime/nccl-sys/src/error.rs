@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::search::PATH_VARIABLE;
-use crate::trust::Untrusted;
+use crate::trust::UntrustedPath;
 use crate::types::{ResultCode, result_code};
 use crate::version::Version;
 
@@ -14,23 +14,23 @@ use crate::version::Version;
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 pub struct LoadError {
     /// What was tried, in order.
-    pub attempts: Vec<Attempt>,
+    pub attempts: Vec<LoadAttempt>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Attempt {
+pub struct LoadAttempt {
     /// A file, or a bare name that the system's loader looked up.
     pub path: PathBuf,
-    pub refusal: Refusal,
+    pub failure: LoadFailure,
 }
 
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
-pub enum Refusal {
+pub enum LoadFailure {
     #[error("no such file")]
     Absent,
     /// Another user could have put it there.
     #[error("not loaded: {}; {}", found, found.remedy())]
-    Untrusted { found: Untrusted },
+    Untrusted { found: UntrustedPath },
     /// The loader did not open it.
     #[error("{0}")]
     Loader(String),
@@ -44,13 +44,13 @@ pub enum Refusal {
     },
     /// It does not say which version it is.
     #[error(transparent)]
-    Call(#[from] Error),
+    Call(#[from] NcclError),
 }
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "no usable NCCL library ({} or newer); tried:", Version::OLDEST)?;
-        for Attempt { path, refusal } in &self.attempts {
+        for LoadAttempt { path, failure: refusal } in &self.attempts {
             writeln!(f, "  {}: {refusal}", path.display())?;
         }
         write!(
@@ -64,7 +64,7 @@ impl fmt::Display for LoadError {
 /// A function that the loaded library is too old to have.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("NCCL {found} has no {symbol}; expected {since} or newer")]
-pub struct Missing {
+pub struct MissingFunction {
     pub symbol: &'static str,
     /// The first version that has it.
     pub since: Version,
@@ -75,7 +75,7 @@ pub struct Missing {
 /// A call that NCCL answered with a failure.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("{call} failed with {}: {text}", code_name(*.code))]
-pub struct Error {
+pub struct NcclError {
     pub call: &'static str,
     pub code: ResultCode,
     /// What NCCL says about it: the meaning of the code, then its last message, if there is one. The message is

@@ -7,8 +7,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use libloading::os::unix::Library;
 
-use crate::config::Config;
-use crate::error::Refusal;
+use crate::config::NcclConfig;
+use crate::error::LoadFailure;
 use crate::types::{Comm, DataType, RedOp, ResultCode, Stream, UniqueId, Window};
 use crate::version::Version;
 
@@ -36,11 +36,11 @@ macro_rules! functions {
             /// # Safety
             /// The library is NCCL, stays open as long as the table is used, and its functions have the types
             /// declared here.
-            pub(crate) unsafe fn of(library: &Library) -> Result<Functions, Refusal> {
+            pub(crate) unsafe fn of(library: &Library) -> Result<Functions, LoadFailure> {
                 Ok(Functions {
                     $(
                         // SAFETY: the caller's promise.
-                        $field: *unsafe { library.get($symbol) }.map_err(|_| Refusal::NoSymbol($symbol))?,
+                        $field: *unsafe { library.get($symbol) }.map_err(|_| LoadFailure::NoSymbol($symbol))?,
                     )*
                     $(
                         // SAFETY: the caller's promise.
@@ -70,8 +70,8 @@ functions! {
         get_unique_id = "ncclGetUniqueId" (*mut UniqueId) -> ResultCode;
 
         comm_init_rank_config = "ncclCommInitRankConfig"
-            (*mut Comm, c_int, UniqueId, c_int, *mut Config) -> ResultCode;
-        comm_split = "ncclCommSplit" (Comm, c_int, c_int, *mut Comm, *mut Config) -> ResultCode;
+            (*mut Comm, c_int, UniqueId, c_int, *mut NcclConfig) -> ResultCode;
+        comm_split = "ncclCommSplit" (Comm, c_int, c_int, *mut Comm, *mut NcclConfig) -> ResultCode;
         comm_finalize = "ncclCommFinalize" (Comm) -> ResultCode;
         comm_destroy = "ncclCommDestroy" (Comm) -> ResultCode;
         comm_abort = "ncclCommAbort" (Comm) -> ResultCode;

@@ -24,11 +24,11 @@ pub mod trust;
 mod types;
 mod version;
 
-pub use config::Config;
-pub use error::{Attempt, Error, LoadError, Missing, Refusal};
+pub use config::NcclConfig;
+pub use error::{LoadAttempt, LoadError, LoadFailure, MissingFunction, NcclError};
 pub use functions::Functions;
 pub use library::Nccl;
-pub use search::{NCCL, PATH_VARIABLE, Search, Wanted};
+pub use search::{LibraryNames, LibrarySearch, NCCL, PATH_VARIABLE};
 pub use types::{
     Comm, DataType, RedOp, ResultCode, Stream, UniqueId, Window, cta_policy, data_type, red_op, result_code,
     window,

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::config::Config;
-use crate::error::{Attempt, Error, LoadError, Missing, Refusal};
+use crate::config::NcclConfig;
+use crate::error::{LoadAttempt, LoadError, LoadFailure, MissingFunction, NcclError};
 use crate::functions::{Functions, later};
-use crate::search::{NCCL, Search};
+use crate::search::{LibrarySearch, NCCL};
 use crate::trust;
 use crate::types::{Comm, ResultCode, Stream, UniqueId, Window, result_code};
 use crate::version::Version;
@@ -36,37 +36,37 @@ impl Nccl {
         if let Some(nccl) = *loaded {
             return Ok(nccl);
         }
-        let nccl: &'static Nccl = Box::leak(Box::new(Nccl::find(&Search::from_env(&NCCL))?));
+        let nccl: &'static Nccl = Box::leak(Box::new(Nccl::find_library(&LibrarySearch::from_env(&NCCL))?));
         Ok(*loaded.insert(nccl))
     }
 
     /// The first usable library of a search. Its symbols stay its own: another NCCL that the process loaded in
     /// the same way is neither used nor disturbed. (A bare name, though, is a library already loaded under that
     /// name, and symbols that the process made global come first for every library.)
-    pub fn find(search: &Search) -> Result<Nccl, LoadError> {
+    pub fn find_library(search: &LibrarySearch) -> Result<Nccl, LoadError> {
         let mut attempts = Vec::new();
         for path in search.candidates(&NCCL) {
-            match Nccl::open(&path) {
+            match Nccl::open_path(&path) {
                 Ok(nccl) => return Ok(nccl),
-                Err(refusal) => attempts.push(Attempt { path, refusal }),
+                Err(refusal) => attempts.push(LoadAttempt { path, failure: refusal }),
             }
         }
         Err(LoadError { attempts })
     }
 
-    fn open(path: &Path) -> Result<Nccl, Refusal> {
+    fn open_path(path: &Path) -> Result<Nccl, LoadFailure> {
         if path.is_absolute() && !path.exists() {
-            return Err(Refusal::Absent);
+            return Err(LoadFailure::Absent);
         }
-        trust::check_library(path, "libnccl.so").map_err(|found| Refusal::Untrusted { found })?;
+        trust::check_library(path, "libnccl.so").map_err(|found| LoadFailure::Untrusted { found })?;
         // SAFETY: the file is NCCL by its name or by the user's word, and NCCL's initialisers may run at any
         // time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         // NCCL keeps threads and exit handlers, so that a library that was opened is never closed.
-        let library = ManuallyDrop::new(library.map_err(|e| Refusal::Loader(loader_text(&e)))?);
-        let version = version_of(&library)?;
+        let library = ManuallyDrop::new(library.map_err(|e| LoadFailure::Loader(loader_text(&e)))?);
+        let version = query_version(&library)?;
         if version < Version::OLDEST {
-            return Err(Refusal::Old { found: version });
+            return Err(LoadFailure::Old { found: version });
         }
         // SAFETY: the library calls itself NCCL of an accepted version, and stays open.
         let functions = unsafe { Functions::of(&library) }?;
@@ -92,48 +92,53 @@ impl Nccl {
         &self,
     ) -> Result<
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> ResultCode,
-        Missing,
+        MissingFunction,
     > {
-        self.since(self.functions.all_to_all, later::all_to_all)
+        self.require_version(self.functions.all_to_all, later::all_to_all)
     }
 
     /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address. Fails
     /// if the library is older than 2.29.2.
     pub fn get_lsa_device_pointer(
         &self,
-    ) -> Result<unsafe extern "C" fn(Window, usize, c_int, *mut *mut c_void) -> ResultCode, Missing> {
-        self.since(self.functions.get_lsa_device_pointer, later::get_lsa_device_pointer)
+    ) -> Result<unsafe extern "C" fn(Window, usize, c_int, *mut *mut c_void) -> ResultCode, MissingFunction>
+    {
+        self.require_version(self.functions.get_lsa_device_pointer, later::get_lsa_device_pointer)
     }
 
-    fn since<F>(&self, function: Option<F>, (symbol, since): (&'static str, Version)) -> Result<F, Missing> {
-        function.ok_or(Missing { symbol, since, found: self.version })
+    fn require_version<F>(
+        &self,
+        function: Option<F>,
+        (symbol, since): (&'static str, Version),
+    ) -> Result<F, MissingFunction> {
+        function.ok_or(MissingFunction { symbol, since, found: self.version })
     }
 
     /// Turns the answer of `call` into a result. Only success is one: on a communicator that does not block, look
     /// for [`IN_PROGRESS`](result_code::IN_PROGRESS) first.
-    pub fn check(&self, call: &'static str, code: ResultCode) -> Result<(), Error> {
-        if code == result_code::SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
+    pub fn check_code(&self, call: &'static str, code: ResultCode) -> Result<(), NcclError> {
+        if code == result_code::SUCCESS { Ok(()) } else { Err(self.call_error(call, code)) }
     }
 
-    fn error(&self, call: &'static str, code: ResultCode) -> Error {
+    fn call_error(&self, call: &'static str, code: ResultCode) -> NcclError {
         // SAFETY: the function takes any code and answers a constant string.
-        let mut text = unsafe { text_at((self.functions.get_error_string)(code)) };
+        let mut text = unsafe { read_c_text((self.functions.get_error_string)(code)) };
         // SAFETY: the function takes no communicator as well as any, and answers a static buffer of `TEXT` bytes
         // that always ends with a zero.
-        let last = unsafe { text_at((self.functions.get_last_error)(Comm::NULL)) };
+        let last = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
         if !last.is_empty() {
             text = format!("{text}; last message: {last}");
         }
-        Error { call, code, text }
+        NcclError { call, code, text }
     }
 
     /// A new id, for one rank to make and all ranks to get. Fails if NCCL found no network interface, or its
     /// environment is broken.
-    pub fn unique_id(&self) -> Result<UniqueId, Error> {
+    pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
         // SAFETY: the function writes one id.
         let code = unsafe { (self.functions.get_unique_id)(&mut id) };
-        self.check("ncclGetUniqueId", code).map(|()| id)
+        self.check_code("ncclGetUniqueId", code).map(|()| id)
     }
 
     /// Joins `ranks` ranks that all hold `id`, with the current CUDA device, as `rank`. Waits for all of them
@@ -144,18 +149,18 @@ impl Nccl {
         ranks: u32,
         id: UniqueId,
         rank: u32,
-        config: &Config,
-    ) -> Result<Comm, Error> {
+        config: &NcclConfig,
+    ) -> Result<Comm, NcclError> {
         const CALL: &str = "ncclCommInitRankConfig";
         let (Ok(ranks), Ok(rank)) = (c_int::try_from(ranks), c_int::try_from(rank)) else {
             let text = format!("rank {rank} of {ranks}: expected numbers up to {}", c_int::MAX);
-            return Err(Error { call: CALL, code: result_code::INVALID_ARGUMENT, text });
+            return Err(NcclError { call: CALL, code: result_code::INVALID_ARGUMENT, text });
         };
         let (mut comm, mut config) = (Comm::NULL, config.clone());
         // SAFETY: the function writes one handle, and reads the config, whose size the config states, during
         // the call.
         let code = unsafe { (self.functions.comm_init_rank_config)(&mut comm, ranks, id, rank, &mut config) };
-        if code == result_code::IN_PROGRESS { Ok(comm) } else { self.check(CALL, code).map(|()| comm) }
+        if code == result_code::IN_PROGRESS { Ok(comm) } else { self.check_code(CALL, code).map(|()| comm) }
     }
 
     /// What a communicator that does not block is doing: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
@@ -163,34 +168,36 @@ impl Nccl {
     ///
     /// # Safety
     /// The communicator exists.
-    pub unsafe fn state(&self, comm: Comm) -> Result<ResultCode, Error> {
+    pub unsafe fn async_state(&self, comm: Comm) -> Result<ResultCode, NcclError> {
         let mut state = result_code::IN_PROGRESS;
         // SAFETY: the caller's promise; the function writes one code.
         let code = unsafe { (self.functions.comm_get_async_error)(comm, &mut state) };
-        self.check("ncclCommGetAsyncError", code).map(|()| state)
+        self.check_code("ncclCommGetAsyncError", code).map(|()| state)
     }
 
     /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are given back
     /// with `ncclMemFree`.
-    pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, Error> {
+    pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, NcclError> {
         let mut address = std::ptr::null_mut();
         // SAFETY: the function writes one address.
         let code = unsafe { (self.functions.mem_alloc)(&mut address, size) };
-        self.check("ncclMemAlloc", code).map(|()| address)
+        self.check_code("ncclMemAlloc", code).map(|()| address)
     }
 }
 
 /// Asks an opened library for its version, before anything else is looked up.
-fn version_of(library: &Library) -> Result<Version, Refusal> {
+fn query_version(library: &Library) -> Result<Version, LoadFailure> {
     const CALL: &str = "ncclGetVersion";
     // SAFETY: the function has had this type since NCCL 2.0.
     let function = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> ResultCode>(CALL) };
-    let function = function.map_err(|_| Refusal::NoSymbol(CALL))?;
+    let function = function.map_err(|_| LoadFailure::NoSymbol(CALL))?;
     let mut code = 0;
     // SAFETY: the function writes one integer.
     match unsafe { function(&mut code) } {
         result_code::SUCCESS => Ok(Version::from_code(code)),
-        code => Err(Error { call: CALL, code, text: "the library does not say its version".into() }.into()),
+        code => {
+            Err(NcclError { call: CALL, code, text: "the library does not say its version".into() }.into())
+        }
     }
 }
 
@@ -203,7 +210,7 @@ fn loader_text(error: &libloading::Error) -> String {
 ///
 /// # Safety
 /// The address is null, or that of a string or of a buffer of `TEXT` bytes. The buffer may change meanwhile.
-unsafe fn text_at(address: *const c_char) -> String {
+unsafe fn read_c_text(address: *const c_char) -> String {
     let mut bytes = Vec::new();
     while !address.is_null() && bytes.len() < TEXT {
         // SAFETY: the caller's promise; volatile, because another thread of NCCL may write a message just now.

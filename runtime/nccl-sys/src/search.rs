@@ -12,25 +12,25 @@ use std::path::{Path, PathBuf};
 pub const PATH_VARIABLE: &str = "SYMMC_NCCL_PATH";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct LibraryNames {
     /// The environment variable that names it: a file, or the folder that holds it.
     pub variable: &'static str,
     /// Its names, the one with the interface's version first.
     pub names: [&'static str; 2],
     /// Its place below a folder of Python packages.
-    pub in_wheel: &'static str,
+    pub wheel_path: &'static str,
 }
 
-pub const NCCL: Wanted = Wanted {
+pub const NCCL: LibraryNames = LibraryNames {
     variable: PATH_VARIABLE,
     names: ["libnccl.so.2", "libnccl.so"],
-    in_wheel: "nvidia/nccl/lib/libnccl.so.2",
+    wheel_path: "nvidia/nccl/lib/libnccl.so.2",
 };
 
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Search {
+pub struct LibrarySearch {
     /// A file or a folder; if there is one, nothing else is tried.
-    pub only: Option<PathBuf>,
+    pub explicit_path: Option<PathBuf>,
     /// The root of the CUDA toolkit.
     pub toolkit: Option<PathBuf>,
     /// The root of a Python virtual environment.
@@ -40,17 +40,17 @@ pub struct Search {
     pub home: Option<PathBuf>,
 }
 
-impl Search {
+impl LibrarySearch {
     /// The search that this process's environment asks for: the library's own variable, `CUDA_HOME`, `CUDA_PATH`,
     /// `VIRTUAL_ENV`, `PATH` and `HOME`. An empty variable counts as unset.
-    pub fn from_env(wanted: &Wanted) -> Search {
-        Search::from_variables(wanted, &|name| std::env::var_os(name))
+    pub fn from_env(wanted: &LibraryNames) -> LibrarySearch {
+        LibrarySearch::from_variables(wanted, &|name| std::env::var_os(name))
     }
 
-    fn from_variables(wanted: &Wanted, get: &dyn Fn(&str) -> Option<OsString>) -> Search {
+    fn from_variables(wanted: &LibraryNames, get: &dyn Fn(&str) -> Option<OsString>) -> LibrarySearch {
         let value = |name| get(name).filter(|v| !v.is_empty());
-        Search {
-            only: value(wanted.variable).map(PathBuf::from),
+        LibrarySearch {
+            explicit_path: value(wanted.variable).map(PathBuf::from),
             toolkit: value("CUDA_HOME").or_else(|| value("CUDA_PATH")).map(PathBuf::from),
             virtual_env: value("VIRTUAL_ENV").map(PathBuf::from),
             path: value("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default(),
@@ -60,14 +60,14 @@ impl Search {
 
     /// What to open, in order. A path with a slash is a file, which may not exist; a bare name is for the
     /// system's loader.
-    pub fn candidates(&self, wanted: &Wanted) -> Vec<PathBuf> {
-        if let Some(path) = &self.only {
+    pub fn candidates(&self, wanted: &LibraryNames) -> Vec<PathBuf> {
+        if let Some(path) = &self.explicit_path {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             return if path.is_dir() { wanted.names.map(|name| path.join(name)).into() } else { vec![path] };
         }
         let toolkit = self.toolkit.iter().flat_map(|root| ["lib64", "lib"].map(|lib| root.join(lib)));
         let toolkit = toolkit.map(|lib| lib.join(wanted.names[0])).filter(|file| file.is_file());
-        let wheels = self.package_folders().into_iter().map(|folder| folder.join(wanted.in_wheel));
+        let wheels = self.package_folders().into_iter().map(|folder| folder.join(wanted.wheel_path));
         wanted.names.iter().map(PathBuf::from).chain(toolkit).chain(wheels).collect()
     }
 
@@ -86,14 +86,14 @@ impl Search {
         }
         prefixes.extend(self.home.iter().map(|home| home.join(".local")));
         let mut seen = HashSet::new();
-        let folders = prefixes.iter().flat_map(|prefix| below(prefix));
+        let folders = prefixes.iter().flat_map(|prefix| package_folders_below(prefix));
         folders.filter(|f| seen.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone()))).collect()
     }
 }
 
 /// The folders of Python packages below one prefix: `lib/python3.X/site-packages`, the newest Python first, and
 /// `dist-packages`, where Debian puts them (also below `local`).
-fn below(prefix: &Path) -> Vec<PathBuf> {
+fn package_folders_below(prefix: &Path) -> Vec<PathBuf> {
     let libs = ["lib", "lib64", "local/lib"].map(|lib| prefix.join(lib));
     let mut pythons: Vec<(u32, PathBuf)> = Vec::new();
     for entry in libs.iter().filter_map(|lib| std::fs::read_dir(lib).ok()).flatten().flatten() {
@@ -127,7 +127,7 @@ mod tests {
         folder(root.path(), "venv/lib/python3.12/site-packages");
         let variables = |named: &Path| {
             let (named, venv) = (named.as_os_str().to_owned(), root.path().join("venv").into_os_string());
-            Search::from_variables(&NCCL, &move |name| match name {
+            LibrarySearch::from_variables(&NCCL, &move |name| match name {
                 PATH_VARIABLE => Some(named.clone()),
                 "VIRTUAL_ENV" => Some(venv.clone()),
                 _ => None,
@@ -172,8 +172,8 @@ mod tests {
         let relative = up.join(root.strip_prefix("/").expect("an absolute path")).join("relative/bin");
         assert!(relative.is_relative() && relative.join("python3").is_file());
 
-        let search = Search {
-            only: None,
+        let search = LibrarySearch {
+            explicit_path: None,
             toolkit: Some(root.join("cuda")),
             virtual_env: Some(root.join("venv")),
             path: [&path[..], &[root.join("alias/bin"), relative]].concat(),

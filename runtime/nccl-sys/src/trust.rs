@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::{Gid, Group, Uid, User, geteuid};
 
-use crate::acl::{self, AclKind, Writer};
+use crate::acl::{self, AclKind, AclWriter};
 
 /// The most symbolic links that are followed on the way to one path, as the kernel's limit.
 const MAX_LINKS: usize = 40;
@@ -25,14 +25,14 @@ const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Untrusted {
+pub struct UntrustedPath {
     /// The folder, file or link.
     pub path: PathBuf,
-    pub why: Distrust,
+    pub why: DistrustReason,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Distrust {
+pub enum DistrustReason {
     /// It belongs to another user than this one and root.
     Owner(u32),
     /// Others can write it; its mode.
@@ -45,39 +45,41 @@ pub enum Distrust {
     Unknown(String),
 }
 
-impl Untrusted {
+impl UntrustedPath {
     pub fn remedy(&self) -> String {
         let path = self.path.display();
         match &self.why {
-            Distrust::Owner(_) => {
+            DistrustReason::Owner(_) => {
                 format!("use a folder of your own or of root, or have root take {path} over (chown)")
             }
-            Distrust::Writable(_) => format!("chmod go-w {path}"),
-            Distrust::Listed(_) => format!("setfacl -b {path}"),
-            Distrust::Inherited(_) => format!("setfacl -k {path}"),
-            Distrust::Unknown(_) => format!("make {path} readable"),
+            DistrustReason::Writable(_) => format!("chmod go-w {path}"),
+            DistrustReason::Listed(_) => format!("setfacl -b {path}"),
+            DistrustReason::Inherited(_) => format!("setfacl -k {path}"),
+            DistrustReason::Unknown(_) => format!("make {path} readable"),
         }
     }
 }
 
-impl fmt::Display for Untrusted {
+impl fmt::Display for UntrustedPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match &self.why {
-            Distrust::Owner(uid) => write!(f, "{path} belongs to another user (uid {uid})"),
-            Distrust::Writable(mode) => write!(f, "others can write {path} (mode {:04o})", mode & 0o7777),
-            Distrust::Listed(who) => write!(f, "the access control list of {path} lets {who} write it"),
-            Distrust::Inherited(who) => {
+            DistrustReason::Owner(uid) => write!(f, "{path} belongs to another user (uid {uid})"),
+            DistrustReason::Writable(mode) => {
+                write!(f, "others can write {path} (mode {:04o})", mode & 0o7777)
+            }
+            DistrustReason::Listed(who) => write!(f, "the access control list of {path} lets {who} write it"),
+            DistrustReason::Inherited(who) => {
                 write!(f, "the default access control list of {path} lets {who} write what is created there")
             }
-            Distrust::Unknown(error) => write!(f, "{path}: {error}"),
+            DistrustReason::Unknown(error) => write!(f, "{path}: {error}"),
         }
     }
 }
 
 /// What the rules need to know of a folder, a file or a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Facts {
+struct EntryPermissions {
     uid: u32,
     mode: u32,
     is_link: bool,
@@ -90,59 +92,61 @@ struct Facts {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Position {
+enum PathPosition {
     /// A folder or link before the last entry. The next entry is checked as well.
-    OnTheWay,
+    Intermediate,
     /// The entry that is used.
     Last,
 }
 
 /// The rules, for one folder, file or link.
-fn judge(facts: &Facts, position: Position, owners: &[u32]) -> Option<Distrust> {
+fn find_distrust(facts: &EntryPermissions, position: PathPosition, owners: &[u32]) -> Option<DistrustReason> {
     if !owners.contains(&facts.uid) {
-        return Some(Distrust::Owner(facts.uid));
+        return Some(DistrustReason::Owner(facts.uid));
     }
     if facts.is_link {
         // The permissions of a link mean nothing.
         return None;
     }
     let shared = facts.mode & OTHERS_WRITE != 0 || facts.mode & GROUP_WRITES != 0 && facts.group_is_shared;
-    let entries_are_safe = position == Position::OnTheWay && facts.mode & STICKY != 0;
+    let entries_are_safe = position == PathPosition::Intermediate && facts.mode & STICKY != 0;
     if shared && !entries_are_safe {
-        return Some(Distrust::Writable(facts.mode));
+        return Some(DistrustReason::Writable(facts.mode));
     }
     if let Some(who) = facts.listed.as_ref().filter(|_| !entries_are_safe) {
-        return Some(Distrust::Listed(who.clone()));
+        return Some(DistrustReason::Listed(who.clone()));
     }
-    let inherited = facts.inherited.as_ref().filter(|_| position == Position::Last);
-    inherited.map(|who| Distrust::Inherited(who.clone()))
+    let inherited = facts.inherited.as_ref().filter(|_| position == PathPosition::Last);
+    inherited.map(|who| DistrustReason::Inherited(who.clone()))
 }
 
 /// Checks that nobody except this user and root can change the contents of a folder.
-pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
-    let (seen, missing) = entries(path)?;
+pub fn check_folder(path: &Path) -> Result<(), UntrustedPath> {
+    let (seen, missing) = path_entries(path)?;
     match missing {
-        Some(error) => Err(Untrusted { path: path.to_path_buf(), why: Distrust::Unknown(error.to_string()) }),
-        None => check_entries(&seen, Position::Last),
+        Some(error) => {
+            Err(UntrustedPath { path: path.to_path_buf(), why: DistrustReason::Unknown(error.to_string()) })
+        }
+        None => check_entries(&seen, PathPosition::Last),
     }
 }
 
 /// Checks that nobody except this user and root can change or replace a file.
-pub fn check_file(path: &Path) -> Result<(), Untrusted> {
+pub fn check_file(path: &Path) -> Result<(), UntrustedPath> {
     check_folder(path)?;
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or(Ok(()), check_folder)
 }
 
 /// Checks a folder as [`check_folder`]. If the folder does not exist yet, checks that nobody else could replace it after this
 /// user has created it.
-pub fn check_new_folder(path: &Path) -> Result<(), Untrusted> {
-    let (seen, missing) = entries(path)?;
-    check_entries(&seen, if missing.is_some() { Position::OnTheWay } else { Position::Last })
+pub fn check_new_folder(path: &Path) -> Result<(), UntrustedPath> {
+    let (seen, missing) = path_entries(path)?;
+    check_entries(&seen, if missing.is_some() { PathPosition::Intermediate } else { PathPosition::Last })
 }
 
 /// Checks a library before it is loaded: a file, or a bare name that the system's loader resolves. `prefix` begins the names
 /// of the library's files.
-pub fn check_library(path: &Path, prefix: &str) -> Result<(), Untrusted> {
+pub fn check_library(path: &Path, prefix: &str) -> Result<(), UntrustedPath> {
     let is_bare_name = path.components().count() == 1 && !path.is_absolute();
     if is_bare_name { check_loader_path(prefix) } else { check_file(path) }
 }
@@ -150,12 +154,12 @@ pub fn check_library(path: &Path, prefix: &str) -> Result<(), Untrusted> {
 /// Checks the folders that the system's loader would take a library from because the user names them (`LD_LIBRARY_PATH`);
 /// its own are root's. `prefix` begins the names of the library's files. Fails if one of these folders has such a file,
 /// and another user can change the folder.
-pub fn check_loader_path(prefix: &str) -> Result<(), Untrusted> {
+pub fn check_loader_path(prefix: &str) -> Result<(), UntrustedPath> {
     let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     check_loader_folders(&variable, prefix)
 }
 
-fn check_loader_folders(variable: &OsString, prefix: &str) -> Result<(), Untrusted> {
+fn check_loader_folders(variable: &OsString, prefix: &str) -> Result<(), UntrustedPath> {
     if variable.is_empty() {
         return Ok(());
     }
@@ -173,17 +177,17 @@ fn check_loader_folders(variable: &OsString, prefix: &str) -> Result<(), Untrust
 }
 
 /// An entry of the way to a path.
-struct Entry {
+struct PathEntry {
     path: PathBuf,
-    facts: Facts,
+    permissions: EntryPermissions,
 }
 
-fn check_entries(seen: &[Entry], last: Position) -> Result<(), Untrusted> {
+fn check_entries(seen: &[PathEntry], last: PathPosition) -> Result<(), UntrustedPath> {
     let owners = trusted_owners();
-    for (index, Entry { path, facts }) in seen.iter().enumerate() {
-        let position = if index + 1 == seen.len() { last } else { Position::OnTheWay };
-        if let Some(why) = judge(facts, position, &owners) {
-            return Err(Untrusted { path: path.clone(), why });
+    for (index, PathEntry { path, permissions: facts }) in seen.iter().enumerate() {
+        let position = if index + 1 == seen.len() { last } else { PathPosition::Intermediate };
+        if let Some(why) = find_distrust(facts, position, &owners) {
+            return Err(UntrustedPath { path: path.clone(), why });
         }
     }
     Ok(())
@@ -197,16 +201,19 @@ fn trusted_owners() -> Vec<u32> {
 
 /// All folders and links on the way to a path, in the order in which they are used, and the error of the first that is not
 /// there.
-fn entries(path: &Path) -> Result<(Vec<Entry>, Option<io::Error>), Untrusted> {
-    let unknown = |path: &Path, error: &dyn fmt::Display| Untrusted {
+fn path_entries(path: &Path) -> Result<(Vec<PathEntry>, Option<io::Error>), UntrustedPath> {
+    let unknown = |path: &Path, error: &dyn fmt::Display| UntrustedPath {
         path: path.to_path_buf(),
-        why: Distrust::Unknown(error.to_string()),
+        why: DistrustReason::Unknown(error.to_string()),
     };
     let absolute = std::path::absolute(path).map_err(|e| unknown(path, &e))?;
-    let mut rest: VecDeque<OsString> = components(&absolute);
+    let mut rest: VecDeque<OsString> = path_components(&absolute);
     let mut at = PathBuf::from("/");
     let root = fs::symlink_metadata(&at).map_err(|e| unknown(&at, &e))?;
-    let mut seen = vec![Entry { path: at.clone(), facts: facts(&at, &root).map_err(|e| unknown(&at, &e))? }];
+    let mut seen = vec![PathEntry {
+        path: at.clone(),
+        permissions: entry_permissions(&at, &root).map_err(|e| unknown(&at, &e))?,
+    }];
     let mut links = 0;
     while let Some(name) = rest.pop_front() {
         if name == ".." {
@@ -221,8 +228,8 @@ fn entries(path: &Path) -> Result<(Vec<Entry>, Option<io::Error>), Untrusted> {
             }
             Err(error) => return Err(unknown(&next, &error)),
         };
-        let facts = facts(&next, &found).map_err(|e| unknown(&next, &e))?;
-        seen.push(Entry { path: next.clone(), facts });
+        let facts = entry_permissions(&next, &found).map_err(|e| unknown(&next, &e))?;
+        seen.push(PathEntry { path: next.clone(), permissions: facts });
         if !found.is_symlink() {
             at = next;
             continue;
@@ -235,14 +242,14 @@ fn entries(path: &Path) -> Result<(Vec<Entry>, Option<io::Error>), Untrusted> {
         if target.is_absolute() {
             at = PathBuf::from("/");
         }
-        let mut ahead = components(&target);
+        let mut ahead = path_components(&target);
         ahead.append(&mut rest);
         rest = ahead;
     }
     Ok((seen, None))
 }
 
-fn components(path: &Path) -> VecDeque<OsString> {
+fn path_components(path: &Path) -> VecDeque<OsString> {
     let named = path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_os_string()),
         Component::ParentDir => Some("..".into()),
@@ -251,17 +258,17 @@ fn components(path: &Path) -> VecDeque<OsString> {
     named.collect()
 }
 
-fn facts(path: &Path, found: &Metadata) -> io::Result<Facts> {
+fn entry_permissions(path: &Path, found: &Metadata) -> io::Result<EntryPermissions> {
     let is_link = found.is_symlink();
-    let list = |kind, applies: bool| if applies { acl::writers(path, kind) } else { Ok(None) };
+    let list = |kind, applies: bool| if applies { acl::acl_writers(path, kind) } else { Ok(None) };
     let access = list(AclKind::Access, !is_link)?;
     let default = list(AclKind::Default, found.is_dir())?;
     // With a list, the bits of the group in the mode are the mask of the list.
     let group_writes = match &access {
-        Some(writers) => writers.contains(&Writer::OwningGroup),
+        Some(writers) => writers.contains(&AclWriter::OwningGroup),
         None => found.mode() & GROUP_WRITES != 0,
     };
-    Ok(Facts {
+    Ok(EntryPermissions {
         uid: found.uid(),
         mode: found.mode(),
         is_link,
@@ -269,21 +276,21 @@ fn facts(path: &Path, found: &Metadata) -> io::Result<Facts> {
         group_is_shared: group_writes && has_other_members(found.gid()),
         // The mode says what the owning group and all others may do.
         listed: access.and_then(|writers| {
-            let named = writers.into_iter().filter(|w| matches!(w, Writer::User(_) | Writer::Group(_)));
-            other_writer(named, found.gid())
+            let named = writers.into_iter().filter(|w| matches!(w, AclWriter::User(_) | AclWriter::Group(_)));
+            find_other_writer(named, found.gid())
         }),
-        inherited: default.and_then(|writers| other_writer(writers.into_iter(), found.gid())),
+        inherited: default.and_then(|writers| find_other_writer(writers.into_iter(), found.gid())),
     })
 }
 
 /// The first writer that is another than this user and root. `gid` is that of the owning group.
-fn other_writer(mut writers: impl Iterator<Item = Writer>, gid: u32) -> Option<String> {
+fn find_other_writer(mut writers: impl Iterator<Item = AclWriter>, gid: u32) -> Option<String> {
     let owners = trusted_owners();
     writers.find_map(|writer| match writer {
-        Writer::User(uid) => (!owners.contains(&uid)).then(|| format!("uid {uid}")),
-        Writer::OwningGroup => has_other_members(gid).then(|| format!("gid {gid}")),
-        Writer::Group(gid) => has_other_members(gid).then(|| format!("gid {gid}")),
-        Writer::Others => Some("all users".into()),
+        AclWriter::User(uid) => (!owners.contains(&uid)).then(|| format!("uid {uid}")),
+        AclWriter::OwningGroup => has_other_members(gid).then(|| format!("gid {gid}")),
+        AclWriter::Group(gid) => has_other_members(gid).then(|| format!("gid {gid}")),
+        AclWriter::Others => Some("all users".into()),
     })
 }
 
@@ -339,17 +346,24 @@ mod tests {
                 (1000, true, true),
                 (1001, true, true),
             ] {
-                let facts = Facts { uid, mode, is_link, group_is_shared, listed: None, inherited: None };
+                let facts =
+                    EntryPermissions { uid, mode, is_link, group_is_shared, listed: None, inherited: None };
                 let shared = mode & 0o002 != 0 || mode & 0o020 != 0 && group_is_shared;
-                let foreign = Distrust::Owner(uid);
+                let foreign = DistrustReason::Owner(uid);
                 let expected = |sticky_helps: bool| match (owners.contains(&uid), is_link) {
                     (false, _) => Some(foreign.clone()),
                     (true, true) => None,
-                    _ if shared && !(sticky_helps && mode & 0o1000 != 0) => Some(Distrust::Writable(mode)),
+                    _ if shared && !(sticky_helps && mode & 0o1000 != 0) => {
+                        Some(DistrustReason::Writable(mode))
+                    }
                     _ => None,
                 };
-                assert_eq!(judge(&facts, Position::Last, &owners), expected(false), "{facts:?}");
-                assert_eq!(judge(&facts, Position::OnTheWay, &owners), expected(true), "{facts:?}");
+                assert_eq!(find_distrust(&facts, PathPosition::Last, &owners), expected(false), "{facts:?}");
+                assert_eq!(
+                    find_distrust(&facts, PathPosition::Intermediate, &owners),
+                    expected(true),
+                    "{facts:?}"
+                );
             }
         }
     }
@@ -379,7 +393,7 @@ mod tests {
         };
         assert!(all().iter().all(Result::is_ok), "{:?}", all());
         set_mode(&outer, 0o777);
-        let expected = Untrusted { path: outer.clone(), why: Distrust::Writable(0o40777) };
+        let expected = UntrustedPath { path: outer.clone(), why: DistrustReason::Writable(0o40777) };
         assert_eq!(expected.remedy(), format!("chmod go-w {}", outer.display()));
         let expected = Err(expected);
         assert!(all().iter().all(|found| *found == expected), "{:?}", all());
@@ -430,8 +444,8 @@ mod tests {
                     // A default list counts only in the folder where something is created.
                     let counts = kind == AclKind::Access || folder == &inner;
                     let expected = who.filter(|_| counts).map(|who| match kind {
-                        AclKind::Access => (folder.clone(), Distrust::Listed(who.into())),
-                        AclKind::Default => (folder.clone(), Distrust::Inherited(who.into())),
+                        AclKind::Access => (folder.clone(), DistrustReason::Listed(who.into())),
+                        AclKind::Default => (folder.clone(), DistrustReason::Inherited(who.into())),
                     });
                     let found = check_folder(&inner).err().map(|untrusted| (untrusted.path, untrusted.why));
                     assert_eq!(found, expected, "{entries:?} {kind:?}");
@@ -442,9 +456,9 @@ mod tests {
         // Others are trusted with nothing, however the list says it; the mode shows it as well.
         let all = list(&[OWN, owning_group(5), others(7)]);
         assert!(set(&inner, AclKind::Default, &all));
-        assert_eq!(check_folder(&inner).unwrap_err().why, Distrust::Inherited("all users".into()));
+        assert_eq!(check_folder(&inner).unwrap_err().why, DistrustReason::Inherited("all users".into()));
         assert!(set(&inner, AclKind::Access, &all));
-        assert!(matches!(check_folder(&inner).unwrap_err().why, Distrust::Writable(_)));
+        assert!(matches!(check_folder(&inner).unwrap_err().why, DistrustReason::Writable(_)));
     }
 
     #[test]
@@ -458,7 +472,8 @@ mod tests {
         fs::create_dir_all(folder.join("inner")).unwrap();
         symlink(&folder, &link).unwrap();
         check_folder(&link.join("inner")).unwrap();
-        let owned = |path: &Path| Err(Untrusted { path: path.to_path_buf(), why: Distrust::Owner(12345) });
+        let owned =
+            |path: &Path| Err(UntrustedPath { path: path.to_path_buf(), why: DistrustReason::Owner(12345) });
         std::os::unix::fs::lchown(&link, Some(12345), None).unwrap();
         assert_eq!(check_folder(&link.join("inner")), owned(&link));
         check_folder(&folder.join("inner")).unwrap();

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use libloading::os::unix::Library;
 use nccl_sys::{
-    Comm, Config, LoadError, Missing, Nccl, PATH_VARIABLE, Refusal, Search, Version, Window, cta_policy,
+    Comm, LibrarySearch, LoadError, LoadFailure, MissingFunction, Nccl, NcclConfig, PATH_VARIABLE, Version,
+    Window, cta_policy,
 };
 use tempfile::TempDir;
 
@@ -26,12 +27,12 @@ fn fake(path: &Path, definitions: &[&str]) -> PathBuf {
     path.to_path_buf()
 }
 
-fn only(path: &Path) -> Search {
-    Search { only: Some(path.to_path_buf()), ..Search::default() }
+fn only(path: &Path) -> LibrarySearch {
+    LibrarySearch { explicit_path: Some(path.to_path_buf()), ..LibrarySearch::default() }
 }
 
-fn refusals(error: &LoadError) -> Vec<&Refusal> {
-    error.attempts.iter().map(|a| &a.refusal).collect()
+fn refusals(error: &LoadError) -> Vec<&LoadFailure> {
+    error.attempts.iter().map(|a| &a.failure).collect()
 }
 
 /// A library is not even opened where another user could have put it: its initialisers would run.
@@ -45,21 +46,21 @@ fn a_library_in_a_folder_that_others_can_write_is_not_loaded() {
     let library = fake(&open.join("libnccl.so.2"), &["-DVERSION=22707", "-DCONFIG=72"]);
     mode(&open, 0o755);
     mode(&library, 0o644);
-    Nccl::find(&only(&open)).expect("nobody else can write there");
+    Nccl::find_library(&only(&open)).expect("nobody else can write there");
     for (path, open_mode, closed) in [(&open, 0o777, 0o755), (&open, 0o1777, 0o755), (&library, 0o666, 0o644)]
     {
         mode(path, open_mode);
         for search in [only(&open), only(&library)] {
-            let error = Nccl::find(&search).expect_err("it is not trusted");
+            let error = Nccl::find_library(&search).expect_err("it is not trusted");
             assert!(
-                matches!(&error.attempts[0].refusal, Refusal::Untrusted { found } if found.path == *path),
+                matches!(&error.attempts[0].failure, LoadFailure::Untrusted { found } if found.path == *path),
                 "{error}"
             );
             assert!(error.to_string().contains(&format!("chmod go-w {}", path.display())), "{error}");
         }
         mode(path, closed);
     }
-    Nccl::find(&only(&open)).expect("nobody else can write there any more");
+    Nccl::find_library(&only(&open)).expect("nobody else can write there any more");
 }
 
 #[test]
@@ -71,12 +72,12 @@ fn what_cannot_be_used_is_listed() {
     std::fs::write(file("text.so"), "not a library").expect("a file");
 
     let refused = |path: &Path| {
-        let error = Nccl::find(&only(path)).expect_err("no library to use");
+        let error = Nccl::find_library(&only(path)).expect_err("no library to use");
         assert_eq!(error.attempts[0].path, path);
         error
     };
     let error = refused(&old);
-    assert_eq!(refusals(&error), [&Refusal::Old { found: Version::new(2, 26, 5) }]);
+    assert_eq!(refusals(&error), [&LoadFailure::Old { found: Version::new(2, 26, 5) }]);
     assert_eq!(
         error.to_string(),
         format!(
@@ -86,15 +87,15 @@ fn what_cannot_be_used_is_listed() {
             old.display()
         )
     );
-    assert_eq!(refusals(&refused(&partial)), [&Refusal::NoSymbol("ncclCommWindowRegister")]);
-    assert_eq!(refusals(&refused(&file("none.so"))), [&Refusal::Absent]);
+    assert_eq!(refusals(&refused(&partial)), [&LoadFailure::NoSymbol("ncclCommWindowRegister")]);
+    assert_eq!(refusals(&refused(&file("none.so"))), [&LoadFailure::Absent]);
     let error = refused(&file("text.so"));
     assert!(
-        matches!(&error.attempts[0].refusal, Refusal::Loader(text) if text.contains("text.so")),
+        matches!(&error.attempts[0].failure, LoadFailure::Loader(text) if text.contains("text.so")),
         "{error}"
     );
-    let error = Nccl::find(&only(dir.path())).expect_err("an empty folder");
-    assert_eq!(refusals(&error), [&Refusal::Absent, &Refusal::Absent]);
+    let error = Nccl::find_library(&only(dir.path())).expect_err("an empty folder");
+    assert_eq!(refusals(&error), [&LoadFailure::Absent, &LoadFailure::Absent]);
 }
 
 #[test]
@@ -102,7 +103,7 @@ fn an_old_library_is_passed_over() {
     let dir = TempDir::new().expect("a folder");
     fake(&dir.path().join("libnccl.so.2"), &["-DVERSION=21805", "-DCONFIG=72"]);
     let new = fake(&dir.path().join("libnccl.so"), &["-DVERSION=22707", "-DCONFIG=72"]);
-    let nccl = Nccl::find(&only(dir.path())).expect("a usable library");
+    let nccl = Nccl::find_library(&only(dir.path())).expect("a usable library");
     assert_eq!((nccl.path(), nccl.version()), (new.as_path(), Version::new(2, 27, 7)));
 }
 
@@ -112,15 +113,16 @@ fn later_functions_are_optional() {
     let first = fake(&dir.path().join("first/libnccl.so.2"), &["-DVERSION=22707", "-DCONFIG=72"]);
     let later = fake(&dir.path().join("later/libnccl.so"), &["-DVERSION=23203", "-DCONFIG=120", "-DLATER"]);
     // Both stay in the process side by side, with the same soname, and neither becomes global.
-    let first = Nccl::find(&only(&first)).expect("the first version");
-    let later = Nccl::find(&only(later.parent().expect("a folder"))).expect("a later version");
+    let first = Nccl::find_library(&only(&first)).expect("the first version");
+    let later = Nccl::find_library(&only(later.parent().expect("a folder"))).expect("a later version");
     assert_eq!((first.version(), later.version()), (Version::new(2, 27, 7), Version::new(2, 32, 3)));
     // SAFETY: the symbol is looked up, not used.
     let global = unsafe { Library::this().get::<*const ()>("ncclGetLsaDevicePointer") };
     assert!(global.is_err(), "the library's symbols are its own");
 
     let found = Version::new(2, 27, 7);
-    let missing = |symbol, minor, patch| Missing { symbol, since: Version::new(2, minor, patch), found };
+    let missing =
+        |symbol, minor, patch| MissingFunction { symbol, since: Version::new(2, minor, patch), found };
     assert_eq!(first.all_to_all().err(), Some(missing("ncclAlltoAll", 28, 0)));
     let error = first.get_lsa_device_pointer().expect_err("2.27 has no such function");
     assert_eq!(error, missing("ncclGetLsaDevicePointer", 29, 2));
@@ -140,11 +142,11 @@ fn configs_and_errors_of_every_layout() {
     for (code, size) in [("22707", 72), ("22809", 80), ("22907", 88), ("23203", 120)] {
         let definitions = [format!("-DVERSION={code}"), format!("-DCONFIG={size}")];
         let library = fake(&dir.path().join(code), &definitions.each_ref().map(String::as_str));
-        let nccl = Nccl::find(&only(&library)).expect("a usable library");
+        let nccl = Nccl::find_library(&only(&library)).expect("a usable library");
         let id = nccl.unique_id().expect("an id");
         assert_eq!(nccl_sys::UniqueId::from_bytes(id.to_bytes()).internal, id.internal);
-        let init = |rank, set: fn(&mut Config)| {
-            let mut config = Config::default();
+        let init = |rank, set: fn(&mut NcclConfig)| {
+            let mut config = NcclConfig::default();
             set(&mut config);
             nccl.comm_init_rank(4, id, rank, &config)
         };
@@ -163,7 +165,7 @@ fn configs_and_errors_of_every_layout() {
             "ncclCommInitRankConfig failed with code 99: unknown result code; last message: no such rank"
         );
         // SAFETY: the fake function takes any handle.
-        let state = |n: usize| unsafe { nccl.state(Comm(n as *mut _)) };
+        let state = |n: usize| unsafe { nccl.async_state(Comm(n as *mut _)) };
         assert_eq!([state(1), state(1), state(1), state(2)], [Ok(7), Ok(7), Ok(0), Ok(2)], "{code}");
         assert!(state(0).expect_err("no communicator").to_string().contains("ncclCommGetAsyncError"));
         let error = init(u32::MAX, |_| ()).expect_err("no such rank");

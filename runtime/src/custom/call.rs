@@ -7,12 +7,12 @@ use symmc_ir::DType;
 
 use super::element::Element;
 use super::error::CustomError;
-use super::signature::Signature;
-use crate::kernels::View;
+use super::signature::KernelSignature;
+use crate::kernels::TensorView;
 
 /// A dense result before it is written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Written<'a> {
+pub(crate) struct ResultMemory<'a> {
     pub dtype: DType,
     pub shape: &'a [usize],
     pub ptr: *mut u8,
@@ -20,9 +20,9 @@ pub(crate) struct Written<'a> {
 
 /// The operands and results of one rank of the cell; `None` for what the kernel may not touch there.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Side<'a> {
-    pub operands: Vec<Option<View<'a>>>,
-    pub results: Vec<Option<Written<'a>>>,
+pub(crate) struct RankTensors<'a> {
+    pub operands: Vec<Option<TensorView<'a>>>,
+    pub results: Vec<Option<ResultMemory<'a>>>,
 }
 
 /// One call of a kernel on one rank.
@@ -33,9 +33,9 @@ pub struct CustomCall<'a> {
     name: &'a str,
     cell: &'a [u32],
     number: usize,
-    signature: &'a Signature,
-    sides: &'a [Side<'a>],
-    taken: Vec<bool>,
+    signature: &'a KernelSignature,
+    tensors_by_rank: &'a [RankTensors<'a>],
+    borrowed_results: Vec<bool>,
     touch: &'a dyn Fn(),
 }
 
@@ -51,12 +51,12 @@ impl<'a> CustomCall<'a> {
         name: &'a str,
         cell: &'a [u32],
         number: usize,
-        signature: &'a Signature,
-        sides: &'a [Side<'a>],
+        signature: &'a KernelSignature,
+        sides: &'a [RankTensors<'a>],
         touch: &'a dyn Fn(),
     ) -> Self {
         let taken = vec![false; sides[number].results.len()];
-        CustomCall { name, cell, number, signature, sides, taken, touch }
+        CustomCall { name, cell, number, signature, tensors_by_rank: sides, borrowed_results: taken, touch }
     }
 
     /// The name of the op, `namespace::op`.
@@ -99,7 +99,7 @@ impl<'a> CustomCall<'a> {
     /// # Errors
     /// There is no such operand, or it has another dtype.
     pub fn operand<T: Element>(&self, position: usize) -> Result<Cow<'a, [T]>, CustomError> {
-        elements(self.own_operand(position)?, position)
+        operand_elements(self.own_operand(position)?, position)
     }
 
     /// The elements of an operand of the rank of this number.
@@ -113,10 +113,11 @@ impl<'a> CustomCall<'a> {
     ) -> Result<Cow<'a, [T]>, CustomError> {
         self.own_operand(position)?;
         let undeclared = CustomError::Undeclared { access: "read", what: "operand", position };
-        let declared = |_: &&View| self.signature.reads().contains(&position);
-        let view = self.side(number)?.operands[position].as_ref().filter(declared).ok_or(undeclared)?;
+        let declared = |_: &&TensorView| self.signature.peer_operands().contains(&position);
+        let view =
+            self.rank_tensors(number)?.operands[position].as_ref().filter(declared).ok_or(undeclared)?;
         (self.touch)();
-        let elements = elements(view, position);
+        let elements = operand_elements(view, position);
         (self.touch)();
         elements
     }
@@ -128,11 +129,11 @@ impl<'a> CustomCall<'a> {
     /// ([`peer_result`](Self::peer_result) then).
     pub fn result<T: Element>(&mut self, position: usize) -> Result<&'a mut [T], CustomError> {
         let result = *self.own_result(position)?;
-        if self.signature.writes().contains(&position) {
+        if self.signature.peer_results().contains(&position) {
             return Err(CustomError::Shared { position });
         }
-        let (ptr, elements) = typed::<T>(&result, position)?;
-        if std::mem::replace(&mut self.taken[position], true) {
+        let (ptr, elements) = typed_result::<T>(&result, position)?;
+        if std::mem::replace(&mut self.borrowed_results[position], true) {
             return Err(CustomError::Taken { position });
         }
         if elements == 0 {
@@ -155,26 +156,29 @@ impl<'a> CustomCall<'a> {
     ) -> Result<PeerResult<'a, T>, CustomError> {
         self.own_result(position)?;
         let undeclared = CustomError::Undeclared { access: "write", what: "result", position };
-        let declared = |_: &&Written| self.signature.writes().contains(&position);
-        let result = self.side(number)?.results[position].as_ref().filter(declared).ok_or(undeclared)?;
-        let (ptr, elements) = typed::<T>(result, position)?;
+        let declared = |_: &&ResultMemory| self.signature.peer_results().contains(&position);
+        let result =
+            self.rank_tensors(number)?.results[position].as_ref().filter(declared).ok_or(undeclared)?;
+        let (ptr, elements) = typed_result::<T>(result, position)?;
         Ok(PeerResult { ptr, elements, position, touch: self.touch, memory: PhantomData })
     }
 
-    fn own_operand(&self, position: usize) -> Result<&'a View<'a>, CustomError> {
-        let operands = &self.sides[self.number].operands;
+    fn own_operand(&self, position: usize) -> Result<&'a TensorView<'a>, CustomError> {
+        let operands = &self.tensors_by_rank[self.number].operands;
         let missing = CustomError::Position { what: "operand", position, count: operands.len() };
         operands.get(position).and_then(Option::as_ref).ok_or(missing)
     }
 
-    fn own_result(&self, position: usize) -> Result<&'a Written<'a>, CustomError> {
-        let results = &self.sides[self.number].results;
+    fn own_result(&self, position: usize) -> Result<&'a ResultMemory<'a>, CustomError> {
+        let results = &self.tensors_by_rank[self.number].results;
         let missing = CustomError::Position { what: "result", position, count: results.len() };
         results.get(position).and_then(Option::as_ref).ok_or(missing)
     }
 
-    fn side(&self, number: usize) -> Result<&'a Side<'a>, CustomError> {
-        self.sides.get(number).ok_or(CustomError::Number { number, ranks: self.sides.len() })
+    fn rank_tensors(&self, number: usize) -> Result<&'a RankTensors<'a>, CustomError> {
+        self.tensors_by_rank
+            .get(number)
+            .ok_or(CustomError::Number { number, ranks: self.tensors_by_rank.len() })
     }
 }
 
@@ -217,7 +221,10 @@ impl<T: Element> PeerResult<'_, T> {
 }
 
 /// The address and number of the elements of a result.
-fn typed<T: Element>(result: &Written<'_>, position: usize) -> Result<(*mut T, usize), CustomError> {
+fn typed_result<T: Element>(
+    result: &ResultMemory<'_>,
+    position: usize,
+) -> Result<(*mut T, usize), CustomError> {
     let found = result.dtype;
     if !T::holds(found) {
         return Err(CustomError::Type { what: "result", position, found, expected: T::NAME });
@@ -226,7 +233,10 @@ fn typed<T: Element>(result: &Written<'_>, position: usize) -> Result<(*mut T, u
 }
 
 /// The elements of an operand, where they lie if that is in row-major order.
-fn elements<'a, T: Element>(view: &View<'a>, position: usize) -> Result<Cow<'a, [T]>, CustomError> {
+fn operand_elements<'a, T: Element>(
+    view: &TensorView<'a>,
+    position: usize,
+) -> Result<Cow<'a, [T]>, CustomError> {
     let found = view.dtype();
     if !T::holds(found) {
         return Err(CustomError::Type { what: "operand", position, found, expected: T::NAME });

@@ -5,24 +5,24 @@
 
 use symmc_ir::{DType, Tensor, interp};
 
-use super::call::{CustomCall, Side, Written};
-use super::registry::{Entry, Registry, invoke};
-use crate::kernels::{View, contiguous_strides};
+use super::call::{CustomCall, RankTensors, ResultMemory};
+use super::registry::{CustomKernelRegistry, KernelEntry, invoke_kernel};
+use crate::kernels::{TensorView, contiguous_strides};
 
-impl Registry {
-    /// The same kernels for the interpreter. Signatures are [`check`](Self::check)'s to compare.
-    pub fn interpreted(&self) -> interp::Registry {
-        let mut out = interp::Registry::new();
-        for (name, entry) in self.entries() {
+impl CustomKernelRegistry {
+    /// The same kernels for the interpreter. Signatures are [`check`](Self::expect_kernels)'s to compare.
+    pub fn to_interpreter_registry(&self) -> interp::ReferenceKernelRegistry {
+        let mut out = interp::ReferenceKernelRegistry::new();
+        for (name, entry) in self.kernels() {
             let entry = entry.clone();
-            out.register(name, move |call| interpret(&entry, call));
+            out.register(name, move |call| interpret_kernel(&entry, call));
         }
         out
     }
 }
 
 /// A tensor at an address that is aligned for every dtype.
-struct Held {
+struct AlignedTensor {
     dtype: DType,
     shape: Vec<usize>,
     strides: Vec<isize>,
@@ -30,15 +30,15 @@ struct Held {
     bytes: usize,
 }
 
-impl Held {
+impl AlignedTensor {
     fn new(dtype: DType, shape: &[usize]) -> Self {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let words = vec![0; bytes.div_ceil(8)];
-        Held { dtype, shape: shape.to_vec(), strides: contiguous_strides(shape), words, bytes }
+        AlignedTensor { dtype, shape: shape.to_vec(), strides: contiguous_strides(shape), words, bytes }
     }
 
-    fn of(tensor: &Tensor) -> Self {
-        let mut held = Held::new(tensor.dtype(), tensor.shape());
+    fn from_tensor(tensor: &Tensor) -> Self {
+        let mut held = AlignedTensor::new(tensor.dtype(), tensor.shape());
         for (word, from) in held.words.iter_mut().zip(tensor.data().chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..from.len()].copy_from_slice(from);
@@ -47,52 +47,56 @@ impl Held {
         held
     }
 
-    fn tensor(&self) -> Result<Tensor, String> {
+    fn to_tensor(&self) -> Result<Tensor, String> {
         let bytes = self.words.iter().flat_map(|w| w.to_ne_bytes()).take(self.bytes).collect();
         Tensor::new(self.dtype, self.shape.clone(), bytes).ok_or_else(|| "a result is too large".to_string())
     }
 }
 
 /// Runs a kernel on all ranks of a cell; the results of each.
-fn interpret(entry: &Entry, call: &interp::CustomCall<'_>) -> Result<Vec<Vec<Tensor>>, String> {
-    let operands: Vec<Vec<Held>> = call.operands.iter().map(|x| x.iter().map(Held::of).collect()).collect();
-    let fresh = || call.results.iter().map(|(dtype, shape)| Held::new(*dtype, shape)).collect();
-    let mut results: Vec<Vec<Held>> = call.ranks.iter().map(|_| fresh()).collect();
+fn interpret_kernel(
+    entry: &KernelEntry,
+    call: &interp::CustomKernelCall<'_>,
+) -> Result<Vec<Vec<Tensor>>, String> {
+    let operands: Vec<Vec<AlignedTensor>> =
+        call.operands.iter().map(|x| x.iter().map(AlignedTensor::from_tensor).collect()).collect();
+    let fresh = || call.results.iter().map(|(dtype, shape)| AlignedTensor::new(*dtype, shape)).collect();
+    let mut results: Vec<Vec<AlignedTensor>> = call.ranks.iter().map(|_| fresh()).collect();
     let pointers: Vec<Vec<*mut u8>> = results
         .iter_mut()
         .map(|of_rank| of_rank.iter_mut().map(|held| held.words.as_mut_ptr().cast()).collect())
         .collect();
     for number in 0..call.ranks.len() {
-        let sides: Vec<Side<'_>> = (0..call.ranks.len())
-            .map(|p| side(entry, p == number, &operands[p], call.results, &pointers[p]))
+        let sides: Vec<RankTensors<'_>> = (0..call.ranks.len())
+            .map(|p| rank_tensors(entry, p == number, &operands[p], call.results, &pointers[p]))
             .collect();
         let signature = &entry.signature;
         // SAFETY: the sides are tensors of this function, which nothing else touches meanwhile.
         let mut on_rank =
             unsafe { CustomCall::new(call.name, call.ranks, number, signature, &sides, &|| ()) };
-        invoke(entry, &mut on_rank).map_err(|e| format!("rank {}: {e}", call.ranks[number]))?;
+        invoke_kernel(entry, &mut on_rank).map_err(|e| format!("rank {}: {e}", call.ranks[number]))?;
     }
-    results.iter().map(|of_rank| of_rank.iter().map(Held::tensor).collect()).collect()
+    results.iter().map(|of_rank| of_rank.iter().map(AlignedTensor::to_tensor).collect()).collect()
 }
 
 /// What a kernel sees of one rank.
-fn side<'a>(
-    entry: &Entry,
+fn rank_tensors<'a>(
+    entry: &KernelEntry,
     own: bool,
-    operands: &'a [Held],
+    operands: &'a [AlignedTensor],
     results: &'a [(DType, Vec<usize>)],
     pointers: &[*mut u8],
-) -> Side<'a> {
-    let (reads, writes) = (entry.signature.reads(), entry.signature.writes());
-    let view = |(i, x): (usize, &'a Held)| {
+) -> RankTensors<'a> {
+    let (reads, writes) = (entry.signature.peer_operands(), entry.signature.peer_results());
+    let view = |(i, x): (usize, &'a AlignedTensor)| {
         let ptr = x.words.as_ptr().cast();
         // SAFETY: the tensor is held for `'a`, dense, aligned, and never written.
-        (own || reads.contains(&i)).then(|| unsafe { View::new(x.dtype, &x.shape, &x.strides, ptr) })
+        (own || reads.contains(&i)).then(|| unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, ptr) })
     };
     let written = |(i, (y, &ptr)): (usize, (&'a (DType, Vec<usize>), &*mut u8))| {
-        (own || writes.contains(&i)).then_some(Written { dtype: y.0, shape: &y.1, ptr })
+        (own || writes.contains(&i)).then_some(ResultMemory { dtype: y.0, shape: &y.1, ptr })
     };
-    Side {
+    RankTensors {
         operands: operands.iter().enumerate().map(view).collect(),
         results: results.iter().zip(pointers).enumerate().map(written).collect(),
     }

@@ -1,8 +1,8 @@
 //! Kernels of custom ops: what an embedder registers, and what a kernel is called with.
 //!
-//! A [`Registry`] holds a [`Signature`] and a kernel for each custom op by its name. The same kernel runs on
+//! A [`CustomKernelRegistry`] holds a [`KernelSignature`] and a kernel for each custom op by its name. The same kernel runs on
 //! host ranks, where operands and results lie as the plan says, and in the interpreter
-//! ([`Registry::interpreted`]), where every rank has tensors of its own.
+//! ([`CustomKernelRegistry::to_interpreter_registry`]), where every rank has tensors of its own.
 //!
 //! An op that touches peers runs between two barriers: every peer has arrived before the kernel starts, and
 //! no peer goes on before all kernels have ended. Meanwhile a kernel may read the operands of peers and write
@@ -21,9 +21,9 @@ mod signature;
 pub use call::{CustomCall, PeerResult};
 pub use element::{Element, bf16, f16};
 pub use error::CustomError;
-pub use registry::Registry;
-pub use signature::Signature;
-pub use symmc_control::Mismatch;
+pub use registry::CustomKernelRegistry;
+pub use signature::KernelSignature;
+pub use symmc_control::ValueMismatch;
 
-pub(crate) use call::{Side, Written};
-pub(crate) use registry::{Entry, invoke, op_text, panic_text};
+pub(crate) use call::{RankTensors, ResultMemory};
+pub(crate) use registry::{KernelEntry, invoke_kernel, op_display_name, panic_message};

@@ -9,29 +9,29 @@ use std::sync::Arc;
 use symmc_ir::{Graph, NodeId, Op};
 
 use super::call::CustomCall;
-use symmc_control::Mismatch;
+use symmc_control::ValueMismatch;
 
 use super::error::CustomError;
-use super::signature::Signature;
+use super::signature::KernelSignature;
 use crate::error::{Result, RunError};
 
-type Kernel = dyn Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync;
+type KernelFn = dyn Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync;
 
 #[derive(Clone)]
-pub(crate) struct Entry {
-    pub signature: Signature,
-    kernel: Arc<Kernel>,
+pub(crate) struct KernelEntry {
+    pub signature: KernelSignature,
+    kernel: Arc<KernelFn>,
 }
 
 /// Kernels of custom ops by name.
 #[derive(Clone, Default)]
-pub struct Registry {
-    entries: BTreeMap<String, Entry>,
+pub struct CustomKernelRegistry {
+    entries: BTreeMap<String, KernelEntry>,
 }
 
-impl Registry {
+impl CustomKernelRegistry {
     pub const fn new() -> Self {
-        Registry { entries: BTreeMap::new() }
+        CustomKernelRegistry { entries: BTreeMap::new() }
     }
 
     /// Registers the kernel of the custom op `name`, replacing an earlier one. The kernel writes the results, or
@@ -39,42 +39,47 @@ impl Registry {
     pub fn register(
         &mut self,
         name: impl Into<String>,
-        signature: Signature,
+        signature: KernelSignature,
         kernel: impl Fn(&mut CustomCall<'_>) -> Result<(), CustomError> + Send + Sync + 'static,
     ) -> &mut Self {
-        self.entries.insert(name.into(), Entry { signature, kernel: Arc::new(kernel) });
+        self.entries.insert(name.into(), KernelEntry { signature, kernel: Arc::new(kernel) });
         self
     }
 
     /// Whether every op of a program has a kernel. Fails with the first that has none, or one of another signature.
-    pub fn check(&self, graph: &Graph) -> Result<()> {
-        graph.nodes.keys().try_for_each(|node| self.entry(graph, node, None).map(|_| ()))
+    pub fn expect_kernels(&self, graph: &Graph) -> Result<()> {
+        graph.nodes.keys().try_for_each(|node| self.find_kernel(graph, node, None).map(|_| ()))
     }
 
     /// The kernel of a node; `None` for a node that needs none. `rank` is this rank, if an error is to name it.
-    pub(crate) fn entry(&self, graph: &Graph, node: NodeId, rank: Option<u32>) -> Result<Option<Entry>> {
+    pub(crate) fn find_kernel(
+        &self,
+        graph: &Graph,
+        node: NodeId,
+        rank: Option<u32>,
+    ) -> Result<Option<KernelEntry>> {
         let data = &graph.nodes[node];
         let found = match &data.op {
-            Op::Opaque { .. } => Err(Mismatch::Opaque),
+            Op::Opaque { .. } => Err(ValueMismatch::Opaque),
             Op::Custom(id) => match self.entries.get(&graph.customs[*id].name) {
-                None => Err(Mismatch::NoKernel),
-                Some(entry) => match entry.signature.differs(graph, data, *id) {
+                None => Err(ValueMismatch::NoKernel),
+                Some(entry) => match entry.signature.check_node(graph, data, *id) {
                     Ok(()) => Ok(Some(entry.clone())),
-                    Err(what) => Err(Mismatch::Signature(what)),
+                    Err(what) => Err(ValueMismatch::Signature(what)),
                 },
             },
             _ => Ok(None),
         };
-        let (node, op) = (graph.node_name(node).to_string(), op_text(graph, &data.op));
+        let (node, op) = (graph.node_name(node).to_string(), op_display_name(graph, &data.op));
         found.map_err(|why| RunError::CannotRun { rank, node, op, why })
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
+    pub(super) fn kernels(&self) -> impl Iterator<Item = (&String, &KernelEntry)> {
         self.entries.iter()
     }
 }
 
-impl fmt::Debug for Registry {
+impl fmt::Debug for CustomKernelRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let signatures = self.entries.iter().map(|(name, entry)| (name, &entry.signature));
         f.debug_map().entries(signatures).finish()
@@ -82,7 +87,7 @@ impl fmt::Debug for Registry {
 }
 
 /// An op for people, with the name of a custom or opaque one.
-pub(crate) fn op_text(graph: &Graph, op: &Op) -> String {
+pub(crate) fn op_display_name(graph: &Graph, op: &Op) -> String {
     let name = symmc_ir::text::op_name(op);
     match op {
         Op::Custom(id) => format!("{name} {:?}", graph.customs[*id].name),
@@ -92,14 +97,14 @@ pub(crate) fn op_text(graph: &Graph, op: &Op) -> String {
 }
 
 /// Calls a kernel; its failure as a text, also if it panics.
-pub(crate) fn invoke(entry: &Entry, call: &mut CustomCall<'_>) -> Result<(), String> {
+pub(crate) fn invoke_kernel(entry: &KernelEntry, call: &mut CustomCall<'_>) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(|| (entry.kernel)(call))) {
         Ok(result) => result.map_err(|e| e.to_string()),
-        Err(panic) => Err(format!("the kernel panicked: {}", panic_text(&*panic))),
+        Err(panic) => Err(format!("the kernel panicked: {}", panic_message(&*panic))),
     }
 }
 
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

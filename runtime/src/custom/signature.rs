@@ -4,43 +4,43 @@ use symmc_ir::{CustomId, DType, Graph, Node};
 
 /// What a kernel expects of the op that it is registered for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Signature {
+pub struct KernelSignature {
     operands: Vec<DType>,
     results: Vec<DType>,
     reads: Vec<usize>,
     writes: Vec<usize>,
 }
 
-impl Signature {
+impl KernelSignature {
     /// An op with operands and results of these dtypes that touches no peer.
     pub fn new(operands: &[DType], results: &[DType]) -> Self {
         let (operands, results) = (operands.to_vec(), results.to_vec());
-        Signature { operands, results, reads: Vec::new(), writes: Vec::new() }
+        KernelSignature { operands, results, reads: Vec::new(), writes: Vec::new() }
     }
 
     /// The same, and it reads the operands of peers at these positions: those that the program declares
     /// symmetric.
     pub fn reading_peers(mut self, operands: &[usize]) -> Self {
-        self.reads = sorted(operands);
+        self.reads = sorted_positions(operands);
         self
     }
 
     /// The same, and it writes the results of peers at these positions: those that the program declares
     /// symmetric.
     pub fn writing_peers(mut self, results: &[usize]) -> Self {
-        self.writes = sorted(results);
+        self.writes = sorted_positions(results);
         self
     }
 
-    pub fn reads(&self) -> &[usize] {
+    pub fn peer_operands(&self) -> &[usize] {
         &self.reads
     }
 
-    pub fn writes(&self) -> &[usize] {
+    pub fn peer_results(&self) -> &[usize] {
         &self.writes
     }
 
-    pub(super) fn differs(&self, graph: &Graph, node: &Node, id: CustomId) -> Result<(), String> {
+    pub(super) fn check_node(&self, graph: &Graph, node: &Node, id: CustomId) -> Result<(), String> {
         let dtypes = |what, expected: &[DType], values: &[symmc_ir::ValueId]| {
             if expected.len() != values.len() {
                 return Err(format!("expected {} {what}(s), found {}", expected.len(), values.len()));
@@ -57,7 +57,7 @@ impl Signature {
         dtypes("result", &self.results, &node.outputs)?;
         let op = &graph.customs[id];
         let declared = |positions: &[usize]| match op.group {
-            Some(_) => sorted(positions),
+            Some(_) => sorted_positions(positions),
             None => Vec::new(),
         };
         let touched = |what, expected: &[usize], found: Vec<usize>| match expected == found {
@@ -69,7 +69,7 @@ impl Signature {
     }
 }
 
-fn sorted(positions: &[usize]) -> Vec<usize> {
+fn sorted_positions(positions: &[usize]) -> Vec<usize> {
     let mut out = positions.to_vec();
     out.sort_unstable();
     out.dedup();

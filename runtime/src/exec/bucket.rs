@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use symmc_ir::layout::Layout;
-use symmc_ir::{Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op, OutputKind, Table, Tensor, ValueId};
+use symmc_ir::{Dim, Dispatch, EntityMap, Graph, GroupId, InputId, NodeId, Op, OutputKind, Tensor, ValueId};
 use symmc_plan::{
-    ArenaKind, Bucket, ExitBarrier, Lane, Memory, Placed, Plan, ReadPlan, Role, Run, UnreadPlan,
+    ArenaKind, Bucket, ExitBarrier, FixedRole, Lane, MemoryRef, ParsedPlan, Plan, PlanProgramError,
+    ResolvedPlacement, StepNodes,
 };
 
-use crate::custom::{Entry, Registry};
+use crate::custom::{CustomKernelRegistry, KernelEntry};
 use crate::error::{Result, RunError};
 
 /// Memory that a base value lies in, as a run addresses it.
@@ -25,20 +26,20 @@ pub enum MemorySpace {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct BasePlace {
+pub(super) struct BasePlacement {
     pub space: MemorySpace,
     /// Where the buffer starts in its arena.
     pub start: usize,
     /// The bytes from there that the value may use; `None` for the caller's memory.
-    pub room: Option<usize>,
+    pub capacity: Option<usize>,
     /// Bytes behind `start`.
     pub offset: Dim,
-    pub by_rank: Option<ByRank>,
+    pub by_rank: Option<RankOffset>,
 }
 
-impl BasePlace {
+impl BasePlacement {
     /// What a rank multiplies the stride with; 0 for a value that starts at the same place on all.
-    pub fn number_on(&self, rank: u32) -> usize {
+    pub fn cell_number(&self, rank: u32) -> usize {
         let list = self.by_rank.as_ref().map(|b| &b.numbers);
         list.and_then(|numbers| numbers.get(rank as usize)).copied().unwrap_or(0)
     }
@@ -46,7 +47,7 @@ impl BasePlace {
 
 /// The part of an offset that depends on the rank.
 #[derive(Clone, Debug)]
-pub(super) struct ByRank {
+pub(super) struct RankOffset {
     pub stride: Dim,
     /// The number of every rank of the run within its cell of the group that the place names.
     pub numbers: Arc<[usize]>,
@@ -65,7 +66,7 @@ pub(super) struct PreparedStep {
 }
 
 #[derive(Clone)]
-pub struct CustomKernel(pub(super) Entry);
+pub struct CustomKernel(pub(super) KernelEntry);
 
 impl std::fmt::Debug for CustomKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -78,24 +79,24 @@ pub struct PreparedBucket {
     pub(super) bucket: usize,
     pub(super) rank: u32,
     pub(super) graph: Graph,
-    pub(super) layouts: Table<ValueId, Layout>,
-    pub(super) places: Table<ValueId, Option<BasePlace>>,
+    pub(super) layouts: EntityMap<ValueId, Layout>,
+    pub(super) placements: EntityMap<ValueId, Option<BasePlacement>>,
     pub(super) steps: Vec<PreparedStep>,
     /// Bytes of the two arenas.
-    pub(super) arenas: symmc_plan::Arenas,
-    pub(super) landing: Table<GroupId, [Option<usize>; 2]>,
+    pub(super) arenas: symmc_plan::ArenaSizes,
+    pub(super) landing_offsets: EntityMap<GroupId, [Option<usize>; 2]>,
     /// The data of each constant input, aligned.
-    pub(super) constants: Arc<[Option<Words>]>,
+    pub(super) constants: Arc<[Option<AlignedBytes>]>,
 }
 
 /// Bytes at an address that is aligned for every dtype.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(super) struct AlignedBytes {
     words: Vec<u64>,
     len: usize,
 }
 
-impl Words {
+impl AlignedBytes {
     fn new(tensor: &Tensor) -> Self {
         let data = tensor.data();
         let words = data
@@ -106,7 +107,7 @@ impl Words {
                 u64::from_ne_bytes(word)
             })
             .collect();
-        Words { words, len: data.len() }
+        AlignedBytes { words, len: data.len() }
     }
     pub fn as_ptr(&self) -> *const u8 {
         self.words.as_ptr().cast()
@@ -123,34 +124,36 @@ impl Words {
 impl PreparedBucket {
     /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket names something that it does not have, or
     /// holds an op that has no kernel here.
-    pub fn new(plan: &ReadPlan, bucket: usize, rank: u32, registry: &Registry) -> Result<Self> {
+    pub fn new(plan: &ParsedPlan, bucket: usize, rank: u32, registry: &CustomKernelRegistry) -> Result<Self> {
         let index = bucket;
-        let bucket = plan.buckets.get(index).ok_or_else(|| invalid(format!("there is no bucket {index}")))?;
-        let program = plan.program(bucket.program).map_err(unread_plan)?;
+        let bucket =
+            plan.buckets.get(index).ok_or_else(|| invalid_plan(format!("there is no bucket {index}")))?;
+        let program = plan.program(bucket.program).map_err(unread_plan_error)?;
         if program.graph.ranks != Some(plan.ranks) {
-            return Err(invalid(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
+            return Err(invalid_plan(format!("program {} is not for {} ranks", bucket.program, plan.ranks)));
         }
-        let symbols = program.symbols(bucket).map_err(|e| invalid(e.to_string()))?;
-        let (placed, unresolved) = program.places(bucket, &symbols);
+        let symbols = program.resolve_symbols(bucket).map_err(|e| invalid_plan(e.to_string()))?;
+        let (placed, unresolved) = program.resolve_placements(bucket, &symbols);
         if let Some(error) = unresolved.first() {
-            return Err(invalid(error.to_string()));
+            return Err(invalid_plan(error.to_string()));
         }
-        let runs: Result<Vec<Run>, _> = program.runs(bucket).collect();
-        let runs = runs.map_err(|e| invalid(e.to_string()))?;
-        let context = Context { plan, bucket, program, rank };
-        let places = context.places(&placed)?;
-        let steps = context.steps(&runs, registry)?;
-        let landing = context.landing();
+        let runs: Result<Vec<StepNodes>, _> = program.resolve_steps(bucket).collect();
+        let runs = runs.map_err(|e| invalid_plan(e.to_string()))?;
+        let context = BucketContext { plan, bucket, program, rank };
+        let places = context.base_placements(&placed)?;
+        let steps = context.prepare_steps(&runs, registry)?;
+        let landing = context.landing_offsets();
         let graph = Graph { symbols, ..program.graph.clone() };
-        let constants = graph.inputs.values().map(|i| i.data.as_ref().map(|t| Words::new(t))).collect();
+        let constants =
+            graph.inputs.values().map(|i| i.data.as_ref().map(|t| AlignedBytes::new(t))).collect();
         Ok(PreparedBucket {
             bucket: index,
             rank,
             layouts: program.layouts.clone(),
-            places,
+            placements: places,
             steps,
             arenas: plan.arenas,
-            landing,
+            landing_offsets: landing,
             constants,
             graph,
         })
@@ -161,12 +164,12 @@ impl PreparedBucket {
         &self.graph
     }
 
-    pub fn steps(&self) -> usize {
+    pub fn step_count(&self) -> usize {
         self.steps.len()
     }
 
     /// The input that an output writes into.
-    pub(super) fn mutations(&self) -> impl Iterator<Item = (usize, InputId)> {
+    pub(super) fn mutated_inputs(&self) -> impl Iterator<Item = (usize, InputId)> {
         self.graph.outputs.iter().enumerate().filter_map(|(k, o)| match o.kind {
             OutputKind::Mutates(input) => Some((k, input)),
             OutputKind::Returned => None,
@@ -174,85 +177,98 @@ impl PreparedBucket {
     }
 }
 
-fn invalid(message: String) -> RunError {
+fn invalid_plan(message: String) -> RunError {
     RunError::Defect(format!("the plan cannot run: {message}"))
 }
 
-struct Context<'a> {
+struct BucketContext<'a> {
     plan: &'a Plan,
     bucket: &'a Bucket,
-    program: &'a symmc_plan::ReadProgram,
+    program: &'a symmc_plan::ParsedProgram,
     rank: u32,
 }
 
-impl Context<'_> {
-    fn places(&self, placed: &Table<ValueId, Option<Placed>>) -> Result<Table<ValueId, Option<BasePlace>>> {
+impl BucketContext<'_> {
+    fn base_placements(
+        &self,
+        placed: &EntityMap<ValueId, Option<ResolvedPlacement>>,
+    ) -> Result<EntityMap<ValueId, Option<BasePlacement>>> {
         let graph = &self.program.graph;
-        let inner = BasePlace {
+        let inner = BasePlacement {
             space: MemorySpace::Inner,
             start: 0,
-            room: None,
+            capacity: None,
             offset: Dim::from(0),
             by_rank: None,
         };
-        let place = |(value, placed): (ValueId, &Option<Placed>)| match placed {
+        let place = |(value, placed): (ValueId, &Option<ResolvedPlacement>)| match placed {
             Some(placed) => self
-                .place(placed)
+                .base_placement(placed)
                 .map(Some)
-                .map_err(|e| invalid(format!("the place of %{}: {e}", graph.name_of(value)))),
-            None => Ok(self.program.is_inner(value).then(|| inner.clone())),
+                .map_err(|e| invalid_plan(format!("the place of %{}: {e}", graph.value_name(value)))),
+            None => Ok(self.program.is_dispatch_internal(value).then(|| inner.clone())),
         };
         placed.iter().map(place).collect()
     }
 
-    fn place(&self, place: &Placed) -> Result<BasePlace, String> {
+    fn base_placement(&self, place: &ResolvedPlacement) -> Result<BasePlacement, String> {
         let graph = &self.program.graph;
         let (space, start, room) = match place.memory {
-            Memory::Buffer(b) => {
+            MemoryRef::Buffer(b) => {
                 let b = self.bucket.buffers.get(b).ok_or_else(|| format!("there is no buffer {b}"))?;
                 let (space, arena) = match b.arena {
                     ArenaKind::Ordinary => (MemorySpace::Ordinary, self.plan.arenas.ordinary),
                     ArenaKind::Symmetric => (MemorySpace::Symmetric, self.plan.arenas.symmetric),
                 };
-                (space, b.offset, Some(within(b.offset, b.size, arena)?))
+                (space, b.offset, Some(check_within_arena(b.offset, b.size, arena)?))
             }
-            Memory::Fixed(f) => {
+            MemoryRef::Fixed(f) => {
                 let f = self.plan.fixed.get(f).ok_or_else(|| format!("there is no fixed memory {f}"))?;
                 (
                     MemorySpace::Symmetric,
                     f.offset,
-                    Some(within(f.offset, f.size, self.plan.arenas.symmetric)?),
+                    Some(check_within_arena(f.offset, f.size, self.plan.arenas.symmetric)?),
                 )
             }
-            Memory::Input(i) if i < graph.inputs.len() => (MemorySpace::Input(i), 0, None),
-            Memory::Output(o) if o < graph.outputs.len() => (MemorySpace::Output(o), 0, None),
-            Memory::Input(i) => return Err(format!("there is no input {i}")),
-            Memory::Output(o) => return Err(format!("there is no output {o}")),
+            MemoryRef::Input(i) if i < graph.inputs.len() => (MemorySpace::Input(i), 0, None),
+            MemoryRef::Output(o) if o < graph.outputs.len() => (MemorySpace::Output(o), 0, None),
+            MemoryRef::Input(i) => return Err(format!("there is no input {i}")),
+            MemoryRef::Output(o) => return Err(format!("there is no output {o}")),
         };
         let by_rank = match &place.by_rank {
             None => None,
             Some((group, stride)) => {
                 let none = || format!("group @{} has no ranks", graph.groups[*group].name);
-                let numbers = graph.numbers(*group).ok_or_else(none)?;
-                Some(ByRank { stride: stride.clone(), numbers: numbers.into() })
+                let numbers = graph.ranks_within_cells(*group).ok_or_else(none)?;
+                Some(RankOffset { stride: stride.clone(), numbers: numbers.into() })
             }
         };
-        Ok(BasePlace { space, start: start as usize, room, offset: place.offset.clone(), by_rank })
+        Ok(BasePlacement {
+            space,
+            start: start as usize,
+            capacity: room,
+            offset: place.offset.clone(),
+            by_rank,
+        })
     }
 
-    fn steps(&self, runs: &[Run], registry: &Registry) -> Result<Vec<PreparedStep>> {
+    fn prepare_steps(
+        &self,
+        runs: &[StepNodes],
+        registry: &CustomKernelRegistry,
+    ) -> Result<Vec<PreparedStep>> {
         let graph = &self.program.graph;
         let mut out = Vec::with_capacity(runs.len());
         for (index, (step, run)) in self.bucket.steps.iter().zip(runs).enumerate() {
             if step.waits.iter().any(|&w| w >= index) {
-                return Err(invalid(format!("step {index}, %{}, waits for a later step", step.node)));
+                return Err(invalid_plan(format!("step {index}, %{}, waits for a later step", step.node)));
             }
-            let custom = registry.entry(graph, run.first, Some(self.rank))?.map(CustomKernel);
+            let custom = registry.find_kernel(graph, run.first, Some(self.rank))?.map(CustomKernel);
             for node in run.nodes() {
                 self.expect_variant(&graph.nodes[node].op, graph.node_name(node))?;
             }
             let (lane, waits, exit, blocks) = (step.lane, step.waits.clone(), step.exit, step.blocks);
-            let Run { first: node, dispatch } = *run;
+            let StepNodes { first: node, dispatch } = *run;
             out.push(PreparedStep { node, dispatch, lane, waits, exit, blocks, custom });
         }
         Ok(out)
@@ -262,16 +278,18 @@ impl Context<'_> {
     fn expect_variant(&self, op: &Op, node: &str) -> Result<()> {
         match op.as_collective() {
             Some(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
-                Err(invalid(format!("%{node}: it names no variant that runs {}", c.kind.name())))
+                Err(invalid_plan(format!("%{node}: it names no variant that runs {}", c.kind.name())))
             }
             _ => Ok(()),
         }
     }
 
-    fn landing(&self) -> Table<GroupId, [Option<usize>; 2]> {
+    fn landing_offsets(&self) -> EntityMap<GroupId, [Option<usize>; 2]> {
         let zone = |name: &str, zone: u32| {
             self.plan.fixed.iter().find_map(|f| match &f.role {
-                Role::Landing { group, zone: z } if group == name && *z == zone => Some(f.offset as usize),
+                FixedRole::Landing { group, zone: z } if group == name && *z == zone => {
+                    Some(f.offset as usize)
+                }
                 _ => None,
             })
         };
@@ -280,7 +298,7 @@ impl Context<'_> {
 }
 
 /// Checks that `size` bytes from `offset` lie within an arena; gives the size.
-fn within(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
+fn check_within_arena(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
     match offset.checked_add(size) {
         Some(end) if end <= arena => Ok(size as usize),
         _ => Err(format!("{size} bytes at {offset} exceed an arena of {arena} bytes")),
@@ -288,6 +306,6 @@ fn within(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
 }
 
 /// The error of a run whose plan cannot be read. Plans are checked before they run.
-pub fn unread_plan(unread: UnreadPlan) -> RunError {
+pub fn unread_plan_error(unread: PlanProgramError) -> RunError {
     RunError::Defect(format!("the plan cannot run: {unread}"))
 }

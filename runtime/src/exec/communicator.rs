@@ -5,7 +5,7 @@ use crate::error::{Result, RunError};
 
 /// Moves data between ranks, for one rank.
 pub trait Communicator: Sync {
-    fn begin(&self, step: usize) {
+    fn begin_step(&self, step: usize) {
         let _ = step;
     }
 
@@ -15,14 +15,14 @@ pub trait Communicator: Sync {
     /// # Safety
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
-    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<()>;
+    unsafe fn run_collective(&self, call: &CollectiveCall<'_>) -> Result<()>;
 
     /// Runs `kernel`, that of a custom op, between an entry and an exit barrier of its cell. Fails as
-    /// [`collective`](Self::collective), with the error of the kernel, or if this communicator cannot.
+    /// [`collective`](Self::run_collective), with the error of the kernel, or if this communicator cannot.
     ///
     /// # Safety
     /// Nobody touches what the kernel touches in ways that the two barriers do not order.
-    unsafe fn custom(
+    unsafe fn run_custom(
         &self,
         call: &PeerCall<'_>,
         kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<()>,
@@ -33,7 +33,7 @@ pub trait Communicator: Sync {
     }
 
     /// Tells the peers, and another thread of this rank that is inside
-    /// [`collective`](Self::collective), that this rank ends with `error`.
+    /// [`collective`](Self::run_collective), that this rank ends with `error`.
     fn abort(&self, error: &RunError) {
         let _ = error;
     }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_ir::{Bindings, BoundsChecks, Graph, OutOfBounds};
-use symmc_plan::{Plan, ReadPlan};
+use symmc_ir::{BoundsChecks, Graph, OutOfBounds, SymbolBindings};
+use symmc_plan::{ParsedPlan, Plan};
 
-use super::bound::Bound;
 use super::bucket::PreparedBucket;
 use super::config::ExecConfig;
-use crate::custom::Registry;
+use super::resolved::ResolvedProgram;
+use crate::custom::CustomKernelRegistry;
 use crate::error::{Result, RunError};
-use crate::kernels::Needs;
+use crate::kernels::ScratchNeeds;
 
 /// How many bindings an executor keeps resolved.
 const KEPT: usize = 64;
@@ -19,77 +19,82 @@ const KEPT: usize = 64;
 /// A plan on one rank, ready to be bound to sizes.
 #[derive(Debug)]
 pub struct Executor {
-    plan: ReadPlan,
+    plan: ParsedPlan,
     rank: u32,
-    registry: Registry,
+    registry: CustomKernelRegistry,
     config: ExecConfig,
     /// What the sizes of a run must satisfy for the imported program to stay within its axes.
     bounds: BoundsChecks,
     programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
-    bound: Vec<(Bindings, Arc<Bound>)>,
+    bound: Vec<(SymbolBindings, Arc<ResolvedProgram>)>,
 }
 
 impl Executor {
-    pub fn new(plan: &ReadPlan, rank: u32, registry: &Registry, config: ExecConfig) -> Result<Self> {
+    pub fn new(
+        plan: &ParsedPlan,
+        rank: u32,
+        registry: &CustomKernelRegistry,
+        config: ExecConfig,
+    ) -> Result<Self> {
         if rank >= plan.ranks {
             let ranks = plan.ranks;
             return Err(RunError::Invalid(format!("the plan is for {ranks} ranks, this is rank {rank}")));
         }
         let programs = plan.buckets.iter().map(|_| None).collect();
-        let bounds = BoundsChecks::of(plan.source_program());
+        let bounds = BoundsChecks::derive(plan.source_program());
         let (plan, registry) = (plan.clone(), registry.clone());
         Ok(Executor { plan, rank, registry, config, bounds, programs, bound: Vec::new() })
     }
 
     /// Every bucket that can run, with its symbols at their upper ends where it serves these.
-    pub fn largest(&mut self) -> Vec<(&PreparedBucket, Option<Bound>)> {
+    pub fn largest_buckets(&mut self) -> Vec<(&PreparedBucket, Option<ResolvedProgram>)> {
         for bucket in 0..self.programs.len() {
             // One that cannot run is refused when it is to.
-            let _ = self.program(bucket);
+            let _ = self.prepared_bucket(bucket);
         }
         let at_most = |program: &PreparedBucket| {
             let symbols = &self.plan.buckets.get(program.bucket)?.symbols;
             program
-                .bind_for_size(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect())
+                .resolve_for_size(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect())
                 .ok()
         };
         self.programs.iter().flatten().map(|program| (program, at_most(program))).collect()
     }
 
     /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
-    pub fn needs(&mut self) -> [Needs; 2] {
-        let (lanes, mut needs) = (self.config.lanes, <[Needs; 2]>::default());
-        for bound in self.largest().into_iter().filter_map(|(_, bound)| bound) {
-            bound.add_needs(lanes, &mut needs);
+    pub fn scratch_needs(&mut self) -> [ScratchNeeds; 2] {
+        let (lanes, mut needs) = (self.config.lanes, <[ScratchNeeds; 2]>::default());
+        for bound in self.largest_buckets().into_iter().filter_map(|(_, bound)| bound) {
+            bound.add_scratch_needs(lanes, &mut needs);
         }
         needs
     }
 
-    pub fn plan(&self) -> &ReadPlan {
+    pub fn plan(&self) -> &ParsedPlan {
         &self.plan
     }
 
     /// The imported program.
-    pub fn source(&self) -> &Graph {
+    pub fn source_graph(&self) -> &Graph {
         self.plan.source_program()
     }
 
     /// The values of the symbols in words: `n=4, m=7`.
-    pub fn sizes(&self, bindings: &Bindings) -> String {
+    pub fn describe_sizes(&self, bindings: &SymbolBindings) -> String {
         let text = |(name, value): (&String, &i64)| format!("{name}={value}");
-        self.by_name(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
+        self.symbol_values(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
     }
 
-    fn program(&mut self, bucket: usize) -> Result<&PreparedBucket> {
+    fn prepared_bucket(&mut self, bucket: usize) -> Result<&PreparedBucket> {
         Ok(match &mut self.programs[bucket] {
             Some(program) => program,
             empty => empty.insert(PreparedBucket::new(&self.plan, bucket, self.rank, &self.registry)?),
         })
     }
 
-    fn by_name(&self, bindings: &Bindings) -> IndexMap<String, i64> {
-        let symbols = self.source().symbols.iter();
+    fn symbol_values(&self, bindings: &SymbolBindings) -> IndexMap<String, i64> {
+        let symbols = self.source_graph().symbols.iter();
         let named = symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), bindings.get(id)?)));
         named.collect()
     }
@@ -97,14 +102,14 @@ impl Executor {
     /// Everything resolved for these values of the imported program's symbols. Fails if no bucket serves them, the
     /// imported program reads outside of an axis, the bucket cannot run (it holds an op without a kernel), or its
     /// memory does not hold its values.
-    pub fn bind(&mut self, bindings: &Bindings) -> Result<Arc<Bound>> {
+    pub fn resolve_bindings(&mut self, bindings: &SymbolBindings) -> Result<Arc<ResolvedProgram>> {
         if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
             return Ok(bound.clone());
         }
-        let named = self.by_name(bindings);
-        let bucket = bucket_of(&self.plan, &named)?;
-        self.bounds.evaluate(self.plan.source_program(), bindings).map_err(out_of_bounds)?;
-        let bound = Arc::new(self.program(bucket)?.bind(&named)?);
+        let named = self.symbol_values(bindings);
+        let bucket = select_bucket(&self.plan, &named)?;
+        self.bounds.evaluate(self.plan.source_program(), bindings).map_err(bounds_error)?;
+        let bound = Arc::new(self.prepared_bucket(bucket)?.resolve_bindings(&named)?);
         if self.bound.len() == KEPT {
             self.bound.remove(0);
         }
@@ -114,12 +119,12 @@ impl Executor {
 }
 
 /// The bucket whose ranges hold these values.
-fn bucket_of(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize> {
-    plan.serving(named).map_err(|e| RunError::Invalid(e.to_string()))
+fn select_bucket(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize> {
+    plan.find_bucket(named).map_err(|e| RunError::Invalid(e.to_string()))
 }
 
 /// The error of a run whose sizes lead outside of an axis.
-fn out_of_bounds(found: OutOfBounds) -> RunError {
+fn bounds_error(found: OutOfBounds) -> RunError {
     let OutOfBounds { node, op, message: detail } = found;
     RunError::Bounds { node, op: op.to_string(), detail }
 }

@@ -6,22 +6,22 @@ use crate::error::{Result, RunError};
 
 /// Bytes somewhere; empty when the pointer is null.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct ByteSpan {
     pub ptr: *mut u8,
     pub len: usize,
 }
 
-impl Span {
-    pub const NONE: Span = Span { ptr: std::ptr::null_mut(), len: 0 };
+impl ByteSpan {
+    pub const NONE: ByteSpan = ByteSpan { ptr: std::ptr::null_mut(), len: 0 };
 
     /// The bytes of a slice, to be written.
-    pub fn of(bytes: &mut [u8]) -> Self {
-        Span { ptr: bytes.as_mut_ptr(), len: bytes.len() }
+    pub fn from_mut_slice(bytes: &mut [u8]) -> Self {
+        ByteSpan { ptr: bytes.as_mut_ptr(), len: bytes.len() }
     }
 
     /// The bytes of a slice, which are only read.
-    pub fn of_const(bytes: &[u8]) -> Self {
-        Span { ptr: bytes.as_ptr().cast_mut(), len: bytes.len() }
+    pub fn from_slice(bytes: &[u8]) -> Self {
+        ByteSpan { ptr: bytes.as_ptr().cast_mut(), len: bytes.len() }
     }
 }
 
@@ -68,13 +68,13 @@ impl InputData<'_> {
 #[derive(Clone, Debug)]
 pub struct RankMemory {
     /// This rank's ordinary arena, aligned to 64 bytes.
-    pub ordinary: Span,
+    pub ordinary: ByteSpan,
     /// This rank's symmetric arena as this rank maps it, aligned to 64 bytes.
-    pub symmetric: Span,
+    pub symmetric: ByteSpan,
     /// The data of each input, aligned to its dtype; it is only read, but for an input that an output
     /// mutates. An input without memory is a constant of the program, or one that the plan holds in fixed
     /// memory and whose caller wrote it there.
-    pub inputs: Vec<Span>,
+    pub inputs: Vec<ByteSpan>,
     /// The memory of each output, aligned to its dtype.
-    pub outputs: Vec<Span>,
+    pub outputs: Vec<ByteSpan>,
 }

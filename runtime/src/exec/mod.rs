@@ -1,7 +1,7 @@
 //! Executes the steps of a checked plan on one rank.
 //!
-//! An [`Executor`] holds a plan for one rank. [`Executor::bind`] picks the bucket that serves the bindings, and resolves
-//! every operand to a place in memory and every extent to a number ([`Bound`], once for each binding). A session walks the
+//! An [`Executor`] holds a plan for one rank. [`Executor::resolve_bindings`] picks the bucket that serves the bindings, and resolves
+//! every operand to a place in memory and every extent to a number ([`ResolvedProgram`], once for each binding). A session walks the
 //! steps of that: kernels run here, collectives go to a [`Communicator`].
 //!
 //! ```text
@@ -14,28 +14,28 @@
 //!
 //! Not here: how ranks reach each other, processes, and the choice of a plan.
 
-mod bind;
-mod bound;
 mod bucket;
 mod communicator;
 mod config;
 mod custom;
 mod executor;
 mod memory;
-mod moved;
 mod placement;
+mod relocation;
+mod resolve;
+mod resolved;
 mod run;
 mod step;
 
-pub use crate::custom::Registry;
-pub use bound::{
-    Bound, BoundCollective, BoundDispatch, BoundInput, BoundOutput, BoundPeers, BoundRegion, BoundStep,
-    Located, Member, PeerRegion, Work,
-};
-pub use bucket::{CustomKernel, MemorySpace, PreparedBucket, unread_plan};
+pub use crate::custom::CustomKernelRegistry;
+pub use bucket::{CustomKernel, MemorySpace, PreparedBucket, unread_plan_error};
 pub use communicator::Communicator;
 pub use config::{ExecConfig, Lanes, RunReport, Timing};
 pub use executor::Executor;
-pub use memory::{InputData, InputSource, RankMemory, Span};
-pub use moved::Moved;
-pub use placement::Placement;
+pub use memory::{ByteSpan, InputData, InputSource, RankMemory};
+pub use placement::ProgramPlacement;
+pub use relocation::RelocatedRange;
+pub use resolved::{
+    ExecutableStep, LocatedTensor, PeerRegion, ResolvedCollective, ResolvedDispatch, ResolvedInput,
+    ResolvedMember, ResolvedOutput, ResolvedPeers, ResolvedProgram, ResolvedRegion, StepWork,
+};

@@ -5,22 +5,25 @@
 //! accesses of different programs are ordered whatever their plans are. Runs of one program after each other are ordered as the plan
 //! says. The barrier is part of every run, because recordings of callers are replayed in an order that nobody knows.
 
-use symmc_ir::{CollectiveKind, DType, Variant};
+use symmc_ir::{CollectiveKind, CollectiveVariant, DType};
 use symmc_plan::{ExitBarrier, Lane};
 
-use super::bound::{Bound, BoundCollective, BoundDispatch, BoundRegion, BoundStep, Member, Work};
 use super::bucket::MemorySpace;
-use super::moved::{Moved, moved_offset};
+use super::relocation::{RelocatedRange, relocate_offset};
+use super::resolved::{
+    ExecutableStep, ResolvedCollective, ResolvedDispatch, ResolvedMember, ResolvedProgram, ResolvedRegion,
+    StepWork,
+};
 
 /// Where a program of a session lies, and what its groups are called there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Placement {
+pub struct ProgramPlacement {
     /// The number of the program in the session.
     pub program: usize,
     /// The parts of the symmetric arena that lie elsewhere than in the plan. Together they are all of it.
-    pub moves: Vec<Moved>,
+    pub relocations: Vec<RelocatedRange>,
     /// The bytes of the symmetric arena of the session.
-    pub symmetric: usize,
+    pub symmetric_bytes: usize,
     pub ranks: u32,
     /// For each group of the plan its number in the session.
     pub groups: Vec<usize>,
@@ -28,61 +31,61 @@ pub struct Placement {
     pub barrier: Option<usize>,
 }
 
-impl Placement {
+impl ProgramPlacement {
     /// Where a byte of the symmetric arena of the plan lies.
-    pub fn offset(&self, offset: usize) -> usize {
-        moved_offset(&self.moves, offset)
+    pub fn session_offset(&self, offset: usize) -> usize {
+        relocate_offset(&self.relocations, offset)
     }
 
-    fn group(&self, group: usize) -> usize {
+    fn session_group(&self, group: usize) -> usize {
         self.groups.get(group).copied().unwrap_or(group)
     }
 
     /// The step in which all ranks meet: a collective without elements.
-    fn barrier(&self, group: usize, lane: Lane) -> BoundStep {
-        let nothing = || BoundRegion::even(MemorySpace::Symmetric, 0);
-        let meeting = BoundCollective {
+    fn barrier_step(&self, group: usize, lane: Lane) -> ExecutableStep {
+        let nothing = || ResolvedRegion::uniform(MemorySpace::Symmetric, 0);
+        let meeting = ResolvedCollective {
             kind: CollectiveKind::AllGather,
-            variant: Variant::Pull,
+            variant: CollectiveVariant::Pull,
             exit: Some(ExitBarrier::Dropped),
             cell: (0..self.ranks).collect(),
             group,
             dtype: DType::U8,
             elements: 0,
-            row: 1,
+            row_elements: 1,
             operand: nothing(),
             result: nothing(),
             blocks: None,
             landing: None,
             splits: None,
         };
-        BoundStep {
+        ExecutableStep {
             index: 0,
             lane,
             waits: Vec::new(),
             node: "(all ranks)".into(),
             op_name: "barrier between programs".into(),
-            work: Work::Collective(meeting),
+            work: StepWork::Collective(meeting),
         }
     }
 
-    fn renumber_groups(&self, work: &mut Work) {
+    fn renumber_groups(&self, work: &mut StepWork) {
         match work {
-            Work::Collective(call) => call.group = self.group(call.group),
-            Work::Custom { peers: Some(peers), .. } => peers.group = self.group(peers.group),
-            Work::Dispatch(BoundDispatch { members, .. }) => {
-                members.iter_mut().for_each(|Member { work, .. }| self.renumber_groups(work));
+            StepWork::Collective(call) => call.group = self.session_group(call.group),
+            StepWork::Custom { peers: Some(peers), .. } => peers.group = self.session_group(peers.group),
+            StepWork::Dispatch(ResolvedDispatch { members, .. }) => {
+                members.iter_mut().for_each(|ResolvedMember { work, .. }| self.renumber_groups(work));
             }
-            Work::Custom { peers: None, .. } | Work::Kernel { .. } => {}
+            StepWork::Custom { peers: None, .. } | StepWork::Kernel { .. } => {}
         }
     }
 }
 
-impl Bound {
+impl ResolvedProgram {
     /// The same where a session has it.
-    pub fn placed(&self, placement: &Placement) -> Bound {
-        let mut bound = self.moved(&placement.moves);
-        (bound.program, bound.symmetric) = (placement.program, placement.symmetric);
+    pub fn with_placement(&self, placement: &ProgramPlacement) -> ResolvedProgram {
+        let mut bound = self.with_relocations(&placement.relocations);
+        (bound.program, bound.symmetric_bytes) = (placement.program, placement.symmetric_bytes);
         bound.steps.iter_mut().for_each(|step| placement.renumber_groups(&mut step.work));
         let Some(group) = placement.barrier else { return bound };
         for step in &mut bound.steps {
@@ -94,7 +97,7 @@ impl Bound {
         if let Some(first) = bound.steps.iter_mut().find(|step| step.lane != lane) {
             first.waits.push(0);
         }
-        bound.steps.insert(0, placement.barrier(group, lane));
+        bound.steps.insert(0, placement.barrier_step(group, lane));
         bound
     }
 }

@@ -7,61 +7,64 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use symmc_ir::InputKind;
-use symmc_ir::collective::Meets;
+use symmc_ir::collective::SyncScope;
 use symmc_plan::Lane;
-use symmc_support::parallel::start;
+use symmc_support::parallel::spawn_scoped;
 
-use super::bound::{Bound, BoundCollective, BoundInput, BoundOutput, BoundRegion, BoundStep, Located, Work};
 use super::bucket::MemorySpace;
 use super::communicator::Communicator;
 use super::config::{ExecConfig, Lanes, RunReport, Timing};
 use super::custom::CustomStep;
-use super::memory::{RankMemory, Span};
-use super::step::{Bases, StepRun};
-use crate::call::{CollectiveCall, Region, RegionMemory};
+use super::memory::{ByteSpan, RankMemory};
+use super::resolved::{
+    ExecutableStep, LocatedTensor, ResolvedCollective, ResolvedInput, ResolvedOutput, ResolvedProgram,
+    ResolvedRegion, StepWork,
+};
+use super::step::{SpaceBases, StepRun};
+use crate::call::{CallRegion, CollectiveCall, RegionMemory};
 use crate::error::{Result, RunError};
-use crate::kernels::{self, Needs, Scratch, Shaped, View, ViewMut, compute_with};
+use crate::kernels::{self, Scratch, ScratchNeeds, TensorLayout, TensorView, TensorViewMut, compute_with};
 
 /// Values as kernels are asked about them, without addresses.
-fn shaped(values: &[Located]) -> SmallVec<[Shaped<'_>; 4]> {
+fn tensor_shapes(values: &[LocatedTensor]) -> SmallVec<[TensorLayout<'_>; 4]> {
     values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
 }
 
 /// How long a lane sleeps at most before it looks again; a wake-up normally comes first.
 const NAP: Duration = Duration::from_millis(50);
 
-impl Bound {
+impl ResolvedProgram {
     /// Writes parameters and constants that the plan holds in fixed memory there. An input without caller's
     /// memory is left as it is, unless it is a constant. Fails if the caller's memory does not fit the program.
     ///
     /// # Safety
     /// As [`run`](Self::run).
-    pub unsafe fn load(&self, memory: &RankMemory) -> Result<()> {
-        self.check(memory)?;
+    pub unsafe fn load_fixed_inputs(&self, memory: &RankMemory) -> Result<()> {
+        self.check_memory(memory)?;
         // SAFETY: the caller's promise; `check` saw that the memory is large enough.
-        unsafe { self.write_fixed(memory, |kind| kind != InputKind::Argument) };
+        unsafe { self.write_fixed_inputs(memory, |kind| kind != InputKind::Argument) };
         Ok(())
     }
 
     /// Adds what its kernels need beside operands and results: those of both lanes where they run side by side.
-    pub(super) fn add_needs(&self, lanes: Lanes, needs: &mut [Needs; 2]) {
-        fn of(work: &Work) -> Needs {
+    pub(super) fn add_scratch_needs(&self, lanes: Lanes, needs: &mut [ScratchNeeds; 2]) {
+        fn work_needs(work: &StepWork) -> ScratchNeeds {
             match work {
-                Work::Kernel { op, operands, results } => {
-                    kernels::needs(op, &shaped(operands), &shaped(results))
+                StepWork::Kernel { op, operands, results } => {
+                    kernels::scratch_needs(op, &tensor_shapes(operands), &tensor_shapes(results))
                 }
-                Work::Dispatch(dispatch) => {
-                    let mut all = Needs::default();
-                    dispatch.members.iter().for_each(|m| all.merge(&of(&m.work)));
-                    all.add_bytes(dispatch.inner);
+                StepWork::Dispatch(dispatch) => {
+                    let mut all = ScratchNeeds::default();
+                    dispatch.members.iter().for_each(|m| all.merge(&work_needs(&m.work)));
+                    all.add_bytes(dispatch.inner_bytes);
                     all
                 }
-                Work::Custom { .. } | Work::Collective(_) => Needs::default(),
+                StepWork::Custom { .. } | StepWork::Collective(_) => ScratchNeeds::default(),
             }
         }
         let [compute, comm] = needs;
         for step in &self.steps {
-            let found = of(&step.work);
+            let found = work_needs(&step.work);
             match (lanes, step.lane) {
                 (Lanes::Threads, Lane::Comm) => comm.merge(&found),
                 _ => compute.merge(&found),
@@ -71,20 +74,20 @@ impl Bound {
 
     /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet. Then a rank that has
     /// run all steps does not know yet whether the run succeeded on all ranks.
-    pub fn may_fail_alone(&self, ranks: u32, lanes: Lanes) -> bool {
-        let refuses = |work: &Work| match work {
-            Work::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &shaped(operands)),
+    pub fn may_fail_on_one_rank(&self, ranks: u32, lanes: Lanes) -> bool {
+        let refuses = |work: &StepWork| match work {
+            StepWork::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &tensor_shapes(operands)),
             _ => false,
         };
-        let meets_all = |work: &Work| match work {
-            Work::Collective(c) if lanes == Lanes::Inline && c.cell.len() == ranks as usize => {
-                c.variant.contract(&c.kind).is_some_and(|contract| contract.meets == Meets::Group)
+        let meets_all = |work: &StepWork| match work {
+            StepWork::Collective(c) if lanes == Lanes::Inline && c.cell.len() == ranks as usize => {
+                c.variant.contract(&c.kind).is_some_and(|contract| contract.sync_scope == SyncScope::Group)
             }
             _ => false,
         };
         let last = self.steps.iter().rev().find_map(|step| match meets_all(&step.work) {
             true => Some(false),
-            false => step.work.parts().any(refuses).then_some(true),
+            false => step.work.node_work().any(refuses).then_some(true),
         });
         ranks > 1 && last.unwrap_or(false)
     }
@@ -103,12 +106,12 @@ impl Bound {
         config: &ExecConfig,
         scratch: &mut [Scratch; 2],
     ) -> Result<RunReport> {
-        self.check(memory)?;
+        self.check_memory(memory)?;
         // SAFETY: the caller's promise; `check` saw that the memory is large enough.
-        unsafe { self.write_fixed(memory, |kind| kind == InputKind::Argument) };
-        let bases = self.bases(memory);
+        unsafe { self.write_fixed_inputs(memory, |kind| kind == InputKind::Argument) };
+        let bases = self.space_bases(memory);
         let timed = if config.timing == Timing::Steps { self.steps.len() } else { 0 };
-        let walk = Walk {
+        let walk = LaneRunner {
             bound: self,
             bases: &bases,
             comm,
@@ -118,18 +121,18 @@ impl Bound {
             changed: Condvar::new(),
         };
         match config.lanes {
-            Lanes::Inline => walk.inline(&mut scratch[0])?,
-            Lanes::Threads => walk.threads(scratch)?,
+            Lanes::Inline => walk.run_inline(&mut scratch[0])?,
+            Lanes::Threads => walk.run_on_threads(scratch)?,
         }
         // SAFETY: the caller's promise; all steps have ended.
-        unsafe { self.write_back(memory) };
+        unsafe { self.write_back_outputs(memory) };
         let times = walk.times.into_iter().map(AtomicU64::into_inner).collect();
         Ok(RunReport { bucket: self.bucket, step_ns: (timed > 0).then_some(times) })
     }
 
     /// Checks that the memory is there, large enough and aligned.
-    fn check(&self, memory: &RankMemory) -> Result<()> {
-        let fits = |what: &dyn Fn() -> String, span: &Span, bytes: usize, align: usize| {
+    fn check_memory(&self, memory: &RankMemory) -> Result<()> {
+        let fits = |what: &dyn Fn() -> String, span: &ByteSpan, bytes: usize, align: usize| {
             let aligned = span.ptr.addr().is_multiple_of(align);
             if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && aligned) {
                 return Ok(());
@@ -141,8 +144,8 @@ impl Bound {
                 what()
             )))
         };
-        fits(&|| "the ordinary arena".into(), &memory.ordinary, self.ordinary, 64)?;
-        fits(&|| "the symmetric arena".into(), &memory.symmetric, self.symmetric, 64)?;
+        fits(&|| "the ordinary arena".into(), &memory.ordinary, self.ordinary_bytes, 64)?;
+        fits(&|| "the symmetric arena".into(), &memory.symmetric, self.symmetric_bytes, 64)?;
         let count = |what: &str, expected: usize, found: usize| match expected == found {
             true => Ok(()),
             false => Err(RunError::Invalid(format!("expected {expected} {what}, found {found}"))),
@@ -162,7 +165,7 @@ impl Bound {
     }
 
     /// The data of an input: the caller's, else that of a constant.
-    fn data(&self, memory: &RankMemory, input: usize) -> *mut u8 {
+    fn input_address(&self, memory: &RankMemory, input: usize) -> *mut u8 {
         match (memory.inputs[input].ptr, &self.constants[input]) {
             (ptr, Some(constant)) if ptr.is_null() && constant.len() > 0 => constant.as_ptr().cast_mut(),
             (ptr, _) => ptr,
@@ -170,16 +173,21 @@ impl Bound {
     }
 
     /// Where the steps write an output: in the memory of the input that it replaces, if that lies there.
-    fn held(&self, memory: &RankMemory, output: &BoundOutput, given: &Span) -> *mut u8 {
-        output.held_by().map_or(given.ptr, |input| self.data(memory, input))
+    fn output_address(&self, memory: &RankMemory, output: &ResolvedOutput, given: &ByteSpan) -> *mut u8 {
+        output.input_in_place().map_or(given.ptr, |input| self.input_address(memory, input))
     }
 
-    fn bases(&self, memory: &RankMemory) -> Bases {
-        Bases {
+    fn space_bases(&self, memory: &RankMemory) -> SpaceBases {
+        SpaceBases {
             ordinary: memory.ordinary.ptr,
             symmetric: memory.symmetric.ptr,
-            inputs: (0..self.inputs.len()).map(|i| self.data(memory, i)).collect(),
-            outputs: self.outputs.iter().zip(&memory.outputs).map(|(o, s)| self.held(memory, o, s)).collect(),
+            inputs: (0..self.inputs.len()).map(|i| self.input_address(memory, i)).collect(),
+            outputs: self
+                .outputs
+                .iter()
+                .zip(&memory.outputs)
+                .map(|(o, s)| self.output_address(memory, o, s))
+                .collect(),
         }
     }
 
@@ -187,9 +195,9 @@ impl Bound {
     ///
     /// # Safety
     /// As [`run`](Self::run), after [`check`](Self::check).
-    unsafe fn write_fixed(&self, memory: &RankMemory, which: impl Fn(InputKind) -> bool) {
+    unsafe fn write_fixed_inputs(&self, memory: &RankMemory, which: impl Fn(InputKind) -> bool) {
         for (i, input) in self.inputs.iter().enumerate().filter(|(_, input)| which(input.kind)) {
-            let (Some(offset), from) = (input.fixed, self.data(memory, i)) else { continue };
+            let (Some(offset), from) = (input.fixed, self.input_address(memory, i)) else { continue };
             let to = memory.symmetric.ptr.wrapping_add(offset);
             if !from.is_null() && from != to {
                 // SAFETY: both hold the bytes of the input: `check` and the resolution of its place saw it.
@@ -203,16 +211,16 @@ impl Bound {
     ///
     /// # Safety
     /// As [`run`](Self::run), after all steps.
-    unsafe fn write_back(&self, memory: &RankMemory) {
+    unsafe fn write_back_outputs(&self, memory: &RankMemory) {
         for (output, span) in self.outputs.iter().zip(&memory.outputs) {
             let Some(i) = output.mutates else { continue };
-            let from = self.held(memory, output, span);
+            let from = self.output_address(memory, output, span);
             if output.in_place && from != span.ptr && output.bytes > 0 {
                 // SAFETY: both hold the bytes of the output: `check` saw it.
                 unsafe { std::ptr::copy(from, span.ptr, output.bytes) };
                 continue;
             }
-            let BoundInput { fixed, bytes, .. } = self.inputs[i];
+            let ResolvedInput { fixed, bytes, .. } = self.inputs[i];
             let held = fixed.map(|offset| memory.symmetric.ptr.wrapping_add(offset));
             let given = Some(memory.inputs[i].ptr).filter(|p| !p.is_null());
             for to in [held, given].into_iter().flatten() {
@@ -225,9 +233,9 @@ impl Bound {
     }
 }
 
-struct Walk<'a> {
-    bound: &'a Bound,
-    bases: &'a Bases,
+struct LaneRunner<'a> {
+    bound: &'a ResolvedProgram,
+    bases: &'a SpaceBases,
     comm: &'a dyn Communicator,
     /// Nanoseconds of each step; empty when nothing is measured.
     times: Vec<AtomicU64>,
@@ -238,58 +246,58 @@ struct Walk<'a> {
     changed: Condvar,
 }
 
-impl Walk<'_> {
+impl LaneRunner<'_> {
     /// All steps in the order of the plan.
-    fn inline(&self, scratch: &mut Scratch) -> Result<()> {
+    fn run_inline(&self, scratch: &mut Scratch) -> Result<()> {
         for step in &self.bound.steps {
-            self.timed(step, scratch).inspect_err(|error| self.tell(error))?;
+            self.run_timed_step(step, scratch).inspect_err(|error| self.notify_peers(error))?;
         }
         Ok(())
     }
 
     /// One thread for each lane; one for both where the system gives no more.
-    fn threads(&self, scratch: &mut [Scratch; 2]) -> Result<()> {
+    fn run_on_threads(&self, scratch: &mut [Scratch; 2]) -> Result<()> {
         let [compute, comm] = scratch;
         let started = thread::scope(|scope| {
-            let lane = || self.lane(Lane::Compute, compute);
-            let started = start(scope, lane).is_ok();
+            let lane = || self.run_lane(Lane::Compute, compute);
+            let started = spawn_scoped(scope, lane).is_ok();
             if started {
-                self.lane(Lane::Comm, comm);
+                self.run_lane(Lane::Comm, comm);
             }
             started
         });
         if !started {
-            return self.inline(comm);
+            return self.run_inline(comm);
         }
-        match self.failed().take() {
+        match self.lock_failure().take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
     /// Tells the peers of an error that began here.
-    fn tell(&self, error: &RunError) {
+    fn notify_peers(&self, error: &RunError) {
         if !error.is_consequence() {
             self.comm.abort(error);
         }
     }
 
-    fn failed(&self) -> MutexGuard<'_, Option<RunError>> {
+    fn lock_failure(&self) -> MutexGuard<'_, Option<RunError>> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The steps of one lane, in order. Ends early when another lane failed.
-    fn lane(&self, lane: Lane, scratch: &mut Scratch) {
+    fn run_lane(&self, lane: Lane, scratch: &mut Scratch) {
         for step in self.bound.steps.iter().filter(|s| s.lane == lane) {
             if !self.await_steps(&step.waits) {
                 return;
             }
-            let result = self.timed(step, scratch);
-            let mut failure = self.failed();
+            let result = self.run_timed_step(step, scratch);
+            let mut failure = self.lock_failure();
             match result {
                 Ok(()) => self.done[step.index].store(true, Ordering::Release),
                 Err(error) => {
-                    self.tell(&error);
+                    self.notify_peers(&error);
                     failure.get_or_insert(error);
                 }
             }
@@ -308,7 +316,7 @@ impl Walk<'_> {
         if done() {
             return true;
         }
-        let mut failure = self.failed();
+        let mut failure = self.lock_failure();
         loop {
             if failure.is_some() {
                 return false;
@@ -323,16 +331,16 @@ impl Walk<'_> {
         }
     }
 
-    fn timed(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<()> {
-        self.comm.begin(step.index);
-        let Some(time) = self.times.get(step.index) else { return self.step(step, scratch) };
+    fn run_timed_step(&self, step: &ExecutableStep, scratch: &mut Scratch) -> Result<()> {
+        self.comm.begin_step(step.index);
+        let Some(time) = self.times.get(step.index) else { return self.run_step(step, scratch) };
         let start = Instant::now();
-        let result = self.step(step, scratch);
+        let result = self.run_step(step, scratch);
         time.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         result
     }
 
-    fn step(&self, step: &BoundStep, scratch: &mut Scratch) -> Result<()> {
+    fn run_step(&self, step: &ExecutableStep, scratch: &mut Scratch) -> Result<()> {
         let run = StepRun {
             rank: self.bound.rank,
             index: step.index,
@@ -342,50 +350,51 @@ impl Walk<'_> {
             bases: self.bases,
             inner: std::ptr::null_mut(),
         };
-        let Work::Dispatch(dispatch) = &step.work else { return run.work(&step.work, scratch) };
-        let mut inner = scratch.take_bytes(dispatch.inner);
+        let StepWork::Dispatch(dispatch) = &step.work else { return run.run_work(&step.work, scratch) };
+        let mut inner = scratch.allocate_bytes(dispatch.inner_bytes);
         let at = inner.as_mut_ptr();
         let mut members = dispatch.members.iter();
         let result = members.try_for_each(|member| {
-            StepRun { node: &member.node, op: &member.op_name, inner: at, ..run }.work(&member.work, scratch)
+            StepRun { node: &member.node, op: &member.op_name, inner: at, ..run }
+                .run_work(&member.work, scratch)
         });
-        scratch.give_bytes(inner);
+        scratch.return_bytes(inner);
         result
     }
 }
 
 impl StepRun<'_> {
-    fn work(&self, work: &Work, scratch: &mut Scratch) -> Result<()> {
+    fn run_work(&self, work: &StepWork, scratch: &mut Scratch) -> Result<()> {
         match work {
-            Work::Kernel { op, operands, results } => {
-                let operands: SmallVec<[View<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
-                let mut results: SmallVec<[ViewMut<'_>; 2]> =
+            StepWork::Kernel { op, operands, results } => {
+                let operands: SmallVec<[TensorView<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
+                let mut results: SmallVec<[TensorViewMut<'_>; 2]> =
                     results.iter().map(|y| self.view_mut(y)).collect();
                 compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.data_fault() {
-                    Some(fault) => self.unfit(fault, e.to_string()),
-                    None => self.failed(e.to_string()),
+                    Some(fault) => self.data_error(fault, e.to_string()),
+                    None => self.step_error(e.to_string()),
                 })
             }
-            Work::Custom { name, kernel, operands, results, peers } => {
+            StepWork::Custom { name, kernel, operands, results, peers } => {
                 let (op, peers) = (self.op, peers.as_ref());
                 let custom = CustomStep { name, op, kernel: &kernel.0, operands, results, peers };
                 // SAFETY: as for a collective.
                 unsafe { custom.run(self) }
             }
-            Work::Collective(c) => self.collective(c),
-            Work::Dispatch(_) => {
+            StepWork::Collective(c) => self.run_collective(c),
+            StepWork::Dispatch(_) => {
                 Err(RunError::Defect(format!("%{}: a dispatch within a dispatch", self.node)))
             }
         }
     }
 
-    fn collective(&self, c: &BoundCollective) -> Result<()> {
-        fn region<'r>(run: &StepRun<'_>, region: &'r BoundRegion) -> Region<'r> {
+    fn run_collective(&self, c: &ResolvedCollective) -> Result<()> {
+        fn call_region<'r>(run: &StepRun<'_>, region: &'r ResolvedRegion) -> CallRegion<'r> {
             let memory = match region.space {
                 MemorySpace::Symmetric => RegionMemory::Symmetric,
-                space => RegionMemory::Private(run.bases.of(space, run.inner)),
+                space => RegionMemory::Private(run.bases.space_start(space, run.inner)),
             };
-            Region { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
+            CallRegion { memory, offset: region.offset, by_rank: region.by_rank.as_deref() }
         }
         let call = CollectiveCall {
             step: self.index,
@@ -397,14 +406,14 @@ impl StepRun<'_> {
             group: c.group,
             dtype: c.dtype,
             elements: c.elements,
-            row: c.row,
-            operand: region(self, &c.operand),
-            result: region(self, &c.result),
+            row: c.row_elements,
+            operand: call_region(self, &c.operand),
+            result: call_region(self, &c.result),
             landing: c.landing,
-            splits: c.splits.as_ref().map(|(a, b)| (region(self, a), region(self, b))),
+            splits: c.splits.as_ref().map(|(a, b)| (call_region(self, a), call_region(self, b))),
         };
         // SAFETY: the regions were resolved against memory that `check` saw to be large enough, and the plan
         // orders the step.
-        unsafe { self.comm.collective(&call) }
+        unsafe { self.comm.run_collective(&call) }
     }
 }

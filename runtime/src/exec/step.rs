@@ -1,10 +1,10 @@
 //! A step of a run: what every step knows, and where its values lie.
 
-use super::bound::Located;
 use super::bucket::MemorySpace;
 use super::communicator::Communicator;
+use super::resolved::LocatedTensor;
 use crate::error::{DataFault, RunError};
-use crate::kernels::{View, ViewMut};
+use crate::kernels::{TensorView, TensorViewMut};
 
 /// A node of a step of a run.
 #[derive(Clone, Copy)]
@@ -15,41 +15,41 @@ pub(super) struct StepRun<'a> {
     pub node: &'a str,
     pub op: &'a str,
     pub comm: &'a dyn Communicator,
-    pub bases: &'a Bases,
+    pub bases: &'a SpaceBases,
     /// The memory of the dispatch that the step is, if it is one.
     pub inner: *mut u8,
 }
 
 impl StepRun<'_> {
-    pub fn failed(&self, detail: String) -> RunError {
+    pub fn step_error(&self, detail: String) -> RunError {
         let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
         RunError::Step { rank: self.rank, step, node, op, detail }
     }
 
     /// The error of the data that this step is given.
-    pub fn unfit(&self, fault: DataFault, detail: String) -> RunError {
+    pub fn data_error(&self, fault: DataFault, detail: String) -> RunError {
         let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
         RunError::Data { rank: self.rank, step, node, op, fault, detail }
     }
 
     /// The first element of a value of this rank.
-    pub fn address(&self, value: &Located) -> *mut u8 {
-        self.bases.of(value.space, self.inner).wrapping_add(value.offset)
+    pub fn address(&self, value: &LocatedTensor) -> *mut u8 {
+        self.bases.space_start(value.space, self.inner).wrapping_add(value.offset)
     }
 
-    pub fn view<'v>(&self, x: &'v Located) -> View<'v> {
+    pub fn view<'v>(&self, x: &'v LocatedTensor) -> TensorView<'v> {
         // SAFETY: resolving the value saw that it lies within its memory and is aligned there; the checked
         // plan orders this step before and after all others that touch the bytes.
-        unsafe { View::new(x.dtype, &x.shape, &x.strides, self.address(x)) }
+        unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, self.address(x)) }
     }
 
-    pub fn view_mut<'v>(&self, y: &'v Located) -> ViewMut<'v> {
+    pub fn view_mut<'v>(&self, y: &'v LocatedTensor) -> TensorViewMut<'v> {
         // SAFETY: as above; a result is a base, so no two of its elements share bytes.
-        unsafe { ViewMut::new(y.dtype, &y.shape, &y.strides, self.address(y)) }
+        unsafe { TensorViewMut::new(y.dtype, &y.shape, &y.strides, self.address(y)) }
     }
 }
 
-pub(super) struct Bases {
+pub(super) struct SpaceBases {
     pub ordinary: *mut u8,
     pub symmetric: *mut u8,
     pub inputs: Vec<*mut u8>,
@@ -57,11 +57,11 @@ pub(super) struct Bases {
 }
 
 // SAFETY: the pointers are only used to form views of steps, whose accesses the plan orders between lanes.
-unsafe impl Sync for Bases {}
+unsafe impl Sync for SpaceBases {}
 
-impl Bases {
+impl SpaceBases {
     /// The start of a memory space; of that of a dispatch, `inner`.
-    pub fn of(&self, space: MemorySpace, inner: *mut u8) -> *mut u8 {
+    pub fn space_start(&self, space: MemorySpace, inner: *mut u8) -> *mut u8 {
         match space {
             MemorySpace::Ordinary => self.ordinary,
             MemorySpace::Symmetric => self.symmetric,

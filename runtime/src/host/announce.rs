@@ -7,17 +7,17 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use symmc_control::{ANNOUNCED, Ended};
+use symmc_control::{ANNOUNCED, WaitFailure};
 
-use super::comm::Comm;
+use super::comm::HostCommunicator;
 use crate::error::{Result, RunError};
 
-impl Comm {
+impl HostCommunicator {
     /// Announces that this rank begins `run` so. `sizes` says in words how, for the error. Fails if a peer begins it in
     /// another way, is too far behind, or failed. Each ends the run on all ranks.
-    pub fn announce(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
-        let agreed = self.expect_open(run).and_then(|()| self.await_peers(run));
-        let agreed = agreed.and_then(|()| self.compare(run, digest, sizes));
+    pub fn announce_run(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
+        let agreed = self.expect_open(run).and_then(|()| self.await_near_peers(run));
+        let agreed = agreed.and_then(|()| self.compare_announcements(run, digest, sizes));
         agreed.inspect_err(|error| {
             if !error.is_consequence() {
                 self.abort(error);
@@ -27,24 +27,26 @@ impl Comm {
 
     /// Refuses a run that a peer does not run any more, because it closed its session.
     fn expect_open(&self, run: u64) -> Result<()> {
-        let closed = |rank| Some((rank, self.control().closed(rank).filter(|runs| *runs <= run)?));
-        (0..self.ranks()).find_map(closed).map_or(Ok(()), |(rank, runs)| Err(RunError::closed(rank, runs)))
+        let closed = |rank| Some((rank, self.control().runs_before_close(rank).filter(|runs| *runs <= run)?));
+        (0..self.ranks())
+            .find_map(closed)
+            .map_or(Ok(()), |(rank, runs)| Err(RunError::session_closed(rank, runs)))
     }
 
     /// Waits until all peers are near enough.
-    fn await_peers(&self, run: u64) -> Result<()> {
+    fn await_near_peers(&self, run: u64) -> Result<()> {
         // What the word of this run holds at a peer that is near: this run, or the one whose place it takes.
-        let near = [number(run), run.checked_sub(ANNOUNCED).map_or(0, number)];
+        let near = [run_word(run), run.checked_sub(ANNOUNCED).map_or(0, run_word)];
         let control = self.control();
         let is_near = |peer| {
-            let word = control.announcement(peer, run).load(Ordering::Acquire);
+            let word = control.announcement_word(peer, run).load(Ordering::Acquire);
             near.contains(&((word >> 32) as u32))
         };
-        let waited = self.waiter.until(|| (0..self.ranks()).all(is_near));
+        let waited = self.waiter.wait_until(|| (0..self.ranks()).all(is_near));
         match waited {
             Ok(()) => Ok(()),
-            Err(Ended::Aborted) => Err(control.end_reason()),
-            Err(Ended::Limit { silent }) => {
+            Err(WaitFailure::Aborted) => Err(control.end_reason()),
+            Err(WaitFailure::Limit { silent }) => {
                 let late = (0..self.ranks()).find(|&peer| !is_near(peer));
                 let peer = silent.or(late).unwrap_or(0);
                 let at =
@@ -55,13 +57,13 @@ impl Comm {
         }
     }
 
-    fn compare(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
-        let (control, mine) = (self.control(), u64::from(number(run)) << 32 | u64::from(digest));
-        control.announcement(self.rank(), run).store(mine, Ordering::Release);
+    fn compare_announcements(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
+        let (control, mine) = (self.control(), u64::from(run_word(run)) << 32 | u64::from(digest));
+        control.announcement_word(self.rank(), run).store(mine, Ordering::Release);
         // This rank's store, then its loads: of two ranks one sees the other's.
         fence(Ordering::SeqCst);
-        let word = |peer| control.announcement(peer, run).load(Ordering::Acquire);
-        let differs = |peer: &u32| (word(*peer) >> 32) as u32 == number(run) && word(*peer) != mine;
+        let word = |peer| control.announcement_word(peer, run).load(Ordering::Acquire);
+        let differs = |peer: &u32| (word(*peer) >> 32) as u32 == run_word(run) && word(*peer) != mine;
         match (0..self.ranks()).find(differs) {
             None => Ok(()),
             Some(peer) => Err(RunError::SizesDiffer { rank: self.rank(), peer, run, sizes: sizes() }),
@@ -70,7 +72,7 @@ impl Comm {
 }
 
 /// A run as its word names it; never 0 for those of the first 4 billion.
-fn number(run: u64) -> u32 {
+fn run_word(run: u64) -> u32 {
     (run as u32).wrapping_add(1)
 }
 
@@ -80,36 +82,36 @@ mod tests {
 
     use super::super::comm::CommConfig;
     use super::*;
-    use symmc_control::Domain;
+    use symmc_control::SharedRunMemory;
 
-    fn ranks(limit_ms: u64) -> [Comm; 2] {
-        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
+    fn ranks(limit_ms: u64) -> [HostCommunicator; 2] {
+        let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_millis(limit_ms));
-        [0, 1].map(|rank| Comm::new(domain.clone(), rank, config).expect("a rank"))
+        [0, 1].map(|rank| HostCommunicator::new(domain.clone(), rank, config).expect("a rank"))
     }
 
     #[test]
     fn the_later_of_two_ranks_that_differ_is_refused_and_ends_both() {
         let [a, b] = ranks(1000);
         for run in 0..200 {
-            a.announce(run, 7, &String::new).expect("nobody differs");
-            b.announce(run, 7, &String::new).expect("both are alike");
+            a.announce_run(run, 7, &String::new).expect("nobody differs");
+            b.announce_run(run, 7, &String::new).expect("both are alike");
         }
-        b.announce(200, 8, &String::new).expect("it is the first");
-        let error = a.announce(200, 7, &|| "n=4".into()).expect_err("they differ");
+        b.announce_run(200, 8, &String::new).expect("it is the first");
+        let error = a.announce_run(200, 7, &|| "n=4".into()).expect_err("they differ");
         assert!(error.to_string().contains("run 200: rank 0 runs it with n=4"), "{error}");
-        assert!(b.control().aborted());
+        assert!(b.control().is_aborted());
     }
 
     #[test]
     fn a_run_that_a_peer_closed_its_session_before_is_refused() {
         let [a, b] = ranks(1000);
         for run in 0..3 {
-            a.announce(run, 7, &String::new).expect("it is the first");
+            a.announce_run(run, 7, &String::new).expect("it is the first");
         }
         b.control().set_closed(1, 2);
-        a.announce(1, 7, &String::new).expect("rank 1 ran that too");
-        let error = a.announce(2, 7, &String::new).expect_err("rank 1 has closed its session");
+        a.announce_run(1, 7, &String::new).expect("rank 1 ran that too");
+        let error = a.announce_run(2, 7, &String::new).expect_err("rank 1 has closed its session");
         assert_eq!(
             (error.culprit(), error.to_string().as_str()),
             (Some(1), "rank 1 closed its session after 2 runs")
@@ -120,11 +122,11 @@ mod tests {
     #[test]
     fn a_rank_runs_ahead_as_far_as_announcements_are_kept() {
         let [a, b] = ranks(50);
-        b.announce(0, 1, &String::new).expect("it is the first");
+        b.announce_run(0, 1, &String::new).expect("it is the first");
         for run in 0..=ANNOUNCED {
-            a.announce(run, 1, &String::new).expect("it is near");
+            a.announce_run(run, 1, &String::new).expect("it is near");
         }
-        let error = a.announce(ANNOUNCED + 1, 1, &String::new).expect_err("rank 1 is behind");
+        let error = a.announce_run(ANNOUNCED + 1, 1, &String::new).expect_err("rank 1 is behind");
         assert!(matches!(error, RunError::Stuck { rank: 1, .. }), "{error}");
     }
 }

@@ -22,11 +22,11 @@ enum Delay {
 
 impl Chaos {
     pub fn new(seed: u64, rank: u32) -> Self {
-        Chaos { seed: mix(seed ^ mix(u64::from(rank) + 1)) }
+        Chaos { seed: mix_bits(seed ^ mix_bits(u64::from(rank) + 1)) }
     }
 
     pub fn delay(&self, run: u64, step: usize, touch: u32) {
-        match self.choose(run, step, touch) {
+        match self.choose_delay(run, step, touch) {
             Delay::None => {}
             Delay::Spin(time) => {
                 let start = Instant::now();
@@ -39,8 +39,8 @@ impl Chaos {
         }
     }
 
-    fn choose(&self, run: u64, step: usize, touch: u32) -> Delay {
-        let h = mix(self.seed ^ mix(run ^ mix(step as u64 ^ mix(u64::from(touch)))));
+    fn choose_delay(&self, run: u64, step: usize, touch: u32) -> Delay {
+        let h = mix_bits(self.seed ^ mix_bits(run ^ mix_bits(step as u64 ^ mix_bits(u64::from(touch)))));
         let amount = h >> 32;
         match h % 100 {
             0..70 => Delay::None,
@@ -53,7 +53,7 @@ impl Chaos {
 }
 
 /// A bijection that scatters all bits.
-fn mix(x: u64) -> u64 {
+fn mix_bits(x: u64) -> u64 {
     SplitMix(x).next()
 }
 
@@ -65,7 +65,7 @@ mod tests {
     fn delays_repeat_and_differ_by_rank() {
         let all = |rank| {
             let chaos = Chaos::new(7, rank);
-            (0..200).map(|t| chaos.choose(1, 2, t)).collect::<Vec<_>>()
+            (0..200).map(|t| chaos.choose_delay(1, 2, t)).collect::<Vec<_>>()
         };
         assert_eq!(all(0), all(0));
         assert_ne!(all(0), all(1));

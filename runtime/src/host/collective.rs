@@ -1,24 +1,24 @@
 //! Collectives, and custom ops that touch peers, on one rank: which variant runs, and who hears of an error.
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind, Meets, Variant};
+use symmc_ir::collective::{CollectiveKind, CollectiveVariant, SyncScope};
 
-use super::comm::Comm;
-use super::rendezvous::{Rendezvous, StepInfo};
-use super::running::Running;
+use super::comm::HostCommunicator;
+use super::rendezvous::{RendezvousStep, StepRendezvous};
+use super::running::RunningCollective;
 use super::{direct, landing, put, staged};
-use crate::call::{CollectiveCall, PeerCall, PeerMemory, Region, RegionMemory};
+use crate::call::{CallRegion, CollectiveCall, PeerCall, PeerMemory, RegionMemory};
 use crate::error::{Result, RunError};
 use crate::exec::Communicator;
 
-impl Comm {
+impl HostCommunicator {
     /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
     /// plan runs on the host. Fails if a peer failed, or did not come within the limit.
-    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn exchange_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
         let mut all = vec![0u8; operand.len() * cell.len()];
-        let private = |bytes: &mut [u8]| Region {
+        let private = |bytes: &mut [u8]| CallRegion {
             memory: RegionMemory::Private(bytes.as_mut_ptr()),
             offset: 0,
             by_rank: None,
@@ -27,7 +27,7 @@ impl Comm {
             step: 0,
             name: "exchange",
             kind: &CollectiveKind::AllGather,
-            variant: Variant::Plain,
+            variant: CollectiveVariant::Plain,
             exit: None,
             cell: &cell,
             // The last group is no group of the plan.
@@ -41,7 +41,7 @@ impl Comm {
             splits: None,
         };
         // SAFETY: both regions are buffers of this call, as large as it says.
-        unsafe { self.collective(&call)? };
+        unsafe { self.run_collective(&call)? };
         // It was no step of the plan.
         self.domain.control.end_step(self.rank);
         Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
@@ -54,87 +54,89 @@ impl Comm {
     /// # Safety
     /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
     /// call's memory in ways that the contract of its variant does not order.
-    pub unsafe fn collective(&self, call: &CollectiveCall) -> Result<()> {
+    pub unsafe fn run_collective(&self, call: &CollectiveCall) -> Result<()> {
         self.begin_step(call.step);
-        let result = Running::new(self, call).and_then(|running| run(&running));
-        result.inspect_err(|error| self.tell(error))
+        let result = RunningCollective::new(self, call).and_then(|running| dispatch_variant(&running));
+        result.inspect_err(|error| self.abort_unless_consequence(error))
     }
 
     /// Runs `kernel` on this rank between the two barriers of a custom op that touches peers: every peer has
     /// arrived before it starts, and this returns when the kernels of all peers have ended. The kernel is given
-    /// the peers' memory. Fails as [`collective`](Self::collective), and with the error of the kernel, which ends the
+    /// the peers' memory. Fails as [`collective`](Self::run_collective), and with the error of the kernel, which ends the
     /// run on all ranks too.
     ///
     /// # Safety
     /// Nobody touches what the kernel touches in ways that an entry and an exit barrier do not order.
-    pub unsafe fn custom(
+    pub unsafe fn run_custom(
         &self,
         call: &PeerCall<'_>,
         kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<()>,
     ) -> Result<()> {
         self.begin_step(call.step);
         let PeerCall { step, name: node, op, cell, group } = *call;
-        let result = Rendezvous::new(self, StepInfo { step, node, op, cell, group }).and_then(|rendezvous| {
-            rendezvous.meet()?;
-            kernel(&rendezvous)?;
-            rendezvous.meet()
-        });
-        result.inspect_err(|error| self.tell(error))
+        let result = StepRendezvous::new(self, RendezvousStep { step, node, op, cell, group }).and_then(
+            |rendezvous| {
+                rendezvous.await_barrier()?;
+                kernel(&rendezvous)?;
+                rendezvous.await_barrier()
+            },
+        );
+        result.inspect_err(|error| self.abort_unless_consequence(error))
     }
 
-    fn tell(&self, error: &RunError) {
+    fn abort_unless_consequence(&self, error: &RunError) {
         if !error.is_consequence() {
             self.abort(error);
         }
     }
 }
 
-impl Communicator for Comm {
-    fn begin(&self, step: usize) {
+impl Communicator for HostCommunicator {
+    fn begin_step(&self, step: usize) {
         self.begin_step(step);
     }
 
-    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<()> {
+    unsafe fn run_collective(&self, call: &CollectiveCall<'_>) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { Comm::collective(self, call) }
+        unsafe { HostCommunicator::run_collective(self, call) }
     }
 
-    unsafe fn custom(
+    unsafe fn run_custom(
         &self,
         call: &PeerCall<'_>,
         kernel: &mut dyn FnMut(&dyn PeerMemory) -> Result<()>,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { Comm::custom(self, call, kernel) }
+        unsafe { HostCommunicator::run_custom(self, call, kernel) }
     }
 
     fn abort(&self, error: &RunError) {
         if !error.is_consequence() {
-            Comm::abort(self, error);
+            HostCommunicator::abort(self, error);
         }
     }
 }
 
-fn run(running: &Running) -> Result<()> {
+fn dispatch_variant(running: &RunningCollective) -> Result<()> {
     if running.n == 1 {
-        return staged::alone(running);
+        return staged::run_single_rank(running);
     }
     if running.bytes == 0 && running.call.splits.is_none() {
         // Nothing to move; what meets still meets.
-        return match running.call.variant.contract(running.call.kind).map(|c| c.meets) {
-            Some(Meets::Group) => running.meet(),
-            Some(Meets::Pairs) => put::run(running),
-            Some(Meets::Nobody) | None => Ok(()),
+        return match running.call.variant.contract(running.call.kind).map(|c| c.sync_scope) {
+            Some(SyncScope::Group) => running.await_barrier(),
+            Some(SyncScope::Pairs) => put::run(running),
+            Some(SyncScope::Nobody) | None => Ok(()),
         };
     }
-    running.touch();
+    running.delay_peer_access();
     match running.call.variant {
         variant if variant.is_library() => staged::run(running)?,
-        Variant::Ll => landing::run(running)?,
-        Variant::Put => put::run(running)?,
+        CollectiveVariant::Ll => landing::run(running)?,
+        CollectiveVariant::Put => put::run(running)?,
         _ => direct::run(running)?,
     }
-    running.touch();
+    running.delay_peer_access();
     Ok(())
 }
 
@@ -144,15 +146,15 @@ mod tests {
 
     use super::super::comm::CommConfig;
     use super::*;
-    use symmc_control::Domain;
+    use symmc_control::SharedRunMemory;
 
     #[test]
     fn ranks_that_told_each_other_something_are_within_no_step() {
-        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
+        let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let config = CommConfig::new(2, Duration::from_secs(20));
         let told = |rank: u32| {
-            let comm = Comm::new(domain.clone(), rank, config).expect("a rank");
-            comm.exchange(&[rank as u8]).expect("both are there")
+            let comm = HostCommunicator::new(domain.clone(), rank, config).expect("a rank");
+            comm.exchange_bytes(&[rank as u8]).expect("both are there")
         };
         let told = &told;
         let both = std::thread::scope(|scope| {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use symmc_control::{Control, Domain, Segment, Spin, Waiter};
+use symmc_control::{ControlSegment, MemorySegment, SharedRunMemory, SpinConfig, Waiter};
 
 use super::chaos::Chaos;
 use crate::error::{Result, RunError};
@@ -22,20 +22,20 @@ pub struct CommConfig {
     pub limit: Duration,
     /// The seed of random delays, if wanted.
     pub chaos: Option<u64>,
-    pub spin: Spin,
+    pub spin: SpinConfig,
     /// Where counters and epochs of LL start, the same on all ranks. 0 but in tests of the wrap-around.
     pub first: u32,
 }
 
 impl CommConfig {
     pub fn new(ranks: u32, limit: Duration) -> Self {
-        CommConfig { limit, chaos: None, spin: Spin::for_threads(ranks as usize), first: 0 }
+        CommConfig { limit, chaos: None, spin: SpinConfig::for_threads(ranks as usize), first: 0 }
     }
 }
 
 #[derive(Debug)]
-pub struct Comm {
-    pub(super) domain: Domain,
+pub struct HostCommunicator {
+    pub(super) domain: SharedRunMemory,
     pub(super) rank: u32,
     pub(super) waiter: Waiter,
     pub(super) chaos: Option<Chaos>,
@@ -58,8 +58,8 @@ pub(super) struct GroupState {
     pub landing_used: AtomicUsize,
 }
 
-impl Comm {
-    pub fn new(domain: Domain, rank: u32, config: CommConfig) -> Result<Comm> {
+impl HostCommunicator {
+    pub fn new(domain: SharedRunMemory, rank: u32, config: CommConfig) -> Result<HostCommunicator> {
         let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
         if rank >= ranks || domain.arenas.len() != ranks as usize {
             let found = domain.arenas.len();
@@ -72,7 +72,7 @@ impl Comm {
             puts: AtomicU64::new(0),
             landing_used: AtomicUsize::new(0),
         };
-        Ok(Comm {
+        Ok(HostCommunicator {
             waiter: Waiter::new(domain.control.clone(), rank, config.limit, config.spin),
             chaos: config.chaos.map(|seed| Chaos::new(seed, rank)),
             groups: (0..groups).map(|_| state()).collect(),
@@ -91,20 +91,20 @@ impl Comm {
     }
 
     /// Its part of what the ranks have together beside their arenas, in bytes.
-    pub fn part(&self) -> usize {
-        Domain::part(self.ranks(), self.domain.control.groups())
+    pub fn shared_bytes(&self) -> usize {
+        SharedRunMemory::bytes_per_rank(self.ranks(), self.domain.control.groups())
     }
 
-    pub fn arena(&self) -> &Segment {
+    pub fn arena(&self) -> &MemorySegment {
         &self.domain.arenas[self.rank as usize]
     }
 
     /// The same, for who keeps it beyond the run.
-    pub fn arena_kept(&self) -> &Arc<Segment> {
+    pub fn shared_arena(&self) -> &Arc<MemorySegment> {
         &self.domain.arenas[self.rank as usize]
     }
 
-    pub fn control(&self) -> &Control {
+    pub fn control(&self) -> &ControlSegment {
         &self.domain.control
     }
 

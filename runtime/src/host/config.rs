@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use symmc_control::Spin;
-use symmc_plan::{Plan, ReadPlan};
+use symmc_control::SpinConfig;
+use symmc_plan::{ParsedPlan, Plan};
 
 use super::comm::CommConfig;
 use crate::error::{Result, RunError};
 use crate::exec::{ExecConfig, Lanes, Timing};
-use crate::session::{Arrangement, CallersPart};
+use crate::session::{CallerArena, SessionLayout};
 
 /// How a plan runs on the ranks of this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -54,26 +54,26 @@ impl Default for HostConfig {
 }
 
 impl HostConfig {
-    pub fn comm(&self, ranks: u32) -> CommConfig {
+    pub fn comm_config(&self, ranks: u32) -> CommConfig {
         let lanes = if self.threads == LaneThreads::Each { 2 } else { 1 };
-        let spin = Spin::for_threads(ranks as usize * lanes);
+        let spin = SpinConfig::for_threads(ranks as usize * lanes);
         CommConfig { limit: self.limit, chaos: self.chaos, spin, first: self.first }
     }
 
-    pub(crate) fn arena(&self, plan: &Plan) -> Result<usize> {
+    pub(crate) fn symmetric_bytes(&self, plan: &Plan) -> Result<usize> {
         match self.extendable {
-            true => Ok(Arrangement::room_for(plan)),
-            false => Ok(CallersPart::new(plan, self.callers)?.end()),
+            true => Ok(SessionLayout::reserved_capacity(plan)),
+            false => Ok(CallerArena::new(plan, self.callers)?.end()),
         }
     }
 
     /// The groups of a session that begins with a plan.
-    pub(crate) fn groups(&self, plan: &ReadPlan) -> usize {
+    pub(crate) fn session_groups(&self, plan: &ParsedPlan) -> usize {
         count_groups(plan) + if self.extendable { SPARE_GROUPS } else { 0 }
     }
 
     /// How a rank walks its steps.
-    pub(super) fn exec(&self) -> ExecConfig {
+    pub(super) fn exec_config(&self) -> ExecConfig {
         let lanes = match self.threads {
             LaneThreads::One => Lanes::Inline,
             LaneThreads::Each => Lanes::Threads,
@@ -83,7 +83,7 @@ impl HostConfig {
 }
 
 /// The groups of ranks that have flags of their own: those of the plan, and one for what ranks exchange besides.
-pub(super) fn count_groups(plan: &ReadPlan) -> usize {
+pub(super) fn count_groups(plan: &ParsedPlan) -> usize {
     let planned = plan.programs().map(|p| p.map_or(0, |p| p.graph.groups.len()));
     planned.fold(plan.source_program().groups.len(), usize::max) + 1
 }

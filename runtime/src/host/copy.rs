@@ -4,7 +4,7 @@
 //! then does not read the destination first.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stores {
+pub enum StoreMode {
     Cached,
     /// Around them.
     Streamed,
@@ -13,22 +13,22 @@ pub enum Stores {
 /// Tensors of this many bytes and more do not stay in the caches until they are used.
 const LARGE: usize = 4 << 20;
 
-impl Stores {
+impl StoreMode {
     /// What suits a result of `bytes` bytes.
-    pub fn of(bytes: usize) -> Stores {
+    pub fn for_size(bytes: usize) -> StoreMode {
         #[cfg(target_arch = "x86_64")]
         if bytes >= LARGE && is_x86_feature_detected!("avx2") {
-            return Stores::Streamed;
+            return StoreMode::Streamed;
         }
         let _ = bytes;
-        Stores::Cached
+        StoreMode::Cached
     }
 
     /// Orders streamed stores before all later ones.
     #[inline]
-    pub fn settle(self) {
+    pub fn fence(self) {
         #[cfg(target_arch = "x86_64")]
-        if self == Stores::Streamed {
+        if self == StoreMode::Streamed {
             // SAFETY: every x86-64 processor has this instruction.
             unsafe { std::arch::x86_64::_mm_sfence() };
         }
@@ -42,14 +42,14 @@ impl Stores {
 /// Both hold `bytes` bytes and are the same or do not overlap; nobody writes the source or touches the
 /// destination meanwhile. `Streamed` comes from [`Stores::of`].
 #[inline]
-pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) {
+pub unsafe fn copy_bytes(to: *mut u8, from: *const u8, bytes: usize, stores: StoreMode) {
     if std::ptr::eq(to, from) {
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if stores == Stores::Streamed {
+    if stores == StoreMode::Streamed {
         // SAFETY: by the caller; `Stores::of` saw that the processor has AVX2.
-        return unsafe { stream(to, from, bytes) };
+        return unsafe { stream_bytes(to, from, bytes) };
     }
     let _ = stores;
     // SAFETY: by the caller.
@@ -58,7 +58,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
+unsafe fn stream_bytes(to: *mut u8, from: *const u8, bytes: usize) {
     use std::arch::x86_64::*;
     let head = to.align_offset(32).min(bytes);
     let vectors = (bytes - head) / 128;
@@ -85,10 +85,10 @@ mod tests {
         let from: Vec<u8> = (0..5000u32).map(|i| (i * 7 % 253) as u8).collect();
         for (at, bytes) in [(0, 0), (1, 10), (3, 127), (0, 128), (5, 160), (31, 4000), (7, 4993)] {
             let mut to = vec![0; 5100];
-            let stores = Stores::of(LARGE);
+            let stores = StoreMode::for_size(LARGE);
             // SAFETY: both hold the range.
-            unsafe { copy(to.as_mut_ptr().add(at), from.as_ptr().add(7), bytes, stores) };
-            stores.settle();
+            unsafe { copy_bytes(to.as_mut_ptr().add(at), from.as_ptr().add(7), bytes, stores) };
+            stores.fence();
             assert_eq!(to[at..at + bytes], from[7..7 + bytes]);
             assert!(to[..at].iter().chain(&to[at + bytes..]).all(|&b| b == 0));
         }

@@ -4,129 +4,141 @@
 //! All of them have an entry barrier, so no peer is touched and no result is written before every peer has
 //! arrived. Ranks begin with different peers, so that they do not all read the same memory at once.
 
-use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
 
-use super::copy::Stores;
-use super::running::{PerRank, Running, SLICE, copy_slices};
+use super::copy::StoreMode;
+use super::running::{PerRank, RunningCollective, SLICE, copy_slices};
 use crate::error::Result;
 
 /// Slices of two-shot all-reduce begin at multiples of this.
 const ALIGN: usize = 64;
 
-pub(super) fn run(running: &Running) -> Result<()> {
+pub(super) fn run(running: &RunningCollective) -> Result<()> {
     match (running.call.variant, running.call.kind) {
-        (Variant::OneShot, CollectiveKind::AllReduce(op)) => one_shot(running, *op),
-        (Variant::TwoShot, CollectiveKind::AllReduce(op)) => two_shot(running, *op),
-        (Variant::Pull | Variant::PullCopies, CollectiveKind::AllGather) => pull_all_gather(running),
-        (Variant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(running, *op),
-        (Variant::Pull | Variant::PullCopies, CollectiveKind::AllToAll(Splits::Even)) => {
-            pull_all_to_all(running)
+        (CollectiveVariant::OneShot, CollectiveKind::AllReduce(op)) => one_shot(running, *op),
+        (CollectiveVariant::TwoShot, CollectiveKind::AllReduce(op)) => two_shot(running, *op),
+        (CollectiveVariant::Pull | CollectiveVariant::PullCopies, CollectiveKind::AllGather) => {
+            pull_all_gather(running)
         }
-        (Variant::Pull, CollectiveKind::AllToAll(Splits::Device)) => super::splits::pull(running),
-        (Variant::Push | Variant::Copies, CollectiveKind::AllGather) => push(running, Pieces::Whole),
-        (Variant::Push | Variant::Copies, CollectiveKind::AllToAll(Splits::Even)) => {
-            push(running, Pieces::Each)
+        (CollectiveVariant::Pull, CollectiveKind::ReduceScatter(op)) => pull_reduce_scatter(running, *op),
+        (
+            CollectiveVariant::Pull | CollectiveVariant::PullCopies,
+            CollectiveKind::AllToAll(AllToAllSplits::Even),
+        ) => pull_all_to_all(running),
+        (CollectiveVariant::Pull, CollectiveKind::AllToAll(AllToAllSplits::Device)) => {
+            super::splits::pull_rows(running)
         }
+        (CollectiveVariant::Push | CollectiveVariant::Copies, CollectiveKind::AllGather) => {
+            push_operand(running, PushedChunk::FullOperand)
+        }
+        (
+            CollectiveVariant::Push | CollectiveVariant::Copies,
+            CollectiveKind::AllToAll(AllToAllSplits::Even),
+        ) => push_operand(running, PushedChunk::ReceiverChunk),
         (variant, kind) => {
-            Err(running.fail(format!("the variant {variant} does not run {} on the host", kind.name())))
+            Err(running.call_error(format!("the variant {variant} does not run {} on the host", kind.name())))
         }
     }
 }
 
-fn one_shot(running: &Running, op: ReduceOp) -> Result<()> {
+fn one_shot(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let call = running.call;
-    let result = running.at(&call.result, running.bytes)?;
-    let operands = operands(running, running.bytes)?;
-    running.meet()?;
+    let result = running.region_address(&call.result, running.bytes)?;
+    let operands = operand_addresses(running, running.bytes)?;
+    running.await_barrier()?;
     // Each rank begins at another place.
-    let start = slice(running, running.me).0;
+    let start = reduced_slice(running, running.me).0;
     reduce_range(running, op, &operands, &[result], start, call.elements);
     reduce_range(running, op, &operands, &[result], 0, start);
-    running.exit()
+    running.exit_barrier()
 }
 
-fn two_shot(running: &Running, op: ReduceOp) -> Result<()> {
+fn two_shot(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let call = running.call;
-    let operands = operands(running, running.bytes)?;
-    let order = std::iter::once(running.me).chain(running.peers());
-    let results =
-        order.map(|p| running.on(&call.result, p, running.bytes)).collect::<Result<PerRank<_>, _>>()?;
-    running.meet()?;
-    let (from, to) = slice(running, running.me);
+    let operands = operand_addresses(running, running.bytes)?;
+    let order = std::iter::once(running.me).chain(running.peer_numbers());
+    let results = order
+        .map(|p| running.peer_region_address(&call.result, p, running.bytes))
+        .collect::<Result<PerRank<_>, _>>()?;
+    running.await_barrier()?;
+    let (from, to) = reduced_slice(running, running.me);
     reduce_range(running, op, &operands, &results, from, to);
-    running.exit()
+    running.exit_barrier()
 }
 
-fn pull_reduce_scatter(running: &Running, op: ReduceOp) -> Result<()> {
+fn pull_reduce_scatter(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let call = running.call;
     let piece = running.bytes / running.n;
-    let result = running.at(&call.result, piece)?;
-    let mut operands = operands(running, running.bytes)?;
+    let result = running.region_address(&call.result, piece)?;
+    let mut operands = operand_addresses(running, running.bytes)?;
     for operand in &mut operands {
         *operand = operand.wrapping_add(running.me * piece);
     }
-    running.meet()?;
+    running.await_barrier()?;
     reduce_range(running, op, &operands, &[result], 0, call.elements / running.n);
-    running.exit()
+    running.exit_barrier()
 }
 
-fn pull_all_gather(running: &Running) -> Result<()> {
+fn pull_all_gather(running: &RunningCollective) -> Result<()> {
     let call = running.call;
-    let result = running.at(&call.result, running.bytes * running.n)?;
-    let operands = operands(running, running.bytes)?;
-    running.meet()?;
-    for p in running.peers().chain([running.me]) {
+    let result = running.region_address(&call.result, running.bytes * running.n)?;
+    let operands = operand_addresses(running, running.bytes)?;
+    running.await_barrier()?;
+    for p in running.peer_numbers().chain([running.me]) {
         copy_slices(running, result.wrapping_add(p * running.bytes), operands[p], running.bytes);
     }
-    running.exit()
+    running.exit_barrier()
 }
 
-fn pull_all_to_all(running: &Running) -> Result<()> {
+fn pull_all_to_all(running: &RunningCollective) -> Result<()> {
     let call = running.call;
     let piece = running.bytes / running.n;
-    let result = running.at(&call.result, running.bytes)?;
-    let operands = operands(running, running.bytes)?;
-    running.meet()?;
-    for p in running.peers().chain([running.me]) {
+    let result = running.region_address(&call.result, running.bytes)?;
+    let operands = operand_addresses(running, running.bytes)?;
+    running.await_barrier()?;
+    for p in running.peer_numbers().chain([running.me]) {
         let from = operands[p].wrapping_add(running.me * piece);
         copy_slices(running, result.wrapping_add(p * piece), from, piece);
     }
-    running.exit()
+    running.exit_barrier()
 }
 
-enum Pieces {
-    Whole,
+enum PushedChunk {
+    FullOperand,
     /// The piece of the receiver's number.
-    Each,
+    ReceiverChunk,
 }
 
-fn push(running: &Running, pieces: Pieces) -> Result<()> {
+fn push_operand(running: &RunningCollective, pieces: PushedChunk) -> Result<()> {
     let call = running.call;
     let (piece, total) = match pieces {
-        Pieces::Whole => (running.bytes, running.bytes * running.n),
-        Pieces::Each => (running.bytes / running.n, running.bytes),
+        PushedChunk::FullOperand => (running.bytes, running.bytes * running.n),
+        PushedChunk::ReceiverChunk => (running.bytes / running.n, running.bytes),
     };
-    let operand = running.at(&call.operand, running.bytes)?;
-    let results =
-        (0..running.n).map(|p| running.on(&call.result, p, total)).collect::<Result<PerRank<_>>>()?;
-    running.meet()?;
-    for p in running.peers().chain([running.me]) {
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let results = (0..running.n)
+        .map(|p| running.peer_region_address(&call.result, p, total))
+        .collect::<Result<PerRank<_>>>()?;
+    running.await_barrier()?;
+    for p in running.peer_numbers().chain([running.me]) {
         let from = match pieces {
-            Pieces::Whole => operand,
-            Pieces::Each => operand.wrapping_add(p * piece),
+            PushedChunk::FullOperand => operand,
+            PushedChunk::ReceiverChunk => operand.wrapping_add(p * piece),
         };
         copy_slices(running, results[p].wrapping_add(running.me * piece), from, piece);
     }
-    running.exit()
+    running.exit_barrier()
 }
 
 /// The operands of all ranks of the cell, by number.
-fn operands(running: &Running, bytes: usize) -> Result<PerRank<*const u8>> {
-    (0..running.n).map(|p| running.on(&running.call.operand, p, bytes).map(|a| a.cast_const())).collect()
+fn operand_addresses(running: &RunningCollective, bytes: usize) -> Result<PerRank<*const u8>> {
+    (0..running.n)
+        .map(|p| running.peer_region_address(&running.call.operand, p, bytes).map(|a| a.cast_const()))
+        .collect()
 }
 
 /// The elements that the rank of number `p` reduces when the work is divided.
-fn slice(running: &Running, p: usize) -> (usize, usize) {
+fn reduced_slice(running: &RunningCollective, p: usize) -> (usize, usize) {
     let unit = ALIGN / running.call.dtype.size();
     let units = running.call.elements.div_ceil(unit);
     let at = |p: usize| (units * p / running.n * unit).min(running.call.elements);
@@ -134,8 +146,8 @@ fn slice(running: &Running, p: usize) -> (usize, usize) {
 }
 
 fn reduce_range(
-    running: &Running,
-    op: ReduceOp,
+    running: &RunningCollective,
+    op: CollectiveReduceOp,
     operands: &[*const u8],
     outs: &[*mut u8],
     from: usize,
@@ -143,7 +155,7 @@ fn reduce_range(
 ) {
     let size = running.call.dtype.size();
     let reducer = running.reducer(op);
-    let stores = Stores::of(running.bytes);
+    let stores = StoreMode::for_size(running.bytes);
     let mut at = from;
     while at < to {
         let elements = (SLICE / size).min(to - at);
@@ -153,7 +165,7 @@ fn reduce_range(
         // barrier has passed, so peers have arrived and the contract lets this rank touch them.
         unsafe { reducer.reduce(&sources, &outs, elements, stores) };
         at += elements;
-        running.touch();
+        running.delay_peer_access();
     }
-    stores.settle();
+    stores.fence();
 }

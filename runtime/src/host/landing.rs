@@ -9,12 +9,12 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 
-use super::copy::{Stores, copy};
+use super::copy::{StoreMode, copy_bytes};
 use super::ll;
-use super::reduce::{BLOCK, Room};
-use super::running::{PerRank, Running};
+use super::reduce::{AccumulatorBlock, BLOCK};
+use super::running::{PerRank, RunningCollective};
 use crate::error::Result;
 
 const EPOCHS: u64 = u32::MAX as u64;
@@ -24,104 +24,113 @@ const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 /// Bytes of the peers' slots of the next collective that a rank asks to own ahead.
 const AHEAD: usize = 4096;
 
-struct Zones {
+struct LandingZones {
     /// The zone of this epoch in each arena of the cell, by number.
     zones: PerRank<*mut u8>,
     /// From these zones to those of the next epoch, in bytes.
-    other: isize,
+    next_zone_distance: isize,
     epoch: u32,
     /// Bytes of the message in each slot.
     message: usize,
 }
 
-impl Zones {
+impl LandingZones {
     fn slot(&self, on: usize, from: usize) -> *mut u8 {
-        self.zones[on].wrapping_add(self.start(from))
+        self.zones[on].wrapping_add(self.slot_offset(from))
     }
 
-    fn start(&self, from: usize) -> usize {
-        from * ll::count(self.message) * ll::LINE
+    fn slot_offset(&self, from: usize) -> usize {
+        from * ll::line_count(self.message) * ll::LINE
     }
 
     /// After all lines were received: the next message most likely has this size and goes to the other
     /// zones, which the peers have left, since they have sent lines for these.
-    fn prepare(&self, running: &Running) {
+    fn prefetch_next_zones(&self, running: &RunningCollective) {
         let most = AHEAD / running.n.saturating_sub(1).max(1);
-        for p in running.peers() {
-            let slot = self.zones[p].wrapping_offset(self.other).wrapping_add(self.start(running.me));
-            ll::expect_stores(slot, self.start(1).min(most));
+        for p in running.peer_numbers() {
+            let slot = self.zones[p]
+                .wrapping_offset(self.next_zone_distance)
+                .wrapping_add(self.slot_offset(running.me));
+            ll::prefetch_for_stores(slot, self.slot_offset(1).min(most));
         }
     }
 }
 
-pub(super) fn run(running: &Running) -> Result<()> {
+pub(super) fn run(running: &RunningCollective) -> Result<()> {
     match running.call.kind {
-        CollectiveKind::AllReduce(op) => reduce(running, *op, running.bytes, 0),
+        CollectiveKind::AllReduce(op) => reduce_messages(running, *op, running.bytes, 0),
         CollectiveKind::ReduceScatter(op) => {
-            reduce(running, *op, running.bytes / running.n, running.bytes / running.n)
+            reduce_messages(running, *op, running.bytes / running.n, running.bytes / running.n)
         }
-        CollectiveKind::AllGather => exchange(running, running.bytes, 0),
-        CollectiveKind::AllToAll(Splits::Even) => {
-            exchange(running, running.bytes / running.n, running.bytes / running.n)
+        CollectiveKind::AllGather => exchange_messages(running, running.bytes, 0),
+        CollectiveKind::AllToAll(AllToAllSplits::Even) => {
+            exchange_messages(running, running.bytes / running.n, running.bytes / running.n)
         }
-        kind => Err(running.fail(format!("the variant ll does not run {} on the host", kind.name()))),
+        kind => Err(running.call_error(format!("the variant ll does not run {} on the host", kind.name()))),
     }
 }
 
-fn begin(running: &Running, message: usize) -> Result<Zones> {
+fn begin_message(running: &RunningCollective, message: usize) -> Result<LandingZones> {
     let Some(offsets) = running.call.landing else {
-        return Err(running.fail("expected landing zones for ll, found none".into()));
+        return Err(running.call_error("expected landing zones for ll, found none".into()));
     };
-    let used = running.n * ll::count(message) * ll::LINE;
+    let used = running.n * ll::line_count(message) * ll::LINE;
     if offsets.iter().any(|o| !o.is_multiple_of(ll::LINE)) {
-        return Err(running.fail(format!("expected landing zones at multiples of 64, found {offsets:?}")));
+        return Err(
+            running.call_error(format!("expected landing zones at multiples of 64, found {offsets:?}"))
+        );
     }
     let state = running.group;
     let number = state.ll.load(Ordering::Relaxed);
     if number > 0 && number.is_multiple_of(EPOCHS) {
-        clear(running, offsets)?;
+        clear_flags(running, offsets)?;
     }
     state.ll.store(number + 1, Ordering::Relaxed);
     state.landing_used.fetch_max(used, Ordering::Relaxed);
     let (offset, next) = (offsets[(number & 1) as usize], offsets[(number & 1 ^ 1) as usize]);
-    running.arena(running.me, next, used)?;
-    let zones = (0..running.n).map(|p| running.arena(p, offset, used)).collect::<Result<_, _>>()?;
+    running.arena_address(running.me, next, used)?;
+    let zones = (0..running.n).map(|p| running.arena_address(p, offset, used)).collect::<Result<_, _>>()?;
     let epoch = (number % EPOCHS) as u32 + 1;
     let other = next as isize - offset as isize;
-    Ok(Zones { zones, other, epoch, message })
+    Ok(LandingZones { zones, next_zone_distance: other, epoch, message })
 }
 
 /// Removes all flags from this rank's zones while no peer writes there.
 #[cold]
-fn clear(running: &Running, offsets: [usize; 2]) -> Result<()> {
-    running.meet()?;
+fn clear_flags(running: &RunningCollective, offsets: [usize; 2]) -> Result<()> {
+    running.await_barrier()?;
     let used = running.group.landing_used.load(Ordering::Relaxed);
     for offset in offsets {
-        let zone = running.arena(running.me, offset, used)?;
+        let zone = running.arena_address(running.me, offset, used)?;
         // SAFETY: the range lies within the arena; between the two barriers no rank sends lines.
         unsafe { std::ptr::write_bytes(zone, 0, used) };
     }
-    running.meet()
+    running.await_barrier()
 }
 
 /// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
 /// operand, and reduces what came with its own.
-fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Result<()> {
+fn reduce_messages(
+    running: &RunningCollective,
+    op: CollectiveReduceOp,
+    message: usize,
+    stride: usize,
+) -> Result<()> {
     let call = running.call;
-    let operand = running.at(&call.operand, running.bytes)?;
-    let result = running.at(&call.result, message)?;
-    let zones = begin(running, message)?;
-    for p in running.peers() {
-        send(running, &zones, p, operand.wrapping_add(p * stride));
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, message)?;
+    let zones = begin_message(running, message)?;
+    for p in running.peer_numbers() {
+        send_message(running, &zones, p, operand.wrapping_add(p * stride));
     }
-    running.ring();
+    running.wake_peers();
 
     let own = operand.wrapping_add(running.me * stride);
     let size = call.dtype.size();
     let count = message / size;
     let reducer = running.reducer(op);
-    let mut acc = Room::new();
-    let (mut low, mut high) = (Room::new(), Room::new());
+    let mut acc = AccumulatorBlock::new();
+    let (mut low, mut high) = (AccumulatorBlock::new(), AccumulatorBlock::new());
     let mut at = 0;
     while at < count {
         let elements = PIECE.min(count - at);
@@ -129,11 +138,11 @@ fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Res
         // SAFETY: rooms hold a block of any dtype, this rank's part of the operand and the result the whole message; a
         // block of the operand is read before that of the result is written.
         unsafe {
-            let source = |p: usize, room: &mut Room| -> Result<*const u8> {
+            let source = |p: usize, room: &mut AccumulatorBlock| -> Result<*const u8> {
                 if p == running.me {
                     return Ok(own.wrapping_add(from));
                 }
-                receive(running, &zones, p, room.as_mut_ptr(), from, to)?;
+                receive_message(running, &zones, p, room.as_mut_ptr(), from, to)?;
                 Ok(room.as_mut_ptr())
             };
             let (a, b) = (source(0, &mut low)?, source(1, &mut high)?);
@@ -142,62 +151,69 @@ fn reduce(running: &Running, op: ReduceOp, message: usize, stride: usize) -> Res
                 reducer.combine(&mut acc, source(p, &mut low)?, elements);
             }
             let out = result.wrapping_add(from);
-            reducer.finish(&mut acc, running.n, &[out], elements, Stores::Cached);
+            reducer.finish(&mut acc, running.n, &[out], elements, StoreMode::Cached);
         }
         at += elements;
     }
-    zones.prepare(running);
+    zones.prefetch_next_zones(running);
     Ok(())
 }
 
 /// All-gather and all-to-all: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
 /// operand.
-fn exchange(running: &Running, message: usize, stride: usize) -> Result<()> {
+fn exchange_messages(running: &RunningCollective, message: usize, stride: usize) -> Result<()> {
     let call = running.call;
-    let operand = running.at(&call.operand, running.bytes)?;
-    let result = running.at(&call.result, message * running.n)?;
-    let zones = begin(running, message)?;
-    for p in running.peers() {
-        send(running, &zones, p, operand.wrapping_add(p * stride));
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, message * running.n)?;
+    let zones = begin_message(running, message)?;
+    for p in running.peer_numbers() {
+        send_message(running, &zones, p, operand.wrapping_add(p * stride));
     }
-    running.ring();
+    running.wake_peers();
 
     // The result is written only after every peer has arrived.
-    for p in running.peers() {
+    for p in running.peer_numbers() {
         await_line(running, &zones, p, 0)?;
     }
-    for p in running.peers() {
-        receive(running, &zones, p, result.wrapping_add(p * message), 0, message)?;
-        running.touch();
+    for p in running.peer_numbers() {
+        receive_message(running, &zones, p, result.wrapping_add(p * message), 0, message)?;
+        running.delay_peer_access();
     }
-    zones.prepare(running);
+    zones.prefetch_next_zones(running);
     let own = operand.wrapping_add(running.me * stride);
     // SAFETY: operand and result hold as much; they are this rank's own.
-    unsafe { copy(result.wrapping_add(running.me * message), own, message, Stores::Cached) };
+    unsafe { copy_bytes(result.wrapping_add(running.me * message), own, message, StoreMode::Cached) };
     Ok(())
 }
 
-fn send(running: &Running, zones: &Zones, p: usize, from: *const u8) {
-    running.touch();
+fn send_message(running: &RunningCollective, zones: &LandingZones, p: usize, from: *const u8) {
+    running.delay_peer_access();
     // What this rank did before it arrived happens before a peer sees a line.
     fence(Ordering::Release);
     // SAFETY: the zone lies within the peer's arena and holds lines only; the operand holds the message.
-    unsafe { ll::store(zones.slot(p, running.me), from, zones.message, zones.epoch) };
+    unsafe { ll::store_lines(zones.slot(p, running.me), from, zones.message, zones.epoch) };
 }
 
 /// Copies the bytes from `from` to `to` of the message of `p` to `out`, as they arrive. A line begins at
 /// `from`.
-fn receive(running: &Running, zones: &Zones, p: usize, out: *mut u8, from: usize, to: usize) -> Result<()> {
+fn receive_message(
+    running: &RunningCollective,
+    zones: &LandingZones,
+    p: usize,
+    out: *mut u8,
+    from: usize,
+    to: usize,
+) -> Result<()> {
     let first = from / ll::DATA;
     let slot = zones.slot(running.me, p).wrapping_add(first * ll::LINE);
     let bytes = to - from;
     let mut done = 0;
     // A look at the last line first: to look at each as it comes slows the sender down.
-    await_line(running, zones, p, ll::count(to) - 1)?;
+    await_line(running, zones, p, ll::line_count(to) - 1)?;
     loop {
         // SAFETY: the slot lies within this rank's zone and holds lines only; `out` has room for the bytes.
-        done = unsafe { ll::load(out, slot, bytes, zones.epoch, done) };
-        if done == ll::count(bytes) {
+        done = unsafe { ll::load_lines(out, slot, bytes, zones.epoch, done) };
+        if done == ll::line_count(bytes) {
             fence(Ordering::Acquire);
             return Ok(());
         }
@@ -205,9 +221,9 @@ fn receive(running: &Running, zones: &Zones, p: usize, out: *mut u8, from: usize
     }
 }
 
-fn await_line(running: &Running, zones: &Zones, p: usize, i: usize) -> Result<()> {
+fn await_line(running: &RunningCollective, zones: &LandingZones, p: usize, i: usize) -> Result<()> {
     let slot = zones.slot(running.me, p);
     // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.
-    let ready = || unsafe { ll::arrived(slot, i, zones.epoch) };
-    running.comm.waiter.until(ready).map_err(|ended| running.ended(ended, |q| q != p || ready()))
+    let ready = || unsafe { ll::has_line_arrived(slot, i, zones.epoch) };
+    running.comm.waiter.wait_until(ready).map_err(|ended| running.wait_error(ended, |q| q != p || ready()))
 }

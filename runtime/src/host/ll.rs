@@ -12,7 +12,7 @@ pub const LINE: usize = 64;
 pub const DATA: usize = 60;
 
 #[inline]
-pub fn count(bytes: usize) -> usize {
+pub fn line_count(bytes: usize) -> usize {
     bytes.div_ceil(DATA)
 }
 
@@ -21,19 +21,19 @@ pub fn count(bytes: usize) -> usize {
 /// # Safety
 /// `from` holds the bytes; `to` is a multiple of 4 with room for [`count`] lines, whose data nobody reads
 /// before it has seen their flags and nobody else writes.
-pub unsafe fn store(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
+pub unsafe fn store_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
     let whole = bytes / DATA;
     // SAFETY: by the caller; the last line takes only what remains.
     unsafe {
         for i in 0..whole {
             let line = to.add(LINE * i);
             std::ptr::copy_nonoverlapping(from.add(DATA * i), line, DATA);
-            flag(line).store(epoch, Ordering::Release);
+            line_flag(line).store(epoch, Ordering::Release);
         }
         if whole * DATA < bytes {
             let line = to.add(LINE * whole);
             std::ptr::copy_nonoverlapping(from.add(DATA * whole), line, bytes - whole * DATA);
-            flag(line).store(epoch, Ordering::Release);
+            line_flag(line).store(epoch, Ordering::Release);
         }
     }
 }
@@ -43,20 +43,20 @@ pub unsafe fn store(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
 ///
 /// # Safety
 /// `to` has room for `bytes` bytes; `from` is a multiple of 4 with [`count`] lines.
-pub unsafe fn load(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first: usize) -> usize {
+pub unsafe fn load_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first: usize) -> usize {
     let whole = bytes / DATA;
     let mut done = first;
     // SAFETY: by the caller; the last line fills only what remains.
     unsafe {
         while done < whole {
             let line = from.add(LINE * done);
-            if flag(line).load(Ordering::Acquire) != epoch {
+            if line_flag(line).load(Ordering::Acquire) != epoch {
                 return done;
             }
             std::ptr::copy_nonoverlapping(line, to.add(DATA * done), DATA);
             done += 1;
         }
-        if done * DATA < bytes && arrived(from, done, epoch) {
+        if done * DATA < bytes && has_line_arrived(from, done, epoch) {
             let rest = bytes - done * DATA;
             std::ptr::copy_nonoverlapping(from.add(LINE * done), to.add(DATA * done), rest);
             done += 1;
@@ -70,14 +70,14 @@ pub unsafe fn load(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first
 /// # Safety
 /// As for [`load`], and the message has such a line.
 #[inline]
-pub unsafe fn arrived(from: *const u8, i: usize, epoch: u32) -> bool {
+pub unsafe fn has_line_arrived(from: *const u8, i: usize, epoch: u32) -> bool {
     // SAFETY: by the caller.
-    unsafe { flag(from.add(LINE * i)).load(Ordering::Acquire) == epoch }
+    unsafe { line_flag(from.add(LINE * i)).load(Ordering::Acquire) == epoch }
 }
 
 /// Asks the processor to own `bytes` bytes at `at`, which are to be written soon.
 #[inline]
-pub fn expect_stores(at: *mut u8, bytes: usize) {
+pub fn prefetch_for_stores(at: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for i in 0..bytes / LINE {
         let line = at.wrapping_add(LINE * i);
@@ -91,7 +91,7 @@ pub fn expect_stores(at: *mut u8, bytes: usize) {
 }
 
 #[inline(always)]
-unsafe fn flag<'a>(line: *const u8) -> &'a AtomicU32 {
+unsafe fn line_flag<'a>(line: *const u8) -> &'a AtomicU32 {
     // SAFETY: by the caller the line lies in a landing zone, aligned, and its flag is only accessed so.
     unsafe { AtomicU32::from_ptr(line.add(DATA).cast_mut().cast()) }
 }
@@ -104,20 +104,20 @@ mod tests {
     fn what_is_stored_is_loaded() {
         for bytes in [1usize, 3, 59, 60, 61, 100, 120, 1000, 4099] {
             let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 251) as u8).collect();
-            let total = count(bytes);
+            let total = line_count(bytes);
             let mut zone = vec![0u32; total * LINE / 4];
             let at = zone.as_mut_ptr().cast::<u8>();
             let mut out = vec![0xee; bytes + 8];
             // SAFETY: the zone has room for the lines, `out` for the bytes.
             unsafe {
-                assert_eq!(load(out.as_mut_ptr(), at, bytes, 9, 0), 0, "nothing has arrived");
-                store(at, data.as_ptr(), bytes, 9);
-                assert_eq!(load(out.as_mut_ptr(), at, bytes, 10, 0), 0, "another epoch");
+                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, 0), 0, "nothing has arrived");
+                store_lines(at, data.as_ptr(), bytes, 9);
+                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 10, 0), 0, "another epoch");
                 let missing = at.add(LINE * (total / 2) + DATA).cast::<u32>();
                 missing.write(5);
-                assert_eq!(load(out.as_mut_ptr(), at, bytes, 9, 0), total / 2, "one has not arrived");
+                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, 0), total / 2, "one has not arrived");
                 missing.write(9);
-                assert_eq!(load(out.as_mut_ptr(), at, bytes, 9, total / 2), total, "the rest");
+                assert_eq!(load_lines(out.as_mut_ptr(), at, bytes, 9, total / 2), total, "the rest");
             }
             assert_eq!(out[..bytes], data);
             assert!(out[bytes..].iter().all(|&b| b == 0xee), "nothing beyond the message is written");

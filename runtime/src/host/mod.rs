@@ -1,7 +1,7 @@
 //! The host as a device: collectives through shared memory, and sessions.
 //!
 //! [`HostSession`] runs plans on a rank that has joined the others (`symmc-control`). From the bottom up: `reduce` and `ll` move
-//! elements, [`Comm`] runs collectives (`direct`, `put`, `landing`, `staged` and `splits` are its variants), `queue` has the runs of a
+//! elements, [`HostCommunicator`] runs collectives (`direct`, `put`, `landing`, `staged` and `splits` are its variants), `queue` has the runs of a
 //! session.
 
 mod announce;
@@ -11,9 +11,9 @@ mod comm;
 mod config;
 mod copy;
 mod direct;
+mod join_request;
 mod landing;
 mod ll;
-mod purpose;
 mod put;
 mod queue;
 mod reduce;
@@ -25,8 +25,8 @@ mod splits;
 mod stage;
 mod staged;
 
-pub use comm::{Comm, CommConfig};
+pub use comm::{CommConfig, HostCommunicator};
 pub use config::{HostConfig, LaneThreads};
-pub use purpose::{locate_steps, plan_purpose, plan_subject};
+pub use join_request::{plan_join_request, plan_subject, step_locator};
 pub use session::{HostSession, expect_kernels};
 pub use session_rank::SessionRank;

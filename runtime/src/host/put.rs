@@ -9,33 +9,33 @@
 
 use std::sync::atomic::Ordering;
 
-use symmc_control::Signal;
+use symmc_control::PutSignal;
 use symmc_ir::collective::CollectiveKind;
 
-use super::running::{Running, copy_slices};
+use super::running::{RunningCollective, copy_slices};
 use crate::error::Result;
 
-pub(super) fn run(running: &Running) -> Result<()> {
+pub(super) fn run(running: &RunningCollective) -> Result<()> {
     let (call, me) = (running.call, running.me as u32);
-    let pairs = call.kind.pairs(running.n as u32).unwrap_or_default();
-    let operand = running.at(&call.operand, running.bytes)?;
-    let result = running.at(&call.result, running.bytes)?;
+    let pairs = call.kind.send_pairs(running.n as u32).unwrap_or_default();
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let number = running.group.puts.load(Ordering::Relaxed) + 1;
     running.group.puts.store(number, Ordering::Relaxed);
 
     let sender = pairs.iter().find(|(_, to)| *to == me).map(|(from, _)| *from as usize);
     if let Some(from) = sender {
-        give(running, running.me, Signal::Free, number, from);
+        post_signal(running, running.me, PutSignal::Free, number, from);
     }
     for to in pairs.iter().filter(|(from, _)| *from == me).map(|(_, to)| *to as usize) {
-        let there = running.on(&call.result, to, running.bytes)?;
-        wait(running, to, Signal::Free, number, to)?;
+        let there = running.peer_region_address(&call.result, to, running.bytes)?;
+        await_signal(running, to, PutSignal::Free, number, to)?;
         copy_slices(running, there, operand, running.bytes);
-        give(running, to, Signal::Landed, number, to);
+        post_signal(running, to, PutSignal::Landed, number, to);
     }
     match sender {
-        Some(from) => wait(running, running.me, Signal::Landed, number, from)?,
-        None if keeps(call.kind, me) => copy_slices(running, result, operand, running.bytes),
+        Some(from) => await_signal(running, running.me, PutSignal::Landed, number, from)?,
+        None if keeps_own_operand(call.kind, me) => copy_slices(running, result, operand, running.bytes),
         // SAFETY: the result holds the bytes, and no peer writes it.
         None => unsafe { std::ptr::write_bytes(result, 0, running.bytes) },
     }
@@ -43,7 +43,7 @@ pub(super) fn run(running: &Running) -> Result<()> {
 }
 
 /// Whether a rank that nobody else sends to has its own operand as the result.
-fn keeps(kind: &CollectiveKind, me: u32) -> bool {
+fn keeps_own_operand(kind: &CollectiveKind, me: u32) -> bool {
     match kind {
         CollectiveKind::Broadcast { root } => *root == me,
         CollectiveKind::Permute { pairs } => pairs.contains(&(me, me)),
@@ -52,19 +52,29 @@ fn keeps(kind: &CollectiveKind, me: u32) -> bool {
 }
 
 /// Gives a signal of the receiver of number `receiver`, for which number `peer` may be waiting.
-fn give(running: &Running, receiver: usize, signal: Signal, number: u64, peer: usize) {
-    running.touch();
+fn post_signal(running: &RunningCollective, receiver: usize, signal: PutSignal, number: u64, peer: usize) {
+    running.delay_peer_access();
     let control = running.comm.control();
     let word = control.signal(running.call.group, running.call.cell[receiver], signal);
     word.store(number, Ordering::Release);
-    control.ring(std::iter::once(running.call.cell[peer]));
+    control.wake_ranks(std::iter::once(running.call.cell[peer]));
 }
 
 /// Waits for a signal of the receiver of number `receiver`, which number `peer` gives.
-fn wait(running: &Running, receiver: usize, signal: Signal, number: u64, peer: usize) -> Result<()> {
+fn await_signal(
+    running: &RunningCollective,
+    receiver: usize,
+    signal: PutSignal,
+    number: u64,
+    peer: usize,
+) -> Result<()> {
     let word = running.comm.control().signal(running.call.group, running.call.cell[receiver], signal);
     let given = || word.load(Ordering::Acquire) >= number;
-    running.comm.waiter.until(given).map_err(|ended| running.ended(ended, |q| q != peer || given()))?;
-    running.touch();
+    running
+        .comm
+        .waiter
+        .wait_until(given)
+        .map_err(|ended| running.wait_error(ended, |q| q != peer || given()))?;
+    running.delay_peer_access();
     Ok(())
 }

@@ -5,49 +5,49 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use symmc_control::{Segment, enter_rank_span};
+use symmc_control::{MemorySegment, enter_rank_span};
 use symmc_support::parallel;
 
 use super::session_rank::SessionRank;
-use crate::custom::panic_text;
+use crate::custom::panic_message;
 use crate::error::{Result, RunError};
-use crate::exec::{ExecConfig, RankMemory, Span};
-use crate::kernels::{Needs, Scratch};
+use crate::exec::{ByteSpan, ExecConfig, RankMemory};
+use crate::kernels::{Scratch, ScratchNeeds};
 use crate::session::SizedProgram;
 
 /// What one run takes.
-pub(super) struct ResolvedRun {
+pub(super) struct ResolvedHostRun {
     pub sized: SizedProgram,
     pub memory: RankMemory,
     /// Whether ranks confirm to each other at the end of the run that no step refused its data.
-    pub agrees: bool,
+    pub confirms_success: bool,
     /// Held as long as a run may use it.
-    pub _segments: Vec<Arc<Segment>>,
+    pub _segments: Vec<Arc<MemorySegment>>,
 }
 
 // SAFETY: the spans name memory that the segments hold, or that the caller lends to the session's runs, wherever they run.
-unsafe impl Send for ResolvedRun {}
+unsafe impl Send for ResolvedHostRun {}
 // SAFETY: as above; runs follow each other.
-unsafe impl Sync for ResolvedRun {}
+unsafe impl Sync for ResolvedHostRun {}
 
-pub(super) struct PendingRun {
+pub(super) struct PendingHostRun {
     pub number: u64,
-    pub resolved: Arc<ResolvedRun>,
+    pub resolved: Arc<ResolvedHostRun>,
     /// The bucket, where its steps are those of the plan that the session was opened with.
     pub bucket: Option<usize>,
     /// Inputs to be copied to the symmetric arena before: where from with how many bytes, and where to.
-    pub loads: Vec<(Span, usize)>,
+    pub loads: Vec<(ByteSpan, usize)>,
 }
 
 // SAFETY: as for `ResolvedRun`.
-unsafe impl Send for PendingRun {}
+unsafe impl Send for PendingHostRun {}
 
 /// Runs that were put behind each other, and the thread that does them.
 #[derive(Default)]
-pub(super) struct RunQueue {
+pub(super) struct HostRunQueue {
     pub exec: ExecConfig,
     state: Arc<QueueState>,
-    worker: Option<(mpsc::Sender<PendingRun>, JoinHandle<()>)>,
+    worker: Option<(mpsc::Sender<PendingHostRun>, JoinHandle<()>)>,
 }
 
 /// How far the runs are.
@@ -56,12 +56,12 @@ struct QueueState {
     progress: Mutex<QueueProgress>,
     changed: Condvar,
     /// What kernels of each lane need at the largest sizes.
-    needs: [Needs; 2],
+    needs: [ScratchNeeds; 2],
 }
 
 #[derive(Default)]
 struct QueueProgress {
-    put: u64,
+    enqueued: u64,
     done: u64,
     failure: Option<RunError>,
     /// `None` before the first run, and while one has it.
@@ -69,30 +69,30 @@ struct QueueProgress {
 }
 
 impl QueueState {
-    fn progress(&self) -> MutexGuard<'_, QueueProgress> {
+    fn lock_progress(&self) -> MutexGuard<'_, QueueProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The bytes of what kernels have beside operands and results; of a run in progress, as much as it may need.
-    fn scratch(&self) -> usize {
-        let progress = self.progress();
+    fn scratch_bytes(&self) -> usize {
+        let progress = self.lock_progress();
         match &progress.scratch {
             Some(scratch) => scratch.iter().map(Scratch::bytes).sum(),
-            None if progress.done == progress.put => 0,
-            None => self.needs.iter().map(Needs::bytes).sum(),
+            None if progress.done == progress.enqueued => 0,
+            None => self.needs.iter().map(ScratchNeeds::bytes).sum(),
         }
     }
 
-    fn run(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingRun) -> Result<()> {
-        let kept = self.progress().scratch.take();
-        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::of));
+    fn run_pending(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingHostRun) -> Result<()> {
+        let kept = self.lock_progress().scratch.take();
+        let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::with_needs));
         // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
-        let work = AssertUnwindSafe(|| unsafe { one_run(joined, exec, pending, &mut scratch) });
+        let work = AssertUnwindSafe(|| unsafe { execute_run(joined, exec, pending, &mut scratch) });
         let ran = catch_unwind(work).unwrap_or_else(|panic| {
-            Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_text(&*panic))))
+            Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_message(&*panic))))
         });
-        let ran = ran.map_err(|error| joined.fail(error));
-        let mut progress = self.progress();
+        let ran = ran.map_err(|error| joined.fail_run(error));
+        let mut progress = self.lock_progress();
         progress.scratch = Some(scratch);
         progress.done += 1;
         if let Err(error) = &ran {
@@ -109,19 +109,19 @@ const UNNAMED: usize = u32::MAX as usize;
 
 /// # Safety
 /// As [`Bound::run`].
-unsafe fn one_run(
+unsafe fn execute_run(
     joined: &SessionRank,
     exec: &ExecConfig,
-    pending: &PendingRun,
+    pending: &PendingHostRun,
     scratch: &mut [Scratch; 2],
 ) -> Result<()> {
     let (comm, resolved) = (joined.comm(), &*pending.resolved);
-    let SizedProgram { bound, digest, text } = &resolved.sized;
+    let SizedProgram { program: bound, digest, text } = &resolved.sized;
     let (number, bucket) = (pending.number, bound.bucket());
     let _span = enter_rank_span(comm.rank());
     tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
-    joined.alive()?;
-    comm.announce(pending.number, *digest, &|| text.to_string())?;
+    joined.expect_running()?;
+    comm.announce_run(pending.number, *digest, &|| text.to_string())?;
     comm.begin_run(pending.number, pending.bucket.unwrap_or(UNNAMED));
     for (from, offset) in &pending.loads {
         let to = comm.arena().as_ptr().wrapping_add(*offset);
@@ -132,102 +132,105 @@ unsafe fn one_run(
     }
     // SAFETY: by the caller.
     unsafe { bound.run(&resolved.memory, comm, exec, scratch)? };
-    if resolved.agrees {
+    if resolved.confirms_success {
         // A rank that refuses its data ends this wait: the run fails on all ranks, or on none.
-        comm.exchange(&[0])?;
+        comm.exchange_bytes(&[0])?;
     }
     comm.end_run();
     tracing::trace!(target: "symmc::run", number, "finished a run");
     Ok(())
 }
 
-impl RunQueue {
+impl HostRunQueue {
     /// No runs yet, where kernels of each lane need this at the largest sizes.
-    pub fn new(exec: ExecConfig, needs: [Needs; 2]) -> RunQueue {
-        RunQueue { exec, state: Arc::new(QueueState { needs, ..QueueState::default() }), worker: None }
+    pub fn new(exec: ExecConfig, needs: [ScratchNeeds; 2]) -> HostRunQueue {
+        HostRunQueue { exec, state: Arc::new(QueueState { needs, ..QueueState::default() }), worker: None }
     }
 
     /// The bytes of what kernels have beside operands and results.
     pub fn scratch_bytes(&self) -> usize {
-        self.state.scratch()
+        self.state.scratch_bytes()
     }
 
     /// Frees what kernels have beside operands and results. Nothing is in progress.
     pub fn free_scratch(&self) {
-        self.state.progress().scratch = None;
+        self.state.lock_progress().scratch = None;
     }
 
     /// Has kernels find what they need beside operands and results, also for another program. Nothing is in progress.
-    pub fn serve(&mut self, more: &[Needs; 2]) {
-        self.end();
+    pub fn extend_scratch_needs(&mut self, more: &[ScratchNeeds; 2]) {
+        self.stop_worker();
         let mut needs = self.state.needs.clone();
         needs.iter_mut().zip(more).for_each(|(needs, more)| needs.merge(more));
-        let done = self.state.progress().done;
-        let progress = Mutex::new(QueueProgress { put: done, done, ..QueueProgress::default() });
+        let done = self.state.lock_progress().done;
+        let progress = Mutex::new(QueueProgress { enqueued: done, done, ..QueueProgress::default() });
         self.state = Arc::new(QueueState { progress, changed: Condvar::new(), needs });
     }
 
-    pub fn idle(&self) -> Result<bool> {
-        let progress = self.state.progress();
+    pub fn is_idle(&self) -> Result<bool> {
+        let progress = self.state.lock_progress();
         match &progress.failure {
             Some(error) => Err(error.clone()),
-            None => Ok(progress.done == progress.put),
+            None => Ok(progress.done == progress.enqueued),
         }
     }
 
-    pub fn failed(&self) -> Result<()> {
-        self.state.progress().failure.clone().map_or(Ok(()), Err)
+    pub fn expect_no_failure(&self) -> Result<()> {
+        self.state.lock_progress().failure.clone().map_or(Ok(()), Err)
     }
 
     /// Runs in this thread; nothing is in progress.
-    pub fn run_here(&self, joined: &SessionRank, pending: &PendingRun) -> Result<()> {
-        self.state.progress().put += 1;
-        self.state.run(joined, &self.exec, pending)
+    pub fn run_on_this_thread(&self, joined: &SessionRank, pending: &PendingHostRun) -> Result<()> {
+        self.state.lock_progress().enqueued += 1;
+        self.state.run_pending(joined, &self.exec, pending)
     }
 
     /// Starts the thread, if there is none.
-    pub fn prepare(&mut self, joined: &Arc<SessionRank>) -> Result<()> {
+    pub fn ensure_worker(&mut self, joined: &Arc<SessionRank>) -> Result<()> {
         if self.worker.is_none() {
-            self.worker = Some(self.start(joined.clone())?);
+            self.worker = Some(self.spawn_worker(joined.clone())?);
         }
         Ok(())
     }
 
-    pub fn put(&self, pending: PendingRun) -> Result<()> {
-        self.state.progress().put += 1;
+    pub fn enqueue(&self, pending: PendingHostRun) -> Result<()> {
+        self.state.lock_progress().enqueued += 1;
         let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
         sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
     }
 
-    fn start(&self, joined: Arc<SessionRank>) -> Result<(mpsc::Sender<PendingRun>, JoinHandle<()>)> {
-        let (sender, runs) = mpsc::channel::<PendingRun>();
+    fn spawn_worker(
+        &self,
+        joined: Arc<SessionRank>,
+    ) -> Result<(mpsc::Sender<PendingHostRun>, JoinHandle<()>)> {
+        let (sender, runs) = mpsc::channel::<PendingHostRun>();
         let (state, exec) = (self.state.clone(), self.exec);
         let work = move || {
             for pending in runs {
-                let failed = state.progress().failure.is_some();
+                let failed = state.lock_progress().failure.is_some();
                 match failed {
                     // What comes behind a failure is not run.
-                    true => state.progress().done += 1,
+                    true => state.lock_progress().done += 1,
                     // The failure is kept for whoever waits.
-                    false => drop(state.run(&joined, &exec, &pending)),
+                    false => drop(state.run_pending(&joined, &exec, &pending)),
                 }
             }
         };
-        let thread = parallel::spawn(work)
-            .map_err(|e| RunError::of_call("starting the thread of a session", "clone", e))?;
+        let thread = parallel::spawn_detached(work)
+            .map_err(|e| RunError::from_system_call("starting the thread of a session", "clone", e))?;
         Ok((sender, thread))
     }
 
-    pub fn wait(&self, rank: u32, limit: Option<Duration>) -> Result<()> {
+    pub fn wait_idle(&self, rank: u32, limit: Option<Duration>) -> Result<()> {
         let until = limit.map(|limit| Instant::now() + limit);
-        let mut progress = self.state.progress();
+        let mut progress = self.state.lock_progress();
         let _span = enter_rank_span(rank);
-        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.put, ?limit, "waiting for runs");
+        tracing::trace!(target: "symmc::run", done = progress.done, enqueued = progress.enqueued, ?limit, "waiting for runs");
         loop {
             if let Some(error) = &progress.failure {
                 return Err(error.clone());
             }
-            if progress.done == progress.put {
+            if progress.done == progress.enqueued {
                 return Ok(());
             }
             let left =
@@ -243,7 +246,7 @@ impl RunQueue {
     }
 
     /// Ends the thread, once what is there has been done.
-    pub fn end(&mut self) {
+    pub fn stop_worker(&mut self) {
         if let Some((sender, thread)) = self.worker.take() {
             drop(sender);
             // Its failures were kept.

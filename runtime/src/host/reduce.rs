@@ -10,22 +10,22 @@
 
 use std::mem::MaybeUninit;
 
-use symmc_ir::collective::ReduceOp;
+use symmc_ir::collective::CollectiveReduceOp;
 use symmc_ir::types::DType;
 
-use super::copy::{Stores, copy};
+use super::copy::{StoreMode, copy_bytes};
 
 /// Elements of one block.
 pub const BLOCK: usize = 1024;
 
 /// Room for a block of any dtype or accumulating type. What it holds is meaningless until it is written.
 #[repr(C, align(64))]
-pub struct Room([MaybeUninit<u64>; BLOCK]);
+pub struct AccumulatorBlock([MaybeUninit<u64>; BLOCK]);
 
-impl Room {
+impl AccumulatorBlock {
     #[inline]
     pub fn new() -> Self {
-        Room([MaybeUninit::uninit(); BLOCK])
+        AccumulatorBlock([MaybeUninit::uninit(); BLOCK])
     }
 
     #[inline]
@@ -34,9 +34,9 @@ impl Room {
     }
 }
 
-type Start = unsafe fn(&mut Room, *const u8, *const u8, usize);
-type Combine = unsafe fn(&mut Room, *const u8, usize);
-type Finish = unsafe fn(&mut Room, usize, &[*mut u8], usize, Stores);
+type Start = unsafe fn(&mut AccumulatorBlock, *const u8, *const u8, usize);
+type Combine = unsafe fn(&mut AccumulatorBlock, *const u8, usize);
+type Finish = unsafe fn(&mut AccumulatorBlock, usize, &[*mut u8], usize, StoreMode);
 
 /// The loops for one dtype and operation.
 #[derive(Clone, Copy)]
@@ -48,12 +48,12 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    pub fn new(dtype: DType, op: ReduceOp) -> Reducer {
+    pub fn new(dtype: DType, op: CollectiveReduceOp) -> Reducer {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-            return x86::reducer(dtype, op);
+            return x86::avx2_reducer(dtype, op);
         }
-        portable(dtype, op)
+        portable_reducer(dtype, op)
     }
 
     /// Begins a block of at most [`BLOCK`] elements with those of the two lowest ranks.
@@ -61,7 +61,7 @@ impl Reducer {
     /// # Safety
     /// Both sources hold `elements` elements that nobody writes meanwhile; they need no alignment.
     #[inline]
-    pub unsafe fn start(&self, acc: &mut Room, a: *const u8, b: *const u8, elements: usize) {
+    pub unsafe fn start(&self, acc: &mut AccumulatorBlock, a: *const u8, b: *const u8, elements: usize) {
         debug_assert!(elements <= BLOCK);
         // SAFETY: by the caller.
         unsafe { (self.start)(acc, a, b, elements) }
@@ -72,7 +72,7 @@ impl Reducer {
     /// # Safety
     /// As for [`start`](Self::start).
     #[inline]
-    pub unsafe fn combine(&self, acc: &mut Room, x: *const u8, elements: usize) {
+    pub unsafe fn combine(&self, acc: &mut AccumulatorBlock, x: *const u8, elements: usize) {
         debug_assert!(elements <= BLOCK);
         // SAFETY: by the caller.
         unsafe { (self.combine)(acc, x, elements) }
@@ -85,11 +85,11 @@ impl Reducer {
     #[inline]
     pub unsafe fn finish(
         &self,
-        acc: &mut Room,
+        acc: &mut AccumulatorBlock,
         ranks: usize,
         outs: &[*mut u8],
         elements: usize,
-        stores: Stores,
+        stores: StoreMode,
     ) {
         debug_assert!(elements <= BLOCK);
         // SAFETY: by the caller.
@@ -102,8 +102,8 @@ impl Reducer {
     /// Each source holds as many elements and each of `outs` has room for as many; nobody else writes the
     /// sources or touches `outs` meanwhile. One of `outs` may be one of the sources; otherwise they do not
     /// overlap.
-    pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize, stores: Stores) {
-        let mut acc = Room::new();
+    pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize, stores: StoreMode) {
+        let mut acc = AccumulatorBlock::new();
         let mut moved: [*mut u8; 16] = [std::ptr::null_mut(); 16];
         let mut at = 0;
         while at < elements {
@@ -129,7 +129,7 @@ impl Reducer {
 }
 
 /// An element as it is stored and as it accumulates.
-trait Element: Copy {
+trait ReduceElement: Copy {
     type Acc: Copy;
     /// Whether an accumulated element has the form of a stored one.
     const AS_STORED: bool = false;
@@ -138,7 +138,7 @@ trait Element: Copy {
 }
 
 /// How accumulated elements combine.
-trait Operation<A> {
+trait ReduceOperation<A> {
     /// Whether [`finish`](Self::finish) does anything.
     const FINISHES: bool = false;
     fn combine(a: A, b: A) -> A;
@@ -150,7 +150,12 @@ trait Operation<A> {
 }
 
 #[inline(always)]
-unsafe fn start<E: Element, O: Operation<E::Acc>>(acc: &mut Room, a: *const u8, b: *const u8, n: usize) {
+unsafe fn start<E: ReduceElement, O: ReduceOperation<E::Acc>>(
+    acc: &mut AccumulatorBlock,
+    a: *const u8,
+    b: *const u8,
+    n: usize,
+) {
     let (a, b) = (a.cast::<E>(), b.cast::<E>());
     let acc = acc.as_mut_ptr().cast::<E::Acc>();
     for i in 0..n {
@@ -163,7 +168,11 @@ unsafe fn start<E: Element, O: Operation<E::Acc>>(acc: &mut Room, a: *const u8, 
 }
 
 #[inline(always)]
-unsafe fn combine<E: Element, O: Operation<E::Acc>>(acc: &mut Room, x: *const u8, n: usize) {
+unsafe fn combine<E: ReduceElement, O: ReduceOperation<E::Acc>>(
+    acc: &mut AccumulatorBlock,
+    x: *const u8,
+    n: usize,
+) {
     let x = x.cast::<E>();
     let acc = acc.as_mut_ptr().cast::<E::Acc>();
     for i in 0..n {
@@ -173,14 +182,14 @@ unsafe fn combine<E: Element, O: Operation<E::Acc>>(acc: &mut Room, x: *const u8
 }
 
 #[inline(always)]
-unsafe fn finish<E: Element, O: Operation<E::Acc>>(
-    acc: &mut Room,
+unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
+    acc: &mut AccumulatorBlock,
     ranks: usize,
     outs: &[*mut u8],
     n: usize,
-    stores: Stores,
+    stores: StoreMode,
 ) {
-    let mut rounded = Room::new();
+    let mut rounded = AccumulatorBlock::new();
     let from = if E::AS_STORED && !O::FINISHES {
         acc.as_mut_ptr()
     } else {
@@ -193,13 +202,13 @@ unsafe fn finish<E: Element, O: Operation<E::Acc>>(
     };
     for out in outs {
         // SAFETY: the caller gives room for `n` elements, of which `from` holds as many.
-        unsafe { copy(*out, from, n * size_of::<E>(), stores) };
+        unsafe { copy_bytes(*out, from, n * size_of::<E>(), stores) };
     }
 }
 
 macro_rules! plain_element {
     ($($t:ty),*) => { $(
-        impl Element for $t {
+        impl ReduceElement for $t {
             type Acc = $t;
             const AS_STORED: bool = true;
             #[inline(always)]
@@ -214,7 +223,7 @@ plain_element!(u8, i32, i64, f32, f64);
 /// f16 by software.
 #[derive(Clone, Copy)]
 struct F16(u16);
-impl Element for F16 {
+impl ReduceElement for F16 {
     type Acc = f32;
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -229,7 +238,7 @@ impl Element for F16 {
 /// bf16: the upper half of an f32.
 #[derive(Clone, Copy)]
 struct BF16(u16);
-impl Element for BF16 {
+impl ReduceElement for BF16 {
     type Acc = f32;
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -249,7 +258,7 @@ impl Element for BF16 {
 struct Wide<T>(T);
 macro_rules! wide_element {
     ($($t:ty),*) => { $(
-        impl Element for Wide<$t> {
+        impl ReduceElement for Wide<$t> {
             type Acc = i64;
             #[inline(always)]
             fn widen(self) -> i64 { self.0 as i64 }
@@ -271,7 +280,7 @@ struct And;
 /// Declares operations: `name: types => how two elements combine`.
 macro_rules! operations {
     ($($op:ident: $($t:ty),* => |$a:ident, $b:ident| $e:expr;)*) => { $($(
-        impl Operation<$t> for $op {
+        impl ReduceOperation<$t> for $op {
             #[inline(always)]
             fn combine($a: $t, $b: $t) -> $t { $e }
         }
@@ -293,7 +302,7 @@ operations! {
 /// The average is the sum, divided at the end.
 macro_rules! averages {
     ($($t:ty),*) => { $(
-        impl Operation<$t> for Avg {
+        impl ReduceOperation<$t> for Avg {
             const FINISHES: bool = true;
             #[inline(always)]
             fn combine(a: $t, b: $t) -> $t { Sum::combine(a, b) }
@@ -320,11 +329,11 @@ macro_rules! choose {
         macro_rules! all {
             ($e:ty, $average:ty) => {
                 match $op {
-                    ReduceOp::Sum => of!($e, Sum),
-                    ReduceOp::Prod => of!($e, Prod),
-                    ReduceOp::Max => of!($e, Max),
-                    ReduceOp::Min => of!($e, Min),
-                    ReduceOp::Avg => of!($average, Avg),
+                    CollectiveReduceOp::Sum => of!($e, Sum),
+                    CollectiveReduceOp::Prod => of!($e, Prod),
+                    CollectiveReduceOp::Max => of!($e, Max),
+                    CollectiveReduceOp::Min => of!($e, Min),
+                    CollectiveReduceOp::Avg => of!($average, Avg),
                 }
             };
         }
@@ -337,14 +346,14 @@ macro_rules! choose {
             DType::I32 => all!(i32, Wide<i32>),
             DType::U8 => all!(u8, Wide<u8>),
             DType::Bool => match $op {
-                ReduceOp::Sum | ReduceOp::Max => of!(u8, Or),
-                ReduceOp::Prod | ReduceOp::Min | ReduceOp::Avg => of!(u8, And),
+                CollectiveReduceOp::Sum | CollectiveReduceOp::Max => of!(u8, Or),
+                CollectiveReduceOp::Prod | CollectiveReduceOp::Min | CollectiveReduceOp::Avg => of!(u8, And),
             },
         }
     }};
 }
 
-fn portable(dtype: DType, op: ReduceOp) -> Reducer {
+fn portable_reducer(dtype: DType, op: CollectiveReduceOp) -> Reducer {
     choose!(dtype, op, F16, start, combine, finish)
 }
 
@@ -357,7 +366,7 @@ mod x86 {
     /// f16 by the processor.
     #[derive(Clone, Copy)]
     struct F16C(u16);
-    impl Element for F16C {
+    impl ReduceElement for F16C {
         type Acc = f32;
         #[inline(always)]
         fn widen(self) -> f32 {
@@ -372,8 +381,8 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn start_avx2<E: Element, O: Operation<E::Acc>>(
-        acc: &mut Room,
+    unsafe fn start_avx2<E: ReduceElement, O: ReduceOperation<E::Acc>>(
+        acc: &mut AccumulatorBlock,
         a: *const u8,
         b: *const u8,
         n: usize,
@@ -383,25 +392,29 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn combine_avx2<E: Element, O: Operation<E::Acc>>(acc: &mut Room, x: *const u8, n: usize) {
+    unsafe fn combine_avx2<E: ReduceElement, O: ReduceOperation<E::Acc>>(
+        acc: &mut AccumulatorBlock,
+        x: *const u8,
+        n: usize,
+    ) {
         // SAFETY: by the caller.
         unsafe { combine::<E, O>(acc, x, n) }
     }
 
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn finish_avx2<E: Element, O: Operation<E::Acc>>(
-        acc: &mut Room,
+    unsafe fn finish_avx2<E: ReduceElement, O: ReduceOperation<E::Acc>>(
+        acc: &mut AccumulatorBlock,
         ranks: usize,
         outs: &[*mut u8],
         n: usize,
-        stores: Stores,
+        stores: StoreMode,
     ) {
         // SAFETY: by the caller.
         unsafe { finish::<E, O>(acc, ranks, outs, n, stores) }
     }
 
     /// The loops for a processor with AVX2 and F16C.
-    pub fn reducer(dtype: DType, op: ReduceOp) -> Reducer {
+    pub fn avx2_reducer(dtype: DType, op: CollectiveReduceOp) -> Reducer {
         choose!(dtype, op, F16C, start_avx2, combine_avx2, finish_avx2)
     }
 }
@@ -416,7 +429,7 @@ mod tests {
     fn wide_and_portable_loops_agree_and_are_right() {
         let n = 2 * BLOCK + 37;
         for &dtype in DType::ALL {
-            for &op in ReduceOp::ALL {
+            for &op in CollectiveReduceOp::ALL {
                 for ranks in 2..5 {
                     let operands: Vec<Vec<u8>> = (0..ranks).map(|r| operand(dtype, r, n)).collect();
                     let sources: Vec<*const u8> = operands.iter().map(|o| o.as_ptr()).collect();
@@ -424,12 +437,12 @@ mod tests {
                         let mut outs = [vec![0u8; n * dtype.size()], vec![0u8; n * dtype.size()]];
                         let to: Vec<*mut u8> = outs.iter_mut().map(|o| o.as_mut_ptr()).collect();
                         // SAFETY: all hold `n` elements.
-                        unsafe { reducer.reduce(&sources, &to, n, Stores::Cached) };
+                        unsafe { reducer.reduce(&sources, &to, n, StoreMode::Cached) };
                         assert_eq!(outs[0], outs[1]);
                         outs[0].clone()
                     };
                     let out = run(Reducer::new(dtype, op));
-                    assert_eq!(out, run(portable(dtype, op)), "{dtype} {op}");
+                    assert_eq!(out, run(portable_reducer(dtype, op)), "{dtype} {op}");
                     for i in [0, 1, 500, n - 1] {
                         let x: Vec<f64> = operands.iter().map(|o| read_f64(dtype, o, i)).collect();
                         let expected = expected(dtype, op, &x);
@@ -455,15 +468,15 @@ mod tests {
         out
     }
 
-    fn expected(dtype: DType, op: ReduceOp, x: &[f64]) -> f64 {
+    fn expected(dtype: DType, op: CollectiveReduceOp, x: &[f64]) -> f64 {
         let n = x.len() as f64;
         let y = match op {
-            ReduceOp::Sum => x.iter().sum(),
-            ReduceOp::Prod => x.iter().product(),
-            ReduceOp::Max => x.iter().copied().fold(f64::MIN, f64::max),
-            ReduceOp::Min => x.iter().copied().fold(f64::MAX, f64::min),
-            ReduceOp::Avg if dtype.is_float() => x.iter().sum::<f64>() / n,
-            ReduceOp::Avg => (x.iter().sum::<f64>() / n).trunc(),
+            CollectiveReduceOp::Sum => x.iter().sum(),
+            CollectiveReduceOp::Prod => x.iter().product(),
+            CollectiveReduceOp::Max => x.iter().copied().fold(f64::MIN, f64::max),
+            CollectiveReduceOp::Min => x.iter().copied().fold(f64::MAX, f64::min),
+            CollectiveReduceOp::Avg if dtype.is_float() => x.iter().sum::<f64>() / n,
+            CollectiveReduceOp::Avg => (x.iter().sum::<f64>() / n).trunc(),
         };
         let y = match dtype {
             DType::F64 => y,
@@ -476,7 +489,7 @@ mod tests {
 
     #[test]
     fn nan_wins_wherever_it_stands() {
-        for &op in &[ReduceOp::Max, ReduceOp::Min] {
+        for &op in &[CollectiveReduceOp::Max, CollectiveReduceOp::Min] {
             for at in 0..3 {
                 let mut x = [1.0f32, -2.0, 5.0];
                 x[at] = f32::NAN;
@@ -485,7 +498,7 @@ mod tests {
                 // SAFETY: one element each.
                 unsafe {
                     let out = (&raw mut out).cast();
-                    Reducer::new(DType::F32, op).reduce(&sources, &[out], 1, Stores::Cached);
+                    Reducer::new(DType::F32, op).reduce(&sources, &[out], 1, StoreMode::Cached);
                 }
                 assert!(out.is_nan());
             }

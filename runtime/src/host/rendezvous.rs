@@ -4,15 +4,15 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-use symmc_control::{Counter, Ended, culprit, reached};
+use symmc_control::{GroupCounter, WaitFailure, culprit, has_reached};
 
-use super::comm::{Comm, GroupState};
+use super::comm::{GroupState, HostCommunicator};
 use crate::call::PeerMemory;
 use crate::error::{DataFault, Result, RunError};
 
 /// The step that a rank meets its peers for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StepInfo<'a> {
+pub(super) struct RendezvousStep<'a> {
     pub step: usize,
     pub node: &'a str,
     pub op: &'a str,
@@ -20,9 +20,9 @@ pub(super) struct StepInfo<'a> {
     pub group: usize,
 }
 
-pub(super) struct Rendezvous<'a> {
-    pub comm: &'a Comm,
-    pub info: StepInfo<'a>,
+pub(super) struct StepRendezvous<'a> {
+    pub comm: &'a HostCommunicator,
+    pub info: RendezvousStep<'a>,
     pub group: &'a GroupState,
     /// This rank's number in its cell.
     pub me: usize,
@@ -31,25 +31,25 @@ pub(super) struct Rendezvous<'a> {
     touches: Cell<u32>,
 }
 
-impl<'a> Rendezvous<'a> {
+impl<'a> StepRendezvous<'a> {
     /// The rank of `comm` at this step. Fails if the cell is none of this rank in this run.
-    pub fn new(comm: &'a Comm, info: StepInfo<'a>) -> Result<Self> {
+    pub fn new(comm: &'a HostCommunicator, info: RendezvousStep<'a>) -> Result<Self> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
             let found = format!("cell {:?} of group {} on rank {}", info.cell, info.group, comm.rank);
             return Err(step_error(comm, &info, format!("expected a cell with this rank, found {found}")));
         };
-        let rendezvous = Rendezvous { comm, info, group, me, n: info.cell.len(), touches: Cell::new(0) };
+        let rendezvous = StepRendezvous { comm, info, group, me, n: info.cell.len(), touches: Cell::new(0) };
         if info.cell.iter().any(|&r| r >= comm.ranks()) {
             let ranks = comm.ranks();
-            return Err(rendezvous.fail(format!("expected ranks below {ranks}, found {:?}", info.cell)));
+            return Err(rendezvous.call_error(format!("expected ranks below {ranks}, found {:?}", info.cell)));
         }
         Ok(rendezvous)
     }
 
     /// Before or after a touch of a peer: delays the rank where the run asks for chaos.
     #[inline]
-    pub fn touch(&self) {
+    pub fn delay_peer_access(&self) {
         if let Some(chaos) = &self.comm.chaos {
             let touch = self.touches.get();
             self.touches.set(touch + 1);
@@ -58,73 +58,73 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// A barrier: returns when every peer has arrived at it.
-    pub fn meet(&self) -> Result<()> {
-        self.touch();
+    pub fn await_barrier(&self) -> Result<()> {
+        self.delay_peer_access();
         let target = self.group.meets.load(Ordering::Relaxed).wrapping_add(1);
         self.group.meets.store(target, Ordering::Relaxed);
-        self.advance(Counter::Meet, target);
-        self.await_peers(Counter::Meet, target)?;
-        self.touch();
+        self.advance_counter(GroupCounter::Meet, target);
+        self.await_peers(GroupCounter::Meet, target)?;
+        self.delay_peer_access();
         Ok(())
     }
 
     /// The peers in the cell: their numbers, beginning after this rank's.
     #[inline]
-    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+    pub fn peer_numbers(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 
     /// Sets a counter of this rank and wakes peers that sleep.
     #[inline]
-    pub fn advance(&self, counter: Counter, value: u32) {
+    pub fn advance_counter(&self, counter: GroupCounter, value: u32) {
         let control = &self.comm.domain.control;
         control.counter(self.info.group, self.comm.rank, counter).store(value, Ordering::Release);
-        self.ring();
+        self.wake_peers();
     }
 
     /// Wakes peers that sleep.
     #[inline]
-    pub fn ring(&self) {
-        self.comm.domain.control.ring(self.peers().map(|p| self.info.cell[p]));
+    pub fn wake_peers(&self) {
+        self.comm.domain.control.wake_ranks(self.peer_numbers().map(|p| self.info.cell[p]));
     }
 
     #[inline]
-    pub fn await_peers(&self, counter: Counter, target: u32) -> Result<()> {
-        let ready = |p: usize| self.has_reached(p, counter, target);
-        match self.comm.waiter.until(|| self.peers().all(ready)) {
+    pub fn await_peers(&self, counter: GroupCounter, target: u32) -> Result<()> {
+        let ready = |p: usize| self.has_peer_reached(p, counter, target);
+        match self.comm.waiter.wait_until(|| self.peer_numbers().all(ready)) {
             Ok(()) => Ok(()),
-            Err(ended) => Err(self.ended(ended, ready)),
+            Err(ended) => Err(self.wait_error(ended, ready)),
         }
     }
 
-    pub fn await_peer(&self, p: usize, counter: Counter, target: u32) -> Result<()> {
-        let ready = |q: usize| q != p || self.has_reached(q, counter, target);
-        match self.comm.waiter.until(|| ready(p)) {
+    pub fn await_peer(&self, p: usize, counter: GroupCounter, target: u32) -> Result<()> {
+        let ready = |q: usize| q != p || self.has_peer_reached(q, counter, target);
+        match self.comm.waiter.wait_until(|| ready(p)) {
             Ok(()) => Ok(()),
-            Err(ended) => Err(self.ended(ended, ready)),
+            Err(ended) => Err(self.wait_error(ended, ready)),
         }
     }
 
     #[inline]
-    fn has_reached(&self, p: usize, counter: Counter, target: u32) -> bool {
+    fn has_peer_reached(&self, p: usize, counter: GroupCounter, target: u32) -> bool {
         let control = &self.comm.domain.control;
         let word = control.counter(self.info.group, self.info.cell[p], counter);
-        reached(word.load(Ordering::Acquire), target)
+        has_reached(word.load(Ordering::Acquire), target)
     }
 
     /// The error of a wait that ended early; `ready` tells which peers had come.
     #[cold]
-    pub fn ended(&self, ended: Ended, ready: impl Fn(usize) -> bool) -> RunError {
+    pub fn wait_error(&self, ended: WaitFailure, ready: impl Fn(usize) -> bool) -> RunError {
         let control = &self.comm.domain.control;
         let silent = match ended {
-            Ended::Aborted => return control.end_reason(),
-            Ended::Limit { silent } => silent,
+            WaitFailure::Aborted => return control.end_reason(),
+            WaitFailure::Limit { silent } => silent,
         };
-        let peers: Vec<u32> = self.peers().filter(|&p| !ready(p)).map(|p| self.info.cell[p]).collect();
+        let peers: Vec<u32> = self.peer_numbers().filter(|&p| !ready(p)).map(|p| self.info.cell[p]).collect();
         RunError::Limit {
             rank: self.comm.rank,
-            culprit: silent.unwrap_or_else(|| culprit::find(control, self.comm.rank, &peers)),
+            culprit: silent.unwrap_or_else(|| culprit::find_culprit(control, self.comm.rank, &peers)),
             peers,
             step: self.info.step,
             node: self.info.node.into(),
@@ -135,11 +135,11 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
-    pub fn arena(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
+    pub fn arena_address(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
         let arena = &self.comm.domain.arenas[self.info.cell[p] as usize];
         if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
             let size = arena.len();
-            return Err(self.fail(format!(
+            return Err(self.call_error(format!(
                 "expected memory within the {size} bytes of the symmetric arena, found {bytes} bytes at {offset}"
             )));
         }
@@ -148,30 +148,30 @@ impl<'a> Rendezvous<'a> {
     }
 
     #[cold]
-    pub fn fail(&self, detail: String) -> RunError {
+    pub fn call_error(&self, detail: String) -> RunError {
         step_error(self.comm, &self.info, detail)
     }
 
     /// An error of the data that this step is given.
     #[cold]
-    pub fn unfit(&self, detail: String) -> RunError {
-        let StepInfo { step, node, op, .. } = self.info;
+    pub fn data_error(&self, detail: String) -> RunError {
+        let RendezvousStep { step, node, op, .. } = self.info;
         let (rank, fault) = (self.comm.rank, DataFault::Other);
         RunError::Data { rank, step, node: node.into(), op: op.into(), fault, detail }
     }
 }
 
-impl PeerMemory for Rendezvous<'_> {
-    fn at(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
-        self.arena(number, offset, bytes)
+impl PeerMemory for StepRendezvous<'_> {
+    fn peer_address(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
+        self.arena_address(number, offset, bytes)
     }
 
-    fn touch(&self) {
-        Rendezvous::touch(self);
+    fn on_peer_access(&self) {
+        StepRendezvous::delay_peer_access(self);
     }
 }
 
 #[cold]
-fn step_error(comm: &Comm, info: &StepInfo<'_>, detail: String) -> RunError {
+fn step_error(comm: &HostCommunicator, info: &RendezvousStep<'_>, detail: String) -> RunError {
     RunError::Step { rank: comm.rank, step: info.step, node: info.node.into(), op: info.op.into(), detail }
 }

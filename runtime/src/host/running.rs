@@ -3,97 +3,100 @@
 use std::ops::Deref;
 
 use smallvec::SmallVec;
-use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp};
+use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp, ExitBarrierPolicy};
 use symmc_plan::ExitBarrier;
 
-use super::comm::Comm;
-use super::copy::{Stores, copy};
+use super::comm::HostCommunicator;
+use super::copy::{StoreMode, copy_bytes};
 use super::reduce::Reducer;
-use super::rendezvous::{Rendezvous, StepInfo};
-use crate::call::{CollectiveCall, Region, RegionMemory};
+use super::rendezvous::{RendezvousStep, StepRendezvous};
+use crate::call::{CallRegion, CollectiveCall, RegionMemory};
 use crate::error::Result;
 
 /// Bytes of one slice: between slices a rank may be delayed.
 pub(super) const SLICE: usize = 256 << 10;
 
-pub(super) struct Running<'a> {
-    rendezvous: Rendezvous<'a>,
+pub(super) struct RunningCollective<'a> {
+    rendezvous: StepRendezvous<'a>,
     pub call: &'a CollectiveCall<'a>,
     /// Bytes of the operand.
     pub bytes: usize,
 }
 
-impl<'a> Deref for Running<'a> {
-    type Target = Rendezvous<'a>;
+impl<'a> Deref for RunningCollective<'a> {
+    type Target = StepRendezvous<'a>;
 
-    fn deref(&self) -> &Rendezvous<'a> {
+    fn deref(&self) -> &StepRendezvous<'a> {
         &self.rendezvous
     }
 }
 
-impl<'a> Running<'a> {
-    pub fn new(comm: &'a Comm, call: &'a CollectiveCall<'a>) -> Result<Self> {
+impl<'a> RunningCollective<'a> {
+    pub fn new(comm: &'a HostCommunicator, call: &'a CollectiveCall<'a>) -> Result<Self> {
         let op = call.kind.name();
-        let info = StepInfo { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
+        let info =
+            RendezvousStep { step: call.step, node: call.name, op, cell: call.cell, group: call.group };
         let bytes = call.elements.saturating_mul(call.dtype.size());
-        let running = Running { rendezvous: Rendezvous::new(comm, info)?, call, bytes };
-        running.check()?;
+        let running = RunningCollective { rendezvous: StepRendezvous::new(comm, info)?, call, bytes };
+        running.check_supported()?;
         Ok(running)
     }
 
     /// Refuses what no variant can serve.
-    fn check(&self) -> Result<()> {
+    fn check_supported(&self) -> Result<()> {
         let (call, n) = (self.call, self.n);
         let Some(contract) = call.variant.contract(call.kind) else {
-            return Err(self.fail(format!("the variant {} does not run this collective", call.variant)));
+            return Err(self.call_error(format!("the variant {} does not run this collective", call.variant)));
         };
         let pieces = call.kind.facts().operand_pieces && call.splits.is_none();
         if pieces && !call.elements.is_multiple_of(n) {
-            return Err(self.fail(format!("expected a multiple of {n} elements, found {}", call.elements)));
+            return Err(
+                self.call_error(format!("expected a multiple of {n} elements, found {}", call.elements))
+            );
         }
-        let symmetric = |r: &Region| matches!(r.memory, RegionMemory::Symmetric);
+        let symmetric = |r: &CallRegion| matches!(r.memory, RegionMemory::Symmetric);
         if contract.symmetric_operand && !symmetric(&call.operand) {
-            return Err(self.fail("expected an operand in the symmetric arena".into()));
+            return Err(self.call_error("expected an operand in the symmetric arena".into()));
         }
         if contract.symmetric_result && !symmetric(&call.result) {
-            return Err(self.fail("expected a result in the symmetric arena".into()));
+            return Err(self.call_error("expected a result in the symmetric arena".into()));
         }
         let outside = |r: u32| r as usize >= n;
         match call.kind {
             CollectiveKind::Broadcast { root } if outside(*root) => {
-                Err(self.fail(format!("expected a root below {n}, found {root}")))
+                Err(self.call_error(format!("expected a root below {n}, found {root}")))
             }
             CollectiveKind::Permute { pairs } if pairs.iter().any(|&(a, b)| outside(a) || outside(b)) => {
-                Err(self.fail(format!("expected pairs of ranks below {n}, found {pairs:?}")))
+                Err(self.call_error(format!("expected pairs of ranks below {n}, found {pairs:?}")))
             }
             _ => Ok(()),
         }
     }
 
     /// The exit barrier, unless the variant or the plan does without.
-    pub fn exit(&self) -> Result<()> {
-        let exit = self.call.variant.contract(self.call.kind).map(|c| c.exit);
+    pub fn exit_barrier(&self) -> Result<()> {
+        let exit = self.call.variant.contract(self.call.kind).map(|c| c.exit_barrier);
         let dropped = self.call.exit == Some(ExitBarrier::Dropped);
         match exit {
-            Some(Exit::Always) => self.meet(),
-            Some(Exit::Droppable) if !dropped => self.meet(),
+            Some(ExitBarrierPolicy::Always) => self.await_barrier(),
+            Some(ExitBarrierPolicy::Droppable) if !dropped => self.await_barrier(),
             _ => Ok(()),
         }
     }
 
-    pub fn at(&self, region: &Region, bytes: usize) -> Result<*mut u8> {
+    pub fn region_address(&self, region: &CallRegion, bytes: usize) -> Result<*mut u8> {
         match region.memory {
-            RegionMemory::Symmetric => self.on(region, self.me, bytes),
+            RegionMemory::Symmetric => self.peer_region_address(region, self.me, bytes),
             RegionMemory::Private(base) => Ok(base.wrapping_add(region.offset)),
         }
     }
 
     /// The address of `bytes` bytes of a symmetric region on the rank of number `p`.
-    pub fn on(&self, region: &Region, p: usize, bytes: usize) -> Result<*mut u8> {
-        self.arena(p, region.on(self.info.cell[p]), bytes)
+    pub fn peer_region_address(&self, region: &CallRegion, p: usize, bytes: usize) -> Result<*mut u8> {
+        self.arena_address(p, region.offset_on_rank(self.info.cell[p]), bytes)
     }
 
-    pub fn reducer(&self, op: ReduceOp) -> Reducer {
+    pub fn reducer(&self, op: CollectiveReduceOp) -> Reducer {
         Reducer::new(self.call.dtype, op)
     }
 }
@@ -101,16 +104,16 @@ impl<'a> Running<'a> {
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 
 /// Copies in slices; this rank may touch both at this time.
-pub(super) fn copy_slices(running: &Running, to: *mut u8, from: *const u8, bytes: usize) {
-    let stores = Stores::of(bytes * running.n);
+pub(super) fn copy_slices(running: &RunningCollective, to: *mut u8, from: *const u8, bytes: usize) {
+    let stores = StoreMode::for_size(bytes * running.n);
     let mut at = 0;
     while at < bytes {
         let n = SLICE.min(bytes - at);
         // SAFETY: the ranges were checked against their arenas when their addresses were taken, or are this
         // rank's own; the contract lets this rank touch them now.
-        unsafe { copy(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
+        unsafe { copy_bytes(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
         at += n;
-        running.touch();
+        running.delay_peer_access();
     }
-    stores.settle();
+    stores.fence();
 }

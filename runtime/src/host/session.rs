@@ -8,46 +8,49 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Domain, Group, Leaving, Recorded, Segment, Term, enter_rank_span};
-use symmc_ir::{Bindings, InputKind, Tensor};
-use symmc_plan::{Plan, ReadPlan};
+use symmc_control::{
+    Group, JoinTerm, LeaveMode, MemorySegment, ProgressRecording, SharedRunMemory, enter_rank_span,
+};
+use symmc_ir::{InputKind, SymbolBindings, Tensor};
+use symmc_plan::{ParsedPlan, Plan};
 
 use super::config::{HostConfig, arena_size, count_groups};
-use super::queue::{PendingRun, ResolvedRun, RunQueue};
+use super::queue::{HostRunQueue, PendingHostRun, ResolvedHostRun};
 use super::session_rank::SessionRank;
-use crate::custom::Registry;
+use crate::custom::CustomKernelRegistry;
 use crate::error::{Result, RunError};
-use crate::exec::{Bound, Executor, InputData, RankMemory, Span, unread_plan};
-use crate::kernels::Needs;
-use crate::session::budget::{self, Constants};
+use crate::exec::{ByteSpan, Executor, InputData, RankMemory, ResolvedProgram, unread_plan_error};
+use crate::kernels::ScratchNeeds;
+use crate::session::memory_usage::{self, ConstantStorage};
 use crate::session::{
-    Arrangement, DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, Ports,
-    RawStream, SizedProgram, Storage, Taken, ended, expect_agreement, gave_back, in_progress, proposal,
+    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
+    PortStorage, RawStream, SessionLayout, SessionPorts, SharedTensor, SizedProgram, arenas_released_error,
+    check_proposals, encode_proposal, run_in_progress_error, session_ended_error,
 };
 
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
-    joined: Option<Arc<SessionRank>>,
+    session_rank: Option<Arc<SessionRank>>,
     rank: u32,
-    ports: Ports<Segment>,
-    ordinary: Option<Arc<Segment>>,
+    ports: SessionPorts<MemorySegment>,
+    ordinary_arena: Option<Arc<MemorySegment>>,
     /// What the next run takes, unless something was set since.
-    resolved: Option<Arc<ResolvedRun>>,
+    next_resolved: Option<Arc<ResolvedHostRun>>,
     runs: u64,
-    queue: RunQueue,
+    queue: HostRunQueue,
     /// The program that calls are about, whose inputs and outputs are those above.
-    program: usize,
+    selected_program: usize,
     /// The other programs, by number.
     parked: Vec<Option<ParkedProgram>>,
-    arrangement: Arrangement,
+    layout: SessionLayout,
     config: HostConfig,
 }
 
 /// A program of the session while calls are about another one.
 struct ParkedProgram {
-    ports: Ports<Segment>,
-    resolved: Option<Arc<ResolvedRun>>,
+    ports: SessionPorts<MemorySegment>,
+    resolved: Option<Arc<ResolvedHostRun>>,
 }
 
 impl HostSession {
@@ -57,16 +60,16 @@ impl HostSession {
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
-        kernels: &Registry,
+        kernels: &CustomKernelRegistry,
         config: &HostConfig,
-        terms: Vec<Term>,
+        terms: Vec<JoinTerm>,
     ) -> Result<HostSession> {
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
-        let joined = Arc::new(SessionRank::for_session(plan, group, config, terms)?);
+        let joined = Arc::new(SessionRank::join_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
         let session = opened.and_then(|session| joined.start().map(|()| session));
-        let session = session.map_err(|error| joined.fail(error))?;
+        let session = session.map_err(|error| joined.fail_run(error))?;
         let (ranks, elapsed) = (plan.ranks, started.elapsed());
         let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
         tracing::info!(target: "symmc::session", ranks, symmetric, ordinary, ?elapsed, "opened a session on the host");
@@ -81,55 +84,60 @@ impl HostSession {
     /// Fails if an op has no kernel, or there is no memory.
     pub fn open_joined(
         joined: &Arc<SessionRank>,
-        plan: &ReadPlan,
-        kernels: &Registry,
+        plan: &ParsedPlan,
+        kernels: &CustomKernelRegistry,
         config: &HostConfig,
     ) -> Result<HostSession> {
-        let executor = Executor::new(plan, joined.comm().rank(), kernels, config.exec())?;
-        let mut ports = Ports::new(executor, (1, config.callers))?;
-        let room = config.extendable.then(|| Arrangement::room_for(plan));
+        let executor = Executor::new(plan, joined.comm().rank(), kernels, config.exec_config())?;
+        let mut ports = SessionPorts::new(executor, (1, config.callers))?;
+        let room = config.extendable.then(|| SessionLayout::reserved_capacity(plan));
         if room.is_some() && config.callers > 0 {
-            return Err(no_callers());
+            return Err(caller_memory_error());
         }
-        let arrangement = Arrangement::new(plan, room);
+        let arrangement = SessionLayout::new(plan, room);
         if room.is_some() {
-            ports.place(arrangement.placement(0))?;
+            ports.set_placement(arrangement.program_placement(0))?;
         }
-        let queue = RunQueue::new(config.exec(), ports.needs());
+        let queue = HostRunQueue::new(config.exec_config(), ports.scratch_needs());
         Ok(HostSession {
-            joined: Some(joined.clone()),
+            session_rank: Some(joined.clone()),
             rank: joined.comm().rank(),
             ports,
-            ordinary: Some(ordinary(plan)?),
-            resolved: None,
+            ordinary_arena: Some(allocate_ordinary(plan)?),
+            next_resolved: None,
             runs: 0,
             queue,
-            program: 0,
+            selected_program: 0,
             parked: vec![None],
-            arrangement,
+            layout: arrangement,
             config: config.clone(),
         })
     }
 
     /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends. Fails if
     /// the plan has no such rank, or an op has no kernel.
-    pub fn budget(plan: &CheckedPlan, rank: u32, kernels: &Registry, config: &HostConfig) -> Result<Taken> {
+    pub fn memory_budget(
+        plan: &CheckedPlan,
+        rank: u32,
+        kernels: &CustomKernelRegistry,
+        config: &HostConfig,
+    ) -> Result<MemoryUsage> {
         expect_kernels(plan, kernels)?;
-        let mut executor = Executor::new(plan, rank, kernels, config.exec())?;
-        let needs = executor.needs();
-        Ok(Taken {
+        let mut executor = Executor::new(plan, rank, kernels, config.exec_config())?;
+        let needs = executor.scratch_needs();
+        Ok(MemoryUsage {
             ordinary: arena_size(plan.arenas.ordinary)?,
             symmetric: match config.extendable {
-                true => Arrangement::new(plan, Some(0)).needed(),
-                false => config.arena(plan)?,
+                true => SessionLayout::new(plan, Some(0)).required_bytes(),
+                false => config.symmetric_bytes(plan)?,
             },
-            flags: Domain::part(plan.ranks, count_groups(plan)),
-            scratch: needs.iter().map(Needs::bytes).sum(),
-            held: budget::held(plan, &executor.largest(), Constants::Read),
+            flags: SharedRunMemory::bytes_per_rank(plan.ranks, count_groups(plan)),
+            scratch: needs.iter().map(ScratchNeeds::bytes).sum(),
+            ports: memory_usage::max_port_bytes(plan, &executor.largest_buckets(), ConstantStorage::Read),
         })
     }
 
-    fn prepare_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<NewProgram> {
+    fn prepare_program(&self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<PreparedProgram> {
         if plan.ranks != self.ports.plan().ranks {
             let (expected, found) = (self.ports.plan().ranks, plan.ranks);
             return Err(RunError::Invalid(format!(
@@ -137,144 +145,153 @@ impl HostSession {
             )));
         }
         if self.config.callers > 0 {
-            return Err(no_callers());
+            return Err(caller_memory_error());
         }
         if !self.config.extendable {
             return Err(RunError::Invalid("the session was not opened for several programs".into()));
         }
         expect_kernels(plan, kernels)?;
-        let executor = Executor::new(plan, self.rank, kernels, self.config.exec())?;
-        let mut ports = Ports::new(executor, (1, 0))?;
-        let needs = ports.needs();
-        let mut arrangement = self.arrangement.clone();
+        let executor = Executor::new(plan, self.rank, kernels, self.config.exec_config())?;
+        let mut ports = SessionPorts::new(executor, (1, 0))?;
+        let needs = ports.scratch_needs();
+        let mut arrangement = self.layout.clone();
         // The last group is no group of a plan.
-        let groups = self.joined()?.comm().control().groups().saturating_sub(1);
-        arrangement.add(plan, Some(groups))?;
-        let ordinary = match &self.ordinary {
-            None => return Err(gave_back()),
-            Some(there) if there.len() >= arrangement.ordinary() => there.clone(),
-            Some(_) => Arc::new(Segment::private("the ordinary arena", arrangement.ordinary())?),
+        let groups = self.session_rank()?.comm().control().groups().saturating_sub(1);
+        arrangement.add_program(plan, Some(groups))?;
+        let ordinary = match &self.ordinary_arena {
+            None => return Err(arenas_released_error()),
+            Some(there) if there.len() >= arrangement.ordinary_bytes() => there.clone(),
+            Some(_) => {
+                Arc::new(MemorySegment::create_private("the ordinary arena", arrangement.ordinary_bytes())?)
+            }
         };
-        Ok(NewProgram { ports, needs, arrangement, ordinary })
+        Ok(PreparedProgram { ports, needs, layout: arrangement, ordinary })
     }
 
     /// Has every program lie where the session has it now.
-    fn place_programs(&mut self) -> Result<()> {
-        self.resolved = None;
-        if self.arrangement.is_open(self.program) {
-            self.ports.place(self.arrangement.placement(self.program))?;
+    fn update_placements(&mut self) -> Result<()> {
+        self.next_resolved = None;
+        if self.layout.is_open(self.selected_program) {
+            self.ports.set_placement(self.layout.program_placement(self.selected_program))?;
         }
         for (number, parked) in self.parked.iter_mut().enumerate() {
             if let Some(parked) = parked {
                 parked.resolved = None;
-                parked.ports.place(self.arrangement.placement(number))?;
+                parked.ports.set_placement(self.layout.program_placement(number))?;
             }
         }
         Ok(())
     }
 
-    fn joined(&self) -> Result<Arc<SessionRank>> {
-        self.joined.clone().ok_or_else(ended)
+    fn session_rank(&self) -> Result<Arc<SessionRank>> {
+        self.session_rank.clone().ok_or_else(session_ended_error)
     }
 
-    fn next_run(&mut self) -> Result<PendingRun> {
-        self.queue.failed()?;
-        let resolved = match &self.resolved {
+    fn prepare_next_run(&mut self) -> Result<PendingHostRun> {
+        self.queue.expect_no_failure()?;
+        let resolved = match &self.next_resolved {
             Some(resolved) => resolved.clone(),
             None => {
-                let resolved = Arc::new(self.resolve()?);
-                self.resolved.insert(resolved).clone()
+                let resolved = Arc::new(self.resolve_run()?);
+                self.next_resolved.insert(resolved).clone()
             }
         };
-        let loads = self.loads(&resolved);
+        let loads = self.pending_loads(&resolved);
         let number = self.runs;
         self.runs += 1;
-        let bucket = (self.arrangement.count() == 1).then(|| resolved.sized.bound.bucket());
-        Ok(PendingRun { number, resolved, bucket, loads })
+        let bucket = (self.layout.program_count() == 1).then(|| resolved.sized.program.bucket());
+        Ok(PendingHostRun { number, resolved, bucket, loads })
     }
 
-    fn resolve(&mut self) -> Result<ResolvedRun> {
-        let sized = self.ports.sized()?.clone();
-        let bound = &sized.bound;
+    fn resolve_run(&mut self) -> Result<ResolvedHostRun> {
+        let sized = self.ports.sized_program()?.clone();
+        let bound = &sized.program;
         self.ports.check_bound_memory()?;
         let mut inputs = Vec::with_capacity(bound.inputs.len());
         for i in 0..bound.inputs.len() {
-            let memory = self.locate(Port::Input(i))?;
+            let memory = self.locate_port(Port::Input(i))?;
             self.ports.expect_data(i)?;
-            let is_with_program = matches!(memory.storage, Storage::Program(_));
-            inputs.push(if is_with_program { Span::NONE } else { span(memory.extent) });
+            let is_with_program = matches!(memory.storage, PortStorage::Program(_));
+            inputs.push(if is_with_program { ByteSpan::NONE } else { range_span(memory.range) });
         }
-        let outputs = (0..bound.outputs.len()).map(|k| Ok(span(self.locate(Port::Output(k))?.extent)));
+        let outputs =
+            (0..bound.outputs.len()).map(|k| Ok(range_span(self.locate_port(Port::Output(k))?.range)));
         let outputs = outputs.collect::<Result<_>>()?;
-        let ordinary = self.ordinary.clone().ok_or_else(gave_back)?;
-        let (ordinary_span, symmetric) = (span(extent(&ordinary)), span(self.arena()?));
+        let ordinary = self.ordinary_arena.clone().ok_or_else(arenas_released_error)?;
+        let (ordinary_span, symmetric) =
+            (range_span(segment_range(&ordinary)), range_span(self.symmetric_arena()?));
         let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
-        let segments = self.ports.memories().cloned().chain([ordinary]).collect();
-        let agrees = sized.bound.may_fail_alone(self.ports.plan().ranks, self.queue.exec.lanes);
-        Ok(ResolvedRun { sized, memory, agrees, _segments: segments })
+        let segments = self.ports.session_memories().cloned().chain([ordinary]).collect();
+        let agrees = sized.program.may_fail_on_one_rank(self.ports.plan().ranks, self.queue.exec.lanes);
+        Ok(ResolvedHostRun { sized, memory, confirms_success: agrees, _segments: segments })
     }
 
     /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
-    fn loads(&mut self, resolved: &ResolvedRun) -> Vec<(Span, usize)> {
-        let ResolvedRun { sized: SizedProgram { bound, .. }, memory, .. } = resolved;
+    fn pending_loads(&mut self, resolved: &ResolvedHostRun) -> Vec<(ByteSpan, usize)> {
+        let ResolvedHostRun { sized: SizedProgram { program: bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
         for (i, input) in bound.inputs.iter().enumerate() {
-            let once = self.ports.state(Port::Input(i)).loaded && !self.ports.is_renewed(i);
+            let once = self.ports.state(Port::Input(i)).is_loaded && !self.ports.is_rewritable(i);
             let Some(offset) = input.fixed.filter(|_| !once && input.kind != InputKind::Argument) else {
                 continue;
             };
-            self.ports.state_mut(Port::Input(i)).loaded = true;
+            self.ports.state_mut(Port::Input(i)).is_loaded = true;
             let given = memory.inputs[i];
-            let constant = || bound.constant(i).map(Span::of_const);
+            let constant = || bound.constant_data(i).map(ByteSpan::from_slice);
             let from = if given.ptr.is_null() { constant() } else { Some(given) };
-            out.extend(from.map(|from| (Span { len: input.bytes.min(from.len), ..from }, offset)));
+            out.extend(from.map(|from| (ByteSpan { len: input.bytes.min(from.len), ..from }, offset)));
         }
         out
     }
 
     /// Refuses an access by the caller while runs may touch the memory.
     fn expect_idle(&self, port: Port) -> Result<()> {
-        if self.queue.idle()? { Ok(()) } else { Err(self.ports.busy(port)) }
+        if self.queue.is_idle()? { Ok(()) } else { Err(self.ports.busy_error(port)) }
     }
 
     /// Ends the session in order, once all runs have ended; others may go on for a moment.
-    fn end(&mut self, leaving: Leaving) {
-        self.queue.end();
+    fn leave_group(&mut self, leaving: LeaveMode) {
+        self.queue.stop_worker();
         // The worker has ended: nobody else has it, unless it stays with the caller.
-        if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+        if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(self.rank);
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
-            joined.leave(Recorded::All, self.runs, leaving);
+            joined.leave_session(ProgressRecording::All, self.runs, leaving);
         }
     }
 
     /// Ends the session on all ranks, without a wait for others. `how` this rank leaves.
-    fn abandon(&mut self, how: String) {
-        if let Some(joined) = self.joined.take() {
+    fn abort_group(&mut self, how: String) {
+        if let Some(joined) = self.session_rank.take() {
             let _span = enter_rank_span(self.rank);
             tracing::warn!(target: "symmc::session", runs = self.runs, how, "ending the session on all ranks");
             // Ends the waits of a run in progress, so that the thread of the runs ends, too.
-            let _ = joined.fail(RunError::Left { rank: self.rank, how });
-            self.queue.end();
+            let _ = joined.fail_run(RunError::Left { rank: self.rank, how });
+            self.queue.stop_worker();
         }
     }
 }
 
-impl PortDevice for HostSession {
-    type Memory = Segment;
+impl PortBackend for HostSession {
+    type Memory = MemorySegment;
 
-    fn ports(&mut self) -> &mut Ports<Segment> {
+    fn ports(&mut self) -> &mut SessionPorts<MemorySegment> {
         &mut self.ports
     }
 
-    fn arena(&self) -> Result<Extent> {
-        let joined = self.joined()?;
+    fn symmetric_arena(&self) -> Result<DeviceRange> {
+        let joined = self.session_rank()?;
         let arena = joined.comm().arena();
-        Ok(Extent { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
+        Ok(DeviceRange { address: arena.as_ptr().addr() as u64, bytes: arena.len() })
     }
 
-    fn allocate_port(&mut self, name: &str, bytes: usize, smaller: Option<Arc<Segment>>) -> Result<Segment> {
-        let larger = Segment::private(name, bytes)?;
+    fn allocate_port_memory(
+        &mut self,
+        name: &str,
+        bytes: usize,
+        smaller: Option<Arc<MemorySegment>>,
+    ) -> Result<MemorySegment> {
+        let larger = MemorySegment::create_private(name, bytes)?;
         // Runs in progress may use the smaller one, which holds the data too.
         if let Some(old) = smaller {
             // SAFETY: both are mapped for as many bytes; they do not overlap.
@@ -286,78 +303,78 @@ impl PortDevice for HostSession {
 
 impl Drop for HostSession {
     fn drop(&mut self) {
-        let is_idle = self.queue.idle().unwrap_or(true);
-        if is_idle && self.queue.failed().is_ok() && !std::thread::panicking() {
+        let is_idle = self.queue.is_idle().unwrap_or(true);
+        if is_idle && self.queue.expect_no_failure().is_ok() && !std::thread::panicking() {
             // Peers may still be in a run that this rank has ended, as at the end of a program: they finish it. A peer that
             // begins or waits in another run gets an error at once.
-            return self.end(Leaving::Dropped);
+            return self.leave_group(LeaveMode::Dropped);
         }
         let how =
             if is_idle { "ended without closing its session" } else { "ended its session during a run" };
-        self.abandon(how.to_string());
+        self.abort_group(how.to_string());
     }
 }
 
 impl DeviceSession for HostSession {
-    fn set(&mut self, bindings: &Bindings) -> Result<()> {
-        self.ports.set(bindings)?;
-        self.resolved = None;
+    fn set_sizes(&mut self, bindings: &SymbolBindings) -> Result<()> {
+        self.ports.set_sizes(bindings)?;
+        self.next_resolved = None;
         Ok(())
     }
 
-    fn open_program(&mut self, plan: &CheckedPlan, kernels: &Registry) -> Result<usize> {
-        self.queue.wait(self.rank, None)?;
-        let (joined, made) = (self.joined()?, self.prepare_program(plan, kernels));
-        let said = joined.comm().exchange(&proposal(plan, made.as_ref().err()));
-        let agreed = expect_agreement(&said.map_err(|error| joined.fail(error))?);
-        let NewProgram { ports, needs, arrangement, ordinary } = made?;
+    fn open_program(&mut self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<usize> {
+        self.queue.wait_idle(self.rank, None)?;
+        let (joined, made) = (self.session_rank()?, self.prepare_program(plan, kernels));
+        let said = joined.comm().exchange_bytes(&encode_proposal(plan, made.as_ref().err()));
+        let agreed = check_proposals(&said.map_err(|error| joined.fail_run(error))?);
+        let PreparedProgram { ports, needs, layout: arrangement, ordinary } = made?;
         agreed?;
-        let number = arrangement.count() - 1;
+        let number = arrangement.program_count() - 1;
         let _span = enter_rank_span(self.rank);
         tracing::info!(target: "symmc::session", program = number, "opened a program");
         self.parked.push(Some(ParkedProgram { ports, resolved: None }));
-        (self.arrangement, self.ordinary) = (arrangement, Some(ordinary));
-        self.queue.serve(&needs);
-        self.place_programs().map_err(|error| joined.fail(error))?;
+        (self.layout, self.ordinary_arena) = (arrangement, Some(ordinary));
+        self.queue.extend_scratch_needs(&needs);
+        self.update_placements().map_err(|error| joined.fail_run(error))?;
         Ok(number)
     }
 
-    fn select(&mut self, program: usize) -> Result<()> {
-        if program == self.program {
+    fn switch_to_program(&mut self, program: usize) -> Result<()> {
+        if program == self.selected_program {
             return Ok(());
         }
-        let next = self.parked.get_mut(program).and_then(Option::take).ok_or_else(ended)?;
+        let next = self.parked.get_mut(program).and_then(Option::take).ok_or_else(session_ended_error)?;
         let ports = std::mem::replace(&mut self.ports, next.ports);
-        let resolved = std::mem::replace(&mut self.resolved, next.resolved);
-        if self.arrangement.is_open(self.program) {
-            self.parked[self.program] = Some(ParkedProgram { ports, resolved });
+        let resolved = std::mem::replace(&mut self.next_resolved, next.resolved);
+        if self.layout.is_open(self.selected_program) {
+            self.parked[self.selected_program] = Some(ParkedProgram { ports, resolved });
         }
-        self.program = program;
+        self.selected_program = program;
         Ok(())
     }
 
     fn close_program(&mut self, program: usize) -> Result<()> {
-        self.queue.wait(self.rank, None)?;
-        self.arrangement.close(program);
+        self.queue.wait_idle(self.rank, None)?;
+        self.layout.close_program(program);
         if let Some(parked) = self.parked.get_mut(program) {
             *parked = None;
         }
         Ok(())
     }
 
-    fn bound(&self) -> Result<&Bound> {
-        Ok(&self.ports.sized()?.bound)
+    fn resolved_program(&self) -> Result<&ResolvedProgram> {
+        Ok(&self.ports.sized_program()?.program)
     }
 
-    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<()> {
-        self.ports.expect(port)?;
-        if self.ports.state(port).bound == memory {
+    unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<()> {
+        self.ports.expect_port(port)?;
+        if self.ports.state(port).binding == memory {
             return Ok(());
         }
-        let ordinary = self.ordinary.as_ref().map(|s| ("the ordinary arena", extent(s)));
-        let (arena, reserved) = (self.arena()?, ordinary.into_iter().collect());
-        self.ports.bind(port, memory, Some(arena), reserved)?;
-        self.resolved = None;
+        let ordinary = self.ordinary_arena.as_ref().map(|s| ("the ordinary arena", segment_range(s)));
+        let (arena, reserved) = (self.symmetric_arena()?, ordinary.into_iter().collect());
+        self.ports.bind_memory(port, memory, Some(arena), reserved)?;
+        self.next_resolved = None;
         Ok(())
     }
 
@@ -365,37 +382,39 @@ impl DeviceSession for HostSession {
         DeviceName::Host
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
-        Ok(Arc::new(Segment::private("memory of the caller", bytes)?))
+    fn allocate_memory(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
+        Ok(Arc::new(MemorySegment::create_private("memory of the caller", bytes)?))
     }
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
-        self.queue.wait(self.rank, None)?;
-        let (joined, rank) = (self.joined()?, self.rank);
-        let asked =
-            joined.comm().exchange(&(bytes as u64).to_le_bytes()).map_err(|error| joined.fail(error))?;
-        let range = self.ports.callers().take(&asked, rank)?;
-        Ok(Arc::new(PartOfArena { arena: joined.comm().arena_kept().clone(), range }))
+        self.queue.wait_idle(self.rank, None)?;
+        let (joined, rank) = (self.session_rank()?, self.rank);
+        let asked = joined
+            .comm()
+            .exchange_bytes(&(bytes as u64).to_le_bytes())
+            .map_err(|error| joined.fail_run(error))?;
+        let range = self.ports.caller_arena().allocate_block(&asked, rank)?;
+        Ok(Arc::new(HostArenaBlock { arena: joined.comm().shared_arena().clone(), range }))
     }
 
-    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept> {
-        Kept::on_host(tensor)
+    fn share_tensor(&self, tensor: &Arc<Tensor>) -> Result<SharedTensor> {
+        SharedTensor::on_host(tensor)
     }
 
-    fn memory_of(&mut self, port: Port) -> Result<PortMemory> {
-        let was_given = self.ports.state(port).given;
-        let memory = self.expose(port)?;
-        if self.ports.state(port).given != was_given {
-            self.resolved = None;
+    fn port_memory(&mut self, port: Port) -> Result<PortMemory> {
+        let was_given = self.ports.state(port).has_data;
+        let memory = self.expose_port(port)?;
+        if self.ports.state(port).has_data != was_given {
+            self.next_resolved = None;
         }
         Ok(memory)
     }
 
-    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<()> {
+    fn write_inputs(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<()> {
         for &(input, data) in inputs {
             self.expect_idle(Port::Input(input))?;
-            let to = span(self.expose_for(input, data.size())?);
-            self.resolved = None;
+            let to = range_span(self.expose_input(input, data.size())?);
+            self.next_resolved = None;
             match data {
                 // SAFETY: the memory is the session's or bound for as many bytes, no run is in progress, and the data are a slice
                 // that nobody writes.
@@ -410,18 +429,18 @@ impl DeviceSession for HostSession {
         Ok(())
     }
 
-    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<()> {
+    fn read_port(&mut self, port: Port, data: &mut [u8]) -> Result<()> {
         self.expect_idle(port)?;
-        let memory = self.locate(port)?;
+        let memory = self.locate_port(port)?;
         self.ports.expect_bytes(port, data.len())?;
         let constant = match (port, memory.storage) {
-            (Port::Input(i), Storage::Program(_)) => self.ports.sized()?.bound.constant(i),
+            (Port::Input(i), PortStorage::Program(_)) => self.ports.sized_program()?.program.constant_data(i),
             _ => None,
         };
         match constant {
             Some(bytes) => data.copy_from_slice(bytes),
             // SAFETY: as for writing; the slice is the caller's alone.
-            None => unsafe { std::ptr::copy(span(memory.extent).ptr, data.as_mut_ptr(), data.len()) },
+            None => unsafe { std::ptr::copy(range_span(memory.range).ptr, data.as_mut_ptr(), data.len()) },
         }
         Ok(())
     }
@@ -431,121 +450,121 @@ impl DeviceSession for HostSession {
             return Err(RunError::Invalid("a stream was given: sessions of the host have none".into()));
         }
         // A run that has a number is done.
-        self.queue.prepare(&self.joined()?)?;
-        let pending = self.next_run()?;
-        self.queue.put(pending)
+        self.queue.ensure_worker(&self.session_rank()?)?;
+        let pending = self.prepare_next_run()?;
+        self.queue.enqueue(pending)
     }
 
     fn run(&mut self) -> Result<()> {
-        if !self.queue.idle()? {
+        if !self.queue.is_idle()? {
             self.enqueue(None)?;
-            return self.queue.wait(self.rank, None);
+            return self.queue.wait_idle(self.rank, None);
         }
-        let (pending, joined) = (self.next_run()?, self.joined()?);
-        self.queue.run_here(&joined, &pending)
+        let (pending, joined) = (self.prepare_next_run()?, self.session_rank()?);
+        self.queue.run_on_this_thread(&joined, &pending)
     }
 
     fn poll(&mut self) -> Result<bool> {
-        self.queue.idle()
+        self.queue.is_idle()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<()> {
-        self.queue.wait(self.rank, Some(limit))
+        self.queue.wait_idle(self.rank, Some(limit))
     }
 
-    fn release(&mut self) -> Result<()> {
-        if !self.queue.idle()? {
-            return Err(in_progress());
+    fn release_arenas(&mut self) -> Result<()> {
+        if !self.queue.is_idle()? {
+            return Err(run_in_progress_error());
         }
-        self.ports.expect_no_callers()?;
-        let joined = self.joined()?;
-        joined.comm().exchange(&[0]).map_err(|error| joined.fail(error))?;
-        self.ordinary = None;
-        self.resolved = None;
+        self.ports.expect_no_caller_memory()?;
+        let joined = self.session_rank()?;
+        joined.comm().exchange_bytes(&[0]).map_err(|error| joined.fail_run(error))?;
+        self.ordinary_arena = None;
+        self.next_resolved = None;
         self.queue.free_scratch();
-        joined.comm().arena().forget()?;
-        self.ports.lose_symmetric();
+        joined.comm().arena().discard_pages()?;
+        self.ports.invalidate_symmetric();
         for parked in self.parked.iter_mut().flatten() {
             parked.resolved = None;
-            parked.ports.lose_symmetric();
+            parked.ports.invalidate_symmetric();
         }
-        joined.comm().exchange(&[0]).map(drop).map_err(|error| joined.fail(error))
+        joined.comm().exchange_bytes(&[0]).map(drop).map_err(|error| joined.fail_run(error))
     }
 
-    fn resume(&mut self) -> Result<()> {
-        let joined = self.joined()?;
-        if self.ordinary.is_none() {
-            let bytes = self.arrangement.ordinary();
-            self.ordinary = Some(Arc::new(Segment::private("the ordinary arena", bytes)?));
+    fn resume_arenas(&mut self) -> Result<()> {
+        let joined = self.session_rank()?;
+        if self.ordinary_arena.is_none() {
+            let bytes = self.layout.ordinary_bytes();
+            self.ordinary_arena = Some(Arc::new(MemorySegment::create_private("the ordinary arena", bytes)?));
         }
-        joined.comm().exchange(&[0]).map(drop).map_err(|error| joined.fail(error))
+        joined.comm().exchange_bytes(&[0]).map(drop).map_err(|error| joined.fail_run(error))
     }
 
-    fn taken(&self) -> Taken {
+    fn memory_usage(&self) -> MemoryUsage {
         let symmetric = match self.config.extendable {
-            true => self.arrangement.needed(),
-            false => self.arena().map_or(0, |arena| arena.bytes),
+            true => self.layout.required_bytes(),
+            false => self.symmetric_arena().map_or(0, |arena| arena.bytes),
         };
-        let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.memories());
-        Taken {
-            ordinary: self.ordinary.as_ref().map_or(0, |s| s.len()),
-            symmetric: if self.ordinary.is_some() { symmetric } else { 0 },
-            flags: self.joined.as_ref().map_or(0, |joined| match self.config.extendable {
+        let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.session_memories());
+        MemoryUsage {
+            ordinary: self.ordinary_arena.as_ref().map_or(0, |s| s.len()),
+            symmetric: if self.ordinary_arena.is_some() { symmetric } else { 0 },
+            flags: self.session_rank.as_ref().map_or(0, |joined| match self.config.extendable {
                 // Nothing touches the flags of groups that no program has.
-                true => Domain::part(joined.comm().ranks(), self.arrangement.groups() + 1),
-                false => joined.comm().part(),
+                true => SharedRunMemory::bytes_per_rank(joined.comm().ranks(), self.layout.group_count() + 1),
+                false => joined.comm().shared_bytes(),
             }),
             scratch: self.queue.scratch_bytes(),
-            held: self.ports.memories().chain(parked).map(|s| s.len()).sum(),
+            ports: self.ports.session_memories().chain(parked).map(|s| s.len()).sum(),
         }
     }
 
     fn close(mut self: Box<Self>) -> Result<()> {
-        self.queue.wait(self.rank, None)?;
-        self.end(Leaving::Closed);
+        self.queue.wait_idle(self.rank, None)?;
+        self.leave_group(LeaveMode::Closed);
         Ok(())
     }
 
     fn abort(mut self: Box<Self>, reason: &str) {
-        self.abandon(format!("aborted its session: {reason}"));
+        self.abort_group(format!("aborted its session: {reason}"));
     }
 }
 
-struct NewProgram {
-    ports: Ports<Segment>,
-    needs: [Needs; 2],
-    arrangement: Arrangement,
-    ordinary: Arc<Segment>,
+struct PreparedProgram {
+    ports: SessionPorts<MemorySegment>,
+    needs: [ScratchNeeds; 2],
+    layout: SessionLayout,
+    ordinary: Arc<MemorySegment>,
 }
 
-fn no_callers() -> RunError {
+fn caller_memory_error() -> RunError {
     RunError::Invalid("symmetric memory for the caller: a session of several programs has none".into())
 }
 
 /// Whether the host runs every node of a plan. Asked when the plan is made for the host; what passes here is refused by no rank.
-pub fn expect_kernels(plan: &ReadPlan, kernels: &Registry) -> Result<()> {
-    plan.programs().try_for_each(|program| kernels.check(&program.map_err(unread_plan)?.graph))
+pub fn expect_kernels(plan: &ParsedPlan, kernels: &CustomKernelRegistry) -> Result<()> {
+    plan.programs().try_for_each(|program| kernels.expect_kernels(&program.map_err(unread_plan_error)?.graph))
 }
 
-fn ordinary(plan: &Plan) -> Result<Arc<Segment>> {
-    Ok(Arc::new(Segment::private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?))
+fn allocate_ordinary(plan: &Plan) -> Result<Arc<MemorySegment>> {
+    Ok(Arc::new(MemorySegment::create_private("the ordinary arena", arena_size(plan.arenas.ordinary)?)?))
 }
 
 /// Memory of the caller in the symmetric arena.
 #[derive(Debug)]
-struct PartOfArena {
-    arena: Arc<Segment>,
+struct HostArenaBlock {
+    arena: Arc<MemorySegment>,
     range: Range<usize>,
 }
 
-impl DeviceMemory for PartOfArena {
+impl DeviceMemory for HostArenaBlock {
     fn device(&self) -> DeviceName {
         DeviceName::Host
     }
 
-    fn extent(&self) -> Extent {
-        let all = DeviceMemory::extent(&*self.arena);
-        Extent { address: all.address + self.range.start as u64, bytes: self.range.len() }
+    fn range(&self) -> DeviceRange {
+        let all = DeviceMemory::range(&*self.arena);
+        DeviceRange { address: all.address + self.range.start as u64, bytes: self.range.len() }
     }
 
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()> {
@@ -559,10 +578,10 @@ impl DeviceMemory for PartOfArena {
     }
 }
 
-fn extent(segment: &Segment) -> Extent {
-    Extent { address: segment.as_ptr().addr() as u64, bytes: segment.len() }
+fn segment_range(segment: &MemorySegment) -> DeviceRange {
+    DeviceRange { address: segment.as_ptr().addr() as u64, bytes: segment.len() }
 }
 
-fn span(extent: Extent) -> Span {
-    Span { ptr: std::ptr::with_exposed_provenance_mut(extent.address as usize), len: extent.bytes }
+fn range_span(extent: DeviceRange) -> ByteSpan {
+    ByteSpan { ptr: std::ptr::with_exposed_provenance_mut(extent.address as usize), len: extent.bytes }
 }

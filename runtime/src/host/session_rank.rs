@@ -1,12 +1,12 @@
 //! A rank that has joined the others, with its communicator: what sessions run as.
 
 use serde::Serialize;
-use symmc_control::{Group, JoinedRank, Leaving, Recorded, Term, Watched};
-use symmc_plan::{Plan, ReadPlan};
+use symmc_control::{Group, JoinTerm, JoinedRank, LeaveMode, ProgressRecording, RunKind};
+use symmc_plan::{ParsedPlan, Plan};
 
-use super::comm::{Comm, CommConfig};
+use super::comm::{CommConfig, HostCommunicator};
 use super::config::HostConfig;
-use super::purpose::plan_purpose;
+use super::join_request::plan_join_request;
 use crate::error::{Result, RunError};
 
 /// A rank that has joined the others, with its communicator. There is one for each rank that joined, since communicators count
@@ -14,40 +14,40 @@ use crate::error::{Result, RunError};
 #[derive(Debug)]
 pub struct SessionRank {
     joined: JoinedRank,
-    comm: Comm,
+    comm: HostCommunicator,
 }
 
 impl SessionRank {
     /// A rank that has joined, and communicates like this. Fails if the memory that the ranks share does not have this
     /// rank. The run has ended then.
     pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank> {
-        match Comm::new(joined.domain().clone(), joined.rank(), config) {
+        match HostCommunicator::new(joined.domain().clone(), joined.rank(), config) {
             Ok(comm) => Ok(SessionRank { joined, comm }),
-            Err(error) => Err(joined.fail(error)),
+            Err(error) => Err(joined.fail_run(error)),
         }
     }
 
     /// Joins as the group's rank for a session of `plan`; returns when all ranks have come. `terms` is what else must be alike
     /// on all of them. Fails if the group has another number of ranks, or the other ranks do not come or run something
     /// else.
-    pub fn for_session(
-        plan: &ReadPlan,
+    pub fn join_session(
+        plan: &ParsedPlan,
         group: &Group,
         config: &HostConfig,
-        mut terms: Vec<Term>,
+        mut terms: Vec<JoinTerm>,
     ) -> Result<SessionRank> {
-        let place = group.next_session()?;
-        terms.push(Term::text("bytes of symmetric memory for the caller", config.callers.to_string()));
-        terms.push(Term::text("other programs in the session", config.extendable.to_string()));
-        let purpose = expect_ranks(plan, group)
-            .and_then(|()| plan_purpose(plan, config, Watched::Session, terms))
+        let place = group.next_session_membership()?;
+        terms.push(JoinTerm::text("bytes of symmetric memory for the caller", config.callers.to_string()));
+        terms.push(JoinTerm::text("other programs in the session", config.extendable.to_string()));
+        let purpose = expect_group_size(plan, group)
+            .and_then(|()| plan_join_request(plan, config, RunKind::Session, terms))
             .map_err(|error| place.decline(error))?;
         let close_timeout = if group.is_within_process() { Default::default() } else { config.limit };
         let joined = JoinedRank::join(&place, &purpose)?.with_close_timeout(close_timeout);
-        SessionRank::new(joined, config.comm(plan.ranks))
+        SessionRank::new(joined, config.comm_config(plan.ranks))
     }
 
-    pub fn comm(&self) -> &Comm {
+    pub fn comm(&self) -> &HostCommunicator {
         &self.comm
     }
 
@@ -55,28 +55,28 @@ impl SessionRank {
         self.joined.start()
     }
 
-    pub fn fail(&self, error: RunError) -> RunError {
-        self.joined.fail(error)
+    pub fn fail_run(&self, error: RunError) -> RunError {
+        self.joined.fail_run(error)
     }
 
-    pub fn alive(&self) -> Result<()> {
-        self.joined.alive()
+    pub fn expect_running(&self) -> Result<()> {
+        self.joined.expect_running()
     }
 
     pub fn send_answer(&self, answer: &impl Serialize) -> Result<()> {
         self.joined.send_answer(answer)
     }
 
-    pub fn conclude(self, result: Result<()>) -> Result<()> {
-        self.joined.conclude(result)
+    pub fn conclude_job(self, result: Result<()>) -> Result<()> {
+        self.joined.conclude_job(result)
     }
 
-    pub fn leave(self, recorded: Recorded, runs: u64, leaving: Leaving) {
-        self.joined.leave(recorded, runs, leaving);
+    pub fn leave_session(self, recorded: ProgressRecording, runs: u64, leaving: LeaveMode) {
+        self.joined.leave_session(recorded, runs, leaving);
     }
 }
 
-fn expect_ranks(plan: &Plan, group: &Group) -> Result<()> {
+fn expect_group_size(plan: &Plan, group: &Group) -> Result<()> {
     if plan.ranks == group.ranks() {
         return Ok(());
     }

@@ -6,68 +6,83 @@
 
 use symmc_control::CHUNK;
 
-use super::copy::{Stores, copy};
-use super::running::{PerRank, Running, copy_slices};
-use super::stage::{Stage, share};
+use super::copy::{StoreMode, copy_bytes};
+use super::running::{PerRank, RunningCollective, copy_slices};
+use super::stage::{ChunkStage, chunk_share};
 use crate::error::Result;
 
-pub(super) fn run(running: &Running) -> Result<()> {
-    let mut stage = Stage::new(running);
-    let (ends, rows) = meet(running, &mut stage)?;
-    exchange(running, &mut stage, &rows, ends.operand, ends.result)?;
-    keep(running, &ends, &rows);
+pub(super) fn run(running: &RunningCollective) -> Result<()> {
+    let mut stage = ChunkStage::new(running);
+    let (ends, rows) = exchange_sizes(running, &mut stage)?;
+    exchange_rows(running, &mut stage, &rows, ends.operand, ends.result)?;
+    fill_local_parts(running, &ends, &rows);
     Ok(())
 }
 
 /// By reading the peers' operands, once all have shown their sizes, which is when all have arrived.
-pub(super) fn pull(running: &Running) -> Result<()> {
-    let operands = (0..running.n).map(|p| running.on(&running.call.operand, p, running.bytes));
+pub(super) fn pull_rows(running: &RunningCollective) -> Result<()> {
+    let operands =
+        (0..running.n).map(|p| running.peer_region_address(&running.call.operand, p, running.bytes));
     let operands = operands.collect::<Result<PerRank<_>, _>>()?;
-    let (ends, rows) = meet(running, &mut Stage::new(running))?;
-    for p in running.peers() {
-        let from = operands[p].wrapping_add(rows.origin(p, running.me));
-        copy_slices(running, ends.result.wrapping_add(rows.target(p)), from, rows.bytes(p, running.me));
+    let (ends, rows) = exchange_sizes(running, &mut ChunkStage::new(running))?;
+    for p in running.peer_numbers() {
+        let from = operands[p].wrapping_add(rows.peer_send_offset(p, running.me));
+        copy_slices(
+            running,
+            ends.result.wrapping_add(rows.receive_offset(p)),
+            from,
+            rows.row_bytes(p, running.me),
+        );
     }
-    keep(running, &ends, &rows);
-    running.exit()
+    fill_local_parts(running, &ends, &rows);
+    running.exit_barrier()
 }
 
 /// Where a rank's operand, result, sizes and received sizes are.
-struct Ends {
+struct SplitAddresses {
     operand: *const u8,
     result: *mut u8,
     received: *mut u8,
 }
 
 /// Shows the sizes of all ranks to all.
-fn meet(running: &Running, stage: &mut Stage) -> Result<(Ends, Rows)> {
+fn exchange_sizes(
+    running: &RunningCollective,
+    stage: &mut ChunkStage,
+) -> Result<(SplitAddresses, SplitRows)> {
     let call = running.call;
     let n = running.n;
     let Some((splits, received)) = &call.splits else {
-        return Err(running.fail("expected split sizes, found none".into()));
+        return Err(running.call_error("expected split sizes, found none".into()));
     };
     let row = call.row * call.dtype.size();
     // Of rows without elements there are as many as anybody says: nothing moves.
     let capacity = call.elements.checked_div(call.row).unwrap_or(usize::MAX);
     if call.row > 0 && capacity * call.row != call.elements {
         let (row, elements) = (call.row, call.elements);
-        return Err(running.fail(format!("expected whole rows of {row} elements, found {elements} elements")));
+        return Err(
+            running.call_error(format!("expected whole rows of {row} elements, found {elements} elements"))
+        );
     }
-    let (splits, received) = (running.at(splits, 8 * n)?, running.at(received, 8 * n)?);
-    let (operand, result) =
-        (running.at(&call.operand, running.bytes)?, running.at(&call.result, running.bytes)?);
-    let rows = Rows { sent: matrix(running, stage, splits, capacity)?, me: running.me, row };
-    Ok((Ends { operand, result, received }, rows))
+    let (splits, received) =
+        (running.region_address(splits, 8 * n)?, running.region_address(received, 8 * n)?);
+    let (operand, result) = (
+        running.region_address(&call.operand, running.bytes)?,
+        running.region_address(&call.result, running.bytes)?,
+    );
+    let rows =
+        SplitRows { sent: gather_split_matrix(running, stage, splits, capacity)?, me: running.me, row };
+    Ok((SplitAddresses { operand, result, received }, rows))
 }
 
 /// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the received sizes.
-fn keep(running: &Running, ends: &Ends, rows: &Rows) {
-    let filled = rows.target(running.n);
-    let (to, from) = (rows.target(running.me), rows.source(running.me));
+fn fill_local_parts(running: &RunningCollective, ends: &SplitAddresses, rows: &SplitRows) {
+    let filled = rows.receive_offset(running.n);
+    let (to, from) = (rows.receive_offset(running.me), rows.send_offset(running.me));
     // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
     unsafe {
         let own = (ends.result.wrapping_add(to), ends.operand.wrapping_add(from));
-        copy(own.0, own.1, rows.bytes(running.me, running.me), Stores::Cached);
+        copy_bytes(own.0, own.1, rows.row_bytes(running.me, running.me), StoreMode::Cached);
         std::ptr::write_bytes(ends.result.wrapping_add(filled), 0, running.bytes - filled);
         for (p, sizes) in rows.sent.iter().enumerate() {
             let count = (sizes[running.me] as i64).to_le_bytes();
@@ -77,7 +92,7 @@ fn keep(running: &Running, ends: &Ends, rows: &Rows) {
 }
 
 /// Who sends how many rows to whom, and where they lie on this rank.
-struct Rows {
+struct SplitRows {
     /// The rows that each rank sends to each.
     sent: Vec<Vec<usize>>,
     me: usize,
@@ -85,87 +100,87 @@ struct Rows {
     row: usize,
 }
 
-impl Rows {
-    fn bytes(&self, from: usize, to: usize) -> usize {
+impl SplitRows {
+    fn row_bytes(&self, from: usize, to: usize) -> usize {
         self.sent[from][to] * self.row
     }
     /// Where in the operand the rows for rank `p` begin, in bytes.
-    fn source(&self, p: usize) -> usize {
-        self.origin(self.me, p)
+    fn send_offset(&self, p: usize) -> usize {
+        self.peer_send_offset(self.me, p)
     }
     /// Where in the operand of rank `from` the rows for rank `to` begin, in bytes.
-    fn origin(&self, from: usize, to: usize) -> usize {
+    fn peer_send_offset(&self, from: usize, to: usize) -> usize {
         self.sent[from][..to].iter().sum::<usize>() * self.row
     }
     /// Where in the result the rows of rank `p` begin, in bytes.
-    fn target(&self, p: usize) -> usize {
+    fn receive_offset(&self, p: usize) -> usize {
         self.sent[..p].iter().map(|sizes| sizes[self.me]).sum::<usize>() * self.row
     }
     /// The most that a rank sends to a peer, in bytes.
-    fn longest(&self) -> usize {
+    fn max_bytes_to_peer(&self) -> usize {
         let n = self.sent.len();
         let pairs = (0..n).flat_map(|a| (0..n).filter(move |&b| a != b).map(move |b| (a, b)));
-        pairs.map(|(a, b)| self.bytes(a, b)).max().unwrap_or(0)
+        pairs.map(|(a, b)| self.row_bytes(a, b)).max().unwrap_or(0)
     }
 }
 
 /// Moves the rows between peers, chunk by chunk.
-fn exchange(
-    running: &Running,
-    stage: &mut Stage,
-    rows: &Rows,
+fn exchange_rows(
+    running: &RunningCollective,
+    stage: &mut ChunkStage,
+    rows: &SplitRows,
     operand: *const u8,
     result: *mut u8,
 ) -> Result<()> {
-    let share = share(running)?;
-    for c in 0..rows.longest().div_ceil(share) {
+    let share = chunk_share(running)?;
+    for c in 0..rows.max_bytes_to_peer().div_ceil(share) {
         let part = |from: usize, to: usize| {
-            let bytes = rows.bytes(from, to);
+            let bytes = rows.row_bytes(from, to);
             (c * share).min(bytes)..((c + 1) * share).min(bytes)
         };
-        let chunk = stage.next();
-        stage.acquire(chunk)?;
-        for p in running.peers() {
+        let chunk = stage.next_chunk();
+        stage.acquire_chunk(chunk)?;
+        for p in running.peer_numbers() {
             let part = part(running.me, p);
-            let to = stage.slot(running.me, chunk).wrapping_add(p * share);
-            let from = operand.wrapping_add(rows.source(p) + part.start);
+            let to = stage.chunk_address(running.me, chunk).wrapping_add(p * share);
+            let from = operand.wrapping_add(rows.send_offset(p) + part.start);
             // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
-            unsafe { copy(to, from, part.len(), Stores::Cached) };
+            unsafe { copy_bytes(to, from, part.len(), StoreMode::Cached) };
         }
-        stage.publish(chunk);
-        stage.await_all(chunk)?;
-        for p in running.peers() {
+        stage.publish_chunk(chunk);
+        stage.await_all_chunks(chunk)?;
+        for p in running.peer_numbers() {
             let part = part(p, running.me);
-            let from = stage.slot(p, chunk).wrapping_add(running.me * share);
-            let to = result.wrapping_add(rows.target(p) + part.start);
+            let from = stage.chunk_address(p, chunk).wrapping_add(running.me * share);
+            let to = result.wrapping_add(rows.receive_offset(p) + part.start);
             // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
-            unsafe { copy(to, from, part.len(), Stores::Cached) };
+            unsafe { copy_bytes(to, from, part.len(), StoreMode::Cached) };
         }
-        stage.drained(chunk);
+        stage.release_chunk(chunk);
     }
     Ok(())
 }
 
 /// The rows that each rank sends to each, after all have shown theirs and all sums fit.
-fn matrix(
-    running: &Running,
-    stage: &mut Stage,
+fn gather_split_matrix(
+    running: &RunningCollective,
+    stage: &mut ChunkStage,
     splits: *const u8,
     capacity: usize,
 ) -> Result<Vec<Vec<usize>>> {
     let n = running.n;
     let mut shown: Vec<*const u8> = vec![splits; n];
-    let chunk = stage.next();
+    let chunk = stage.next_chunk();
     if n > 1 {
         if 8 * n > CHUNK {
-            return Err(running.fail(format!("expected at most {} ranks, found {n}", CHUNK / 8)));
+            return Err(running.call_error(format!("expected at most {} ranks, found {n}", CHUNK / 8)));
         }
-        stage.acquire(chunk)?;
+        stage.acquire_chunk(chunk)?;
         // SAFETY: the sizes are `n` numbers and fit a chunk, which is this rank's to write.
-        unsafe { copy(stage.slot(running.me, chunk), splits, 8 * n, Stores::Cached) };
-        stage.publish(chunk);
-        stage.await_all(chunk)?;
-        running.peers().for_each(|p| shown[p] = stage.slot(p, chunk));
+        unsafe { copy_bytes(stage.chunk_address(running.me, chunk), splits, 8 * n, StoreMode::Cached) };
+        stage.publish_chunk(chunk);
+        stage.await_all_chunks(chunk)?;
+        running.peer_numbers().for_each(|p| shown[p] = stage.chunk_address(p, chunk));
     }
     let read = |from: *const u8, i: usize| {
         let mut bytes = [0; 8];
@@ -175,26 +190,26 @@ fn matrix(
     };
     let rows: Vec<Vec<i64>> = shown.iter().map(|&at| (0..n).map(|i| read(at, i)).collect()).collect();
     if n > 1 {
-        stage.drained(chunk);
+        stage.release_chunk(chunk);
     }
     for (p, sizes) in rows.iter().enumerate() {
         let rank = running.call.cell[p];
         let received: Vec<i64> = rows.iter().map(|s| s[p]).collect();
-        if !fits(sizes, capacity) {
+        if !sizes_fit(sizes, capacity) {
             return Err(
-                running.unfit(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}"))
+                running.data_error(format!("rank {rank} sends {sizes:?} rows: expected at most {capacity}"))
             );
         }
-        if !fits(&received, capacity) {
+        if !sizes_fit(&received, capacity) {
             let detail = format!("rank {rank} receives {received:?} rows: expected at most {capacity}");
-            return Err(running.unfit(detail));
+            return Err(running.data_error(detail));
         }
     }
     Ok(rows.into_iter().map(|sizes| sizes.into_iter().map(|s| s as usize).collect()).collect())
 }
 
 /// Whether no size is negative and their sum is at most `capacity`.
-fn fits(sizes: &[i64], capacity: usize) -> bool {
+fn sizes_fit(sizes: &[i64], capacity: usize) -> bool {
     let sum = sizes.iter().try_fold(0usize, |sum, &s| sum.checked_add(usize::try_from(s).ok()?));
     sum.is_some_and(|sum| sum <= capacity)
 }

@@ -7,22 +7,22 @@
 
 use std::sync::atomic::Ordering;
 
-use symmc_control::{CHUNK, Counter, PER_RANK};
+use symmc_control::{CHUNK, GroupCounter, PER_RANK};
 
-use super::running::Running;
+use super::running::RunningCollective;
 use crate::error::Result;
 
-pub(super) struct Stage<'a> {
-    running: &'a Running<'a>,
+pub(super) struct ChunkStage<'a> {
+    running: &'a RunningCollective<'a>,
     next: u32,
 }
 
-impl<'a> Stage<'a> {
-    pub fn new(running: &'a Running<'a>) -> Self {
-        Stage { running, next: running.group.chunks.load(Ordering::Relaxed) }
+impl<'a> ChunkStage<'a> {
+    pub fn new(running: &'a RunningCollective<'a>) -> Self {
+        ChunkStage { running, next: running.group.chunks.load(Ordering::Relaxed) }
     }
 
-    pub fn next(&mut self) -> u32 {
+    pub fn next_chunk(&mut self) -> u32 {
         let chunk = self.next;
         self.next = chunk.wrapping_add(1);
         self.running.group.chunks.store(self.next, Ordering::Relaxed);
@@ -30,7 +30,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The memory of a chunk of rank number `p`: [`CHUNK`] bytes.
-    pub fn slot(&self, p: usize, chunk: u32) -> *mut u8 {
+    pub fn chunk_address(&self, p: usize, chunk: u32) -> *mut u8 {
         let domain = &self.running.comm.domain;
         let rank = self.running.call.cell[p] as usize;
         let slot = self.running.call.group * domain.arenas.len() + rank;
@@ -38,38 +38,38 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until this rank may write its memory of a chunk.
-    pub fn acquire(&self, chunk: u32) -> Result<()> {
-        self.running.await_peers(Counter::Drained, chunk.wrapping_sub(1))
+    pub fn acquire_chunk(&self, chunk: u32) -> Result<()> {
+        self.running.await_peers(GroupCounter::Drained, chunk.wrapping_sub(1))
     }
 
     /// Hands this rank's chunk to the peers.
-    pub fn publish(&self, chunk: u32) {
-        self.running.touch();
-        self.running.advance(Counter::Filled, chunk.wrapping_add(1));
+    pub fn publish_chunk(&self, chunk: u32) {
+        self.running.delay_peer_access();
+        self.running.advance_counter(GroupCounter::Filled, chunk.wrapping_add(1));
     }
 
-    pub fn await_all(&self, chunk: u32) -> Result<()> {
-        self.running.await_peers(Counter::Filled, chunk.wrapping_add(1))?;
-        self.running.touch();
+    pub fn await_all_chunks(&self, chunk: u32) -> Result<()> {
+        self.running.await_peers(GroupCounter::Filled, chunk.wrapping_add(1))?;
+        self.running.delay_peer_access();
         Ok(())
     }
 
     /// Waits for a chunk of rank number `p`.
-    pub fn await_one(&self, p: usize, chunk: u32) -> Result<()> {
-        self.running.await_peer(p, Counter::Filled, chunk.wrapping_add(1))
+    pub fn await_peer_chunk(&self, p: usize, chunk: u32) -> Result<()> {
+        self.running.await_peer(p, GroupCounter::Filled, chunk.wrapping_add(1))
     }
 
     /// Says that this rank needs nothing of a chunk any more.
-    pub fn drained(&self, chunk: u32) {
-        self.running.touch();
-        self.running.advance(Counter::Drained, chunk.wrapping_add(1));
+    pub fn release_chunk(&self, chunk: u32) {
+        self.running.delay_peer_access();
+        self.running.advance_counter(GroupCounter::Drained, chunk.wrapping_add(1));
     }
 }
 
 /// Bytes that each peer has in a chunk that is divided among the peers, a multiple of 8.
-pub(super) fn share(running: &Running) -> Result<usize> {
+pub(super) fn chunk_share(running: &RunningCollective) -> Result<usize> {
     match CHUNK / running.n / 8 * 8 {
-        0 => Err(running.fail(format!("expected at most {} ranks, found {}", CHUNK / 8, running.n))),
+        0 => Err(running.call_error(format!("expected at most {} ranks, found {}", CHUNK / 8, running.n))),
         share => Ok(share),
     }
 }

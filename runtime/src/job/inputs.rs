@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use serde::{Deserialize, Serialize};
-use symmc_control::{Access, Segment};
+use symmc_control::{MemorySegment, SegmentAccess};
 use symmc_ir::Tensor;
-use symmc_support::{Backing, Part};
+use symmc_support::{Backing, BackingSlice};
 
 use crate::error::{Result, RunError};
 use crate::exec::{InputData, InputSource};
@@ -27,13 +27,13 @@ pub(super) struct FileStamp {
 }
 
 impl FileStamp {
-    pub fn of(backing: &dyn Backing) -> FileStamp {
+    pub fn from_backing(backing: &dyn Backing) -> FileStamp {
         FileStamp { bytes: backing.size(), modified: backing.modified() }
     }
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct InputPlace {
+pub(super) struct InputLocation {
     /// The file, if not the segment of all inputs.
     pub file: Option<usize>,
     pub offset: usize,
@@ -42,14 +42,14 @@ pub(super) struct InputPlace {
 
 /// A part of a file that the launcher found like this.
 #[derive(Debug)]
-pub(super) struct FilePart {
+pub(super) struct FileSlice {
     file: Arc<File>,
     stamp: FileStamp,
     offset: usize,
     len: usize,
 }
 
-impl InputSource for FilePart {
+impl InputSource for FileSlice {
     fn size(&self) -> usize {
         self.len
     }
@@ -62,7 +62,7 @@ impl InputSource for FilePart {
         let read = self.file.read_exact_at(into, from as u64);
         // A change explains an error, and spoils what was read.
         expect_unchanged(&self.file, self.stamp)?;
-        read.map_err(|e| RunError::Invalid(format!("{}: {e}", name(&self.file))))
+        read.map_err(|e| RunError::Invalid(format!("{}: {e}", file_name(&self.file))))
     }
 }
 
@@ -70,7 +70,7 @@ impl InputSource for FilePart {
 #[derive(Debug)]
 pub(super) enum OpenFile {
     /// Mapped: its size is sealed.
-    Mapped(Segment),
+    Mapped(MemorySegment),
     /// To be read by position.
     Read(Arc<File>, FileStamp),
 }
@@ -79,37 +79,42 @@ impl OpenFile {
     /// A file that was found like this.
     pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile> {
         match is_sealed(&fd) {
-            true => Ok(OpenFile::Mapped(Segment::map("the inputs", fd, stamp.bytes, Access::Read)?)),
+            true => Ok(OpenFile::Mapped(MemorySegment::map_shared(
+                "the inputs",
+                fd,
+                stamp.bytes,
+                SegmentAccess::Read,
+            )?)),
             false => Ok(OpenFile::Read(Arc::new(File::from(fd)), stamp)),
         }
     }
 
-    pub fn input(&self, place: &InputPlace) -> Result<PlacedInput<'_>> {
-        let InputPlace { offset, len, .. } = *place;
+    pub fn locate_input(&self, place: &InputLocation) -> Result<LocatedInput<'_>> {
+        let InputLocation { offset, len, .. } = *place;
         match self {
             OpenFile::Mapped(segment) => {
-                let start = segment.locate(offset, len)?;
+                let start = segment.checked_address(offset, len)?;
                 // SAFETY: the bytes are there as long as the segment, and nobody writes them.
-                Ok(PlacedInput::Memory(unsafe { std::slice::from_raw_parts(start, len) }))
+                Ok(LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, len) }))
             }
             OpenFile::Read(file, stamp) => {
-                Ok(PlacedInput::File(FilePart { file: file.clone(), stamp: *stamp, offset, len }))
+                Ok(LocatedInput::File(FileSlice { file: file.clone(), stamp: *stamp, offset, len }))
             }
         }
     }
 }
 
 /// An input of a rank that is a process.
-pub(super) enum PlacedInput<'a> {
+pub(super) enum LocatedInput<'a> {
     Memory(&'a [u8]),
-    File(FilePart),
+    File(FileSlice),
 }
 
-impl PlacedInput<'_> {
+impl LocatedInput<'_> {
     pub fn data(&self) -> InputData<'_> {
         match self {
-            PlacedInput::Memory(bytes) => InputData::Memory(bytes),
-            PlacedInput::File(part) => InputData::Source(part),
+            LocatedInput::Memory(bytes) => InputData::Memory(bytes),
+            LocatedInput::File(part) => InputData::Source(part),
         }
     }
 }
@@ -124,7 +129,7 @@ impl TensorInput {
 
     /// Its data: read by position, where the tensor lies in a file.
     pub fn data(&self) -> InputData<'_> {
-        match self.0.part().is_some_and(Part::is_volatile) {
+        match self.0.backing_slice().is_some_and(BackingSlice::is_volatile) {
             true => InputData::Source(self),
             false => InputData::Memory(self.0.data()),
         }
@@ -148,19 +153,19 @@ fn is_sealed(fd: &OwnedFd) -> bool {
 
 /// Refuses a file that is not what the launcher found any more.
 fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<()> {
-    let now = file.metadata().map_err(|e| RunError::Invalid(format!("{}: {e}", name(file))))?;
+    let now = file.metadata().map_err(|e| RunError::Invalid(format!("{}: {e}", file_name(file))))?;
     let modified = stamp.modified.is_some_and(|m| m != (now.mtime(), now.mtime_nsec()));
     if now.len() == stamp.bytes as u64 && !modified {
         return Ok(());
     }
-    let (file, expected, found) = (name(file), stamp.bytes, now.len());
+    let (file, expected, found) = (file_name(file), stamp.bytes, now.len());
     Err(RunError::Invalid(format!(
         "{file}: the file changed while it was in use: it had {expected} bytes, now it has {found}"
     )))
 }
 
 /// The path of an open file, as the system tells it.
-fn name(file: &File) -> String {
+fn file_name(file: &File) -> String {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     link.map_or_else(|_| "a file of inputs".into(), |path| path.display().to_string())
 }

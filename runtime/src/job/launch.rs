@@ -6,23 +6,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use symmc_control::{Access, LaunchConfig, LaunchedRank, RankCommand, Segment, launch_ranks};
+use symmc_control::{LaunchConfig, LaunchedRank, MemorySegment, RankCommand, SegmentAccess, launch_ranks};
 use symmc_ir::entity::Entity;
-use symmc_ir::{Bindings, SymbolId, Tensor};
-use symmc_plan::{Plan, ReadPlan};
+use symmc_ir::{SymbolBindings, SymbolId, Tensor};
+use symmc_plan::{ParsedPlan, Plan};
 use symmc_support::Backing;
 
-use super::inputs::{FileStamp, InputPlace, OpenFile, PlacedInput};
+use super::inputs::{FileStamp, InputLocation, LocatedInput, OpenFile};
 use super::needs::TensorSlot;
-use super::rank::{Job, Ran, expect_all_inputs, expect_ranks, job_terms};
-use super::run::{OpenSession, RankRuns, run_as};
+use super::rank::{Job, JobResult, expect_all_inputs, expect_rank_count, job_terms};
+use super::run::{OpenSession, RankWorkload, run_joined_rank};
 use crate::error::{Result, RunError};
-use crate::exec::unread_plan;
-use crate::host::{HostConfig, SessionRank, locate_steps, plan_subject};
+use crate::exec::unread_plan_error;
+use crate::host::{HostConfig, SessionRank, plan_subject, step_locator};
 
 /// A plan at some sizes, as ranks that are processes are told.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct PlanText {
+pub struct PlanMessage {
     /// The plan as JSON.
     plan: String,
     /// The value of each symbol of the imported program, by id.
@@ -32,12 +32,12 @@ pub struct PlanText {
 
 /// A job as ranks that are processes are told.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct JobText {
-    plan: PlanText,
+pub struct JobMessage {
+    plan: PlanMessage,
     repeats: u32,
     trace: Option<PathBuf>,
     /// For each rank and input where its data lie.
-    inputs: Vec<Vec<InputPlace>>,
+    inputs: Vec<Vec<InputLocation>>,
     files: Vec<FileStamp>,
     /// The offset and size of each output in the segment of the rank.
     outputs: Vec<[usize; 2]>,
@@ -48,36 +48,36 @@ const INPUTS: usize = 1;
 const OUTPUTS: usize = 2;
 
 /// Runs a job on one process for each rank. `task` makes what each process is told of the text of the job; the process gives it
-/// to [`JobText::run`]. Fails if the inputs do not fit the plan, a process cannot be started, or a rank failed, died or
+/// to [`JobMessage::run`]. Fails if the inputs do not fit the plan, a process cannot be started, or a rank failed, died or
 /// hung.
-pub fn launch<T: Serialize>(
+pub fn launch_job<T: Serialize>(
     job: &Job<'_>,
     command: &RankCommand,
-    task: impl FnOnce(JobText) -> T,
-) -> Result<Ran> {
-    let ranks = expect_ranks(job)?;
+    task: impl FnOnce(JobMessage) -> T,
+) -> Result<JobResult> {
+    let ranks = expect_rank_count(job)?;
     let slots = expect_all_inputs(job)?;
     let memory = JobMemory::new(job, &slots)?;
     let config = LaunchConfig {
         segments: &|rank| vec![&memory.inputs, &memory.outputs[rank as usize]],
         files: memory.files.iter().filter_map(|file| file.file()).collect::<Vec<BorrowedFd<'_>>>(),
-        ..plan_launch(job.plan, &job.config, ranks)?
+        ..launch_config(job.plan, &job.config, ranks)?
     };
-    let answers = launch_ranks(config, command, &task(memory.text(job)))?;
+    let answers = launch_ranks(config, command, &task(memory.job_message(job)))?;
     let times = answers.iter().map(|text| serde_json::from_str(text));
     let times = times.collect::<Result<_, _>>().map_err(|e| RunError::system("reading the times", e))?;
-    Ok(Ran { outputs: memory.read_outputs(&slots)?, times })
+    Ok(JobResult { outputs: memory.read_outputs(&slots)?, times })
 }
 
 /// Ranks that run a plan, without segments or files of their own.
-fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>> {
+fn launch_config<'a>(plan: &ParsedPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>> {
     Ok(LaunchConfig {
         ranks,
-        groups: config.groups(plan),
-        arena: config.arena(plan)?,
+        groups: config.session_groups(plan),
+        arena: config.symmetric_bytes(plan)?,
         first: config.first,
         limit: config.limit,
-        locate_step: locate_steps(plan),
+        locate_step: step_locator(plan),
         segments: &|_| Vec::new(),
         files: Vec::new(),
     })
@@ -85,145 +85,145 @@ fn plan_launch<'a>(plan: &ReadPlan, config: &HostConfig, ranks: u32) -> Result<L
 
 /// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered. Fails if a
 /// process cannot be started, or a rank failed, died or hung.
-pub fn launch_plan<T: Serialize>(
-    plan: &ReadPlan,
-    bindings: &Bindings,
+pub fn launch_plan_task<T: Serialize>(
+    plan: &ParsedPlan,
+    bindings: &SymbolBindings,
     config: &HostConfig,
     command: &RankCommand,
-    task: impl FnOnce(PlanText) -> T,
+    task: impl FnOnce(PlanMessage) -> T,
 ) -> Result<Vec<String>> {
-    let launch = plan_launch(plan, config, plan.ranks)?;
-    launch_ranks(launch, command, &task(PlanText::new(plan, bindings, config)))
+    let launch = launch_config(plan, config, plan.ranks)?;
+    launch_ranks(launch, command, &task(PlanMessage::new(plan, bindings, config)))
 }
 
-impl PlanText {
-    fn new(plan: &ReadPlan, bindings: &Bindings, config: &HostConfig) -> PlanText {
+impl PlanMessage {
+    fn new(plan: &ParsedPlan, bindings: &SymbolBindings, config: &HostConfig) -> PlanMessage {
         let symbols = plan.source_program().symbols.keys();
-        PlanText {
+        PlanMessage {
             plan: plan.to_json(),
             bindings: symbols.map(|symbol| bindings.get(symbol)).collect(),
             config: config.clone(),
         }
     }
 
-    pub fn read_plan(&self) -> Result<ReadPlan> {
+    pub fn read_plan(&self) -> Result<ParsedPlan> {
         let plan = Plan::from_json(&self.plan).map_err(|e| RunError::Invalid(e.to_string()))?;
-        ReadPlan::read(Arc::new(plan)).map_err(unread_plan)
+        ParsedPlan::parse(Arc::new(plan)).map_err(unread_plan_error)
     }
 
-    pub fn bindings(&self) -> Bindings {
-        let mut bindings = Bindings::new();
+    pub fn bindings(&self) -> SymbolBindings {
+        let mut bindings = SymbolBindings::new();
         for (id, value) in self.bindings.iter().enumerate() {
             value.iter().for_each(|&value| bindings.set(SymbolId::new(id), value));
         }
         bindings
     }
 
-    pub fn join(&self, rank: &mut LaunchedRank, plan: &ReadPlan, runs: u32) -> Result<SessionRank> {
+    pub fn join(&self, rank: &mut LaunchedRank, plan: &ParsedPlan, runs: u32) -> Result<SessionRank> {
         let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
-        let joined = rank.join(plan_subject(plan), &terms, locate_steps(plan))?;
-        SessionRank::new(joined, self.config.comm(ranks))
+        let joined = rank.join(plan_subject(plan), &terms, step_locator(plan))?;
+        SessionRank::new(joined, self.config.comm_config(ranks))
     }
 }
 
-impl JobText {
+impl JobMessage {
     /// Runs the job on its rank, in the session that `open` opens.
     pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<()> {
         let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
-        let shared = rank.segment(INPUTS, "the inputs", Access::Read)?;
-        let own = rank.segment(OUTPUTS, "the outputs of a rank", Access::ReadWrite)?;
+        let shared = rank.map_segment(INPUTS, "the inputs", SegmentAccess::Read)?;
+        let own = rank.map_segment(OUTPUTS, "the outputs of a rank", SegmentAccess::ReadWrite)?;
         let places = self.inputs.get(rank.rank() as usize).map_or(&[][..], |places| places);
         let files = rank.take_files().into_iter().zip(self.files.iter().copied());
         let files = files.map(|(fd, stamp)| OpenFile::new(fd, stamp)).collect::<Result<Vec<_>, _>>()?;
-        let input = |place: &InputPlace| match place.file {
+        let input = |place: &InputLocation| match place.file {
             None => {
-                let start = shared.locate(place.offset, place.len)?;
+                let start = shared.checked_address(place.offset, place.len)?;
                 // SAFETY: the launcher wrote the inputs before it sent the segment, and nobody writes them again.
-                Ok(PlacedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) }))
+                Ok(LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) }))
             }
             Some(file) => {
                 let missing = || RunError::system("reading the job", "a file of inputs was not sent");
-                files.get(file).ok_or_else(missing)?.input(place)
+                files.get(file).ok_or_else(missing)?.locate_input(place)
             }
         };
         let inputs = places.iter().map(input).collect::<Result<Vec<_>>>()?;
         let output = |&[offset, len]: &[usize; 2]| {
-            let start = own.locate(offset, len)?;
+            let start = own.checked_address(offset, len)?;
             // SAFETY: the launcher laid the outputs out apart from each other; nobody else touches them before the end.
             Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
         };
         let outputs = self.outputs.iter().map(output).collect::<Result<_>>()?;
         let joined = self.plan.join(rank, &plan, self.repeats)?;
-        let runs = RankRuns {
+        let runs = RankWorkload {
             plan: &plan,
             bindings: &bindings,
             config: &self.plan.config,
             repeats: self.repeats,
             trace: self.trace.as_deref(),
-            inputs: inputs.iter().map(PlacedInput::data).collect(),
+            inputs: inputs.iter().map(LocatedInput::data).collect(),
             outputs,
         };
-        run_as(joined, runs, open).map(drop)
+        run_joined_rank(joined, runs, open).map(drop)
     }
 }
 
 /// The shared memory through which ranks get the inputs of a job and give its outputs.
 struct JobMemory {
     /// The data of all inputs of all ranks that do not lie in files; equal tensors lie there once.
-    inputs: Segment,
-    places: Vec<Vec<InputPlace>>,
+    inputs: MemorySegment,
+    places: Vec<Vec<InputLocation>>,
     /// The files that inputs lie in, which ranks read as well.
     files: Vec<Arc<dyn Backing>>,
     /// The outputs of each rank, and where in it each of them lies.
-    outputs: Vec<Segment>,
+    outputs: Vec<MemorySegment>,
     output_places: Vec<[usize; 2]>,
 }
 
 impl JobMemory {
     fn new(job: &Job<'_>, slots: &[TensorSlot]) -> Result<JobMemory> {
-        let files = files_of(job.inputs);
+        let files = backing_files(job.inputs);
         let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
         let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
-        for tensor in job.inputs.iter().flatten().filter(|t| in_file(t, &files).is_none()) {
+        for tensor in job.inputs.iter().flatten().filter(|t| location_in_file(t, &files).is_none()) {
             known.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
                 tensors.push(tensor);
                 tensors.len() - 1
             });
         }
-        let (starts, end) = lay_out(tensors.iter().map(|t| t.data().len()))?;
-        let inputs = Segment::create("the inputs", end)?;
+        let (starts, end) = segment_layout(tensors.iter().map(|t| t.data().len()))?;
+        let inputs = MemorySegment::create("the inputs", end)?;
         for (tensor, &start) in tensors.iter().zip(&starts) {
-            store(&inputs, start, tensor)?;
+            store_tensor(&inputs, start, tensor)?;
         }
         let place = |t: &Arc<Tensor>| {
             let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
-            let copied = InputPlace { file: None, offset: start, len: t.data().len() };
-            in_file(t, &files).unwrap_or(copied)
+            let copied = InputLocation { file: None, offset: start, len: t.data().len() };
+            location_in_file(t, &files).unwrap_or(copied)
         };
         let places = job.inputs.iter().map(|inputs| inputs.iter().map(place).collect()).collect();
-        let (starts, end) = lay_out(slots.iter().map(|slot| slot.bytes))?;
+        let (starts, end) = segment_layout(slots.iter().map(|slot| slot.bytes))?;
         let output_places = starts.iter().zip(slots).map(|(&start, slot)| [start, slot.bytes]).collect();
-        let outputs = job.inputs.iter().map(|_| Segment::create("the outputs of a rank", end));
+        let outputs = job.inputs.iter().map(|_| MemorySegment::create("the outputs of a rank", end));
         Ok(JobMemory { inputs, places, files, outputs: outputs.collect::<Result<_, _>>()?, output_places })
     }
 
-    fn text(&self, job: &Job<'_>) -> JobText {
-        JobText {
-            plan: PlanText::new(job.plan, &job.bindings, &job.config),
+    fn job_message(&self, job: &Job<'_>) -> JobMessage {
+        JobMessage {
+            plan: PlanMessage::new(job.plan, &job.bindings, &job.config),
             repeats: job.repeats,
             trace: job.trace.clone(),
             inputs: self.places.clone(),
-            files: self.files.iter().map(|file| FileStamp::of(&**file)).collect(),
+            files: self.files.iter().map(|file| FileStamp::from_backing(&**file)).collect(),
             outputs: self.output_places.clone(),
         }
     }
 
     fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>> {
-        let of_rank = |own: &Segment| {
+        let of_rank = |own: &MemorySegment| {
             let read = |(&[offset, len], slot): (&[usize; 2], &TensorSlot)| {
                 // SAFETY: the places were laid out within the segment; the ranks have ended.
                 let bytes = unsafe { std::slice::from_raw_parts(own.as_ptr().add(offset), len) };
-                slot.tensor(bytes.to_vec())
+                slot.to_tensor(bytes.to_vec())
             };
             self.output_places.iter().zip(slots).map(read).collect()
         };
@@ -232,7 +232,7 @@ impl JobMemory {
 }
 
 /// The start of each of these sizes when they lie one after another, aligned for every dtype, and the end.
-pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize)> {
+pub(super) fn segment_layout(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize)> {
     let mut starts = Vec::new();
     let mut end = 0usize;
     for size in sizes {
@@ -243,9 +243,9 @@ pub(super) fn lay_out(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>,
     Ok((starts, end))
 }
 
-fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
+fn backing_files(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     let mut out: Vec<Arc<dyn Backing>> = Vec::new();
-    for part in inputs.iter().flatten().filter_map(|t| t.part()) {
+    for part in inputs.iter().flatten().filter_map(|t| t.backing_slice()) {
         if part.backing().file().is_some() && !out.iter().any(|known| Arc::ptr_eq(known, part.backing())) {
             out.push(part.backing().clone());
         }
@@ -253,21 +253,21 @@ fn files_of(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
     out
 }
 
-fn in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputPlace> {
-    let part = tensor.part()?;
+fn location_in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputLocation> {
+    let part = tensor.backing_slice()?;
     let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;
-    Some(InputPlace { file: Some(file), offset: part.range().start, len: part.range().len() })
+    Some(InputLocation { file: Some(file), offset: part.range().start, len: part.range().len() })
 }
 
 /// Writes a tensor at `start` of a segment that was laid out for it.
-fn store(segment: &Segment, start: usize, tensor: &Tensor) -> Result<()> {
-    let into = put(segment, start, tensor.data().len());
+fn store_tensor(segment: &MemorySegment, start: usize, tensor: &Tensor) -> Result<()> {
+    let into = segment_slice(segment, start, tensor.data().len());
     tensor.read(0, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
 }
 
 /// So many bytes at `start` of a segment of this process.
 #[allow(clippy::mut_from_ref)]
-fn put(segment: &Segment, start: usize, len: usize) -> &mut [u8] {
+fn segment_slice(segment: &MemorySegment, start: usize, len: usize) -> &mut [u8] {
     assert!(start + len <= segment.len(), "tensors lie within the segment laid out for them");
     // SAFETY: the range lies within the segment, which no other process has yet, and callers write one place at a time.
     unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) }

@@ -2,7 +2,7 @@
 //!
 //! A job is a session on each rank: opened, given the inputs, run, and asked for the outputs. It is the same for every
 //! device; callers say how a session is opened there ([`OpenSession`]). Ranks are
-//! - processes that this one starts ([`launch`]),
+//! - processes that this one starts ([`launch_job`]),
 //! - processes that another launcher started ([`run_rank`]), or
 //! - threads of this process ([`run_threads`]).
 
@@ -15,8 +15,8 @@ mod threads;
 mod times;
 pub mod trace;
 
-pub use launch::{JobText, PlanText, launch, launch_plan};
-pub use rank::{Job, Ran, RankJob, run_rank};
+pub use launch::{JobMessage, PlanMessage, launch_job, launch_plan_task};
+pub use rank::{Job, JobResult, RankJob, run_rank};
 pub use run::{OpenSession, SessionRequest, open_on_host};
 pub use threads::run_threads;
 pub use times::RunTimes;

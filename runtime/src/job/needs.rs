@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, DType, Graph, Tensor, ValueId};
-use symmc_plan::ReadPlan;
+use symmc_ir::{DType, Graph, SymbolBindings, Tensor, ValueId};
+use symmc_plan::ParsedPlan;
 
 use crate::error::{Result, RunError};
 
@@ -15,7 +15,7 @@ pub(super) struct TensorSlot {
 }
 
 impl TensorSlot {
-    pub fn tensor(&self, data: Vec<u8>) -> Result<Tensor> {
+    pub fn to_tensor(&self, data: Vec<u8>) -> Result<Tensor> {
         Tensor::new(self.dtype, self.shape.clone(), data)
             .ok_or_else(|| RunError::system("reading an output", "its size does not fit its shape"))
     }
@@ -24,8 +24,8 @@ impl TensorSlot {
 /// Checks that `inputs` fit the plan's program for these bindings, where `first` is the rank of the first list; the outputs of
 /// each rank. Fails if an input is missing or has another type, or an output has no size.
 pub(super) fn expect_inputs(
-    plan: &ReadPlan,
-    bindings: &Bindings,
+    plan: &ParsedPlan,
+    bindings: &SymbolBindings,
     inputs: &[&[Arc<Tensor>]],
     first: u32,
 ) -> Result<Vec<TensorSlot>> {
@@ -33,27 +33,27 @@ pub(super) fn expect_inputs(
     for (rank, inputs) in (first..).zip(inputs) {
         check_inputs(graph, bindings, inputs, rank)?;
     }
-    let output = |value| slot(graph, value, bindings, &format!("output %{}", graph.name_of(value)));
+    let output = |value| tensor_slot(graph, value, bindings, &format!("output %{}", graph.value_name(value)));
     graph.outputs.iter().map(|o| output(o.value)).collect()
 }
 
-fn slot(graph: &Graph, value: ValueId, bindings: &Bindings, what: &str) -> Result<TensorSlot> {
+fn tensor_slot(graph: &Graph, value: ValueId, bindings: &SymbolBindings, what: &str) -> Result<TensorSlot> {
     let ty = graph.ty(value);
     let bytes = |shape: &[usize]| shape.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d));
-    let sized = ty.concrete(bindings).and_then(|shape| Some((bytes(&shape)?, shape)));
+    let sized = ty.concrete_shape(bindings).and_then(|shape| Some((bytes(&shape)?, shape)));
     let none = || RunError::Invalid(format!("{what} has no size under the given symbols"));
     let (bytes, shape) = sized.ok_or_else(none)?;
     Ok(TensorSlot { dtype: ty.dtype, shape, bytes })
 }
 
-fn check_inputs(graph: &Graph, bindings: &Bindings, inputs: &[Arc<Tensor>], rank: u32) -> Result<()> {
+fn check_inputs(graph: &Graph, bindings: &SymbolBindings, inputs: &[Arc<Tensor>], rank: u32) -> Result<()> {
     if inputs.len() != graph.inputs.len() {
         let (expected, found) = (graph.inputs.len(), inputs.len());
         return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));
     }
     for (input, tensor) in graph.inputs.values().zip(inputs) {
-        let what = format!("input %{} on rank {rank}", graph.name_of(input.value));
-        let slot = slot(graph, input.value, bindings, &what)?;
+        let what = format!("input %{} on rank {rank}", graph.value_name(input.value));
+        let slot = tensor_slot(graph, input.value, bindings, &what)?;
         if slot.dtype != tensor.dtype() || slot.shape != tensor.shape() {
             return Err(RunError::Invalid(format!(
                 "{what}: expected {}{:?}, found {}{:?}",

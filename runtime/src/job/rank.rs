@@ -4,22 +4,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use symmc_check::CheckedPlan;
-use symmc_ir::{Bindings, SymbolId, Tensor, entity::Entity};
+use symmc_ir::{SymbolBindings, SymbolId, Tensor, entity::Entity};
 use symmc_plan::Plan;
 
 use super::inputs::TensorInput;
 use super::needs::{TensorSlot, expect_inputs};
-use super::run::{OpenSession, RankRuns, run_as};
+use super::run::{OpenSession, RankWorkload, run_joined_rank};
 use super::times::RunTimes;
 use crate::error::{Result, RunError};
-use crate::host::{HostConfig, SessionRank, plan_purpose};
-use symmc_control::{JoinedRank, Membership, Term, Watched};
+use crate::host::{HostConfig, SessionRank, plan_join_request};
+use symmc_control::{JoinTerm, JoinedRank, Membership, RunKind};
 
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
     pub plan: &'a CheckedPlan,
     /// The values of the imported program's symbols.
-    pub bindings: Bindings,
+    pub bindings: SymbolBindings,
     /// One tensor for each rank and input of the program, constants included.
     pub inputs: &'a [Vec<Arc<Tensor>>],
     /// How often the plan runs, at least once. An input that an output mutates keeps its new value.
@@ -30,7 +30,7 @@ pub struct Job<'a> {
 }
 
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct JobResult {
     /// The outputs of each rank, of the last run.
     pub outputs: Vec<Vec<Tensor>>,
     pub times: Vec<RunTimes>,
@@ -42,7 +42,7 @@ pub struct RankJob<'a> {
     /// The plan; the same on all ranks.
     pub plan: &'a CheckedPlan,
     /// The values of the imported program's symbols; the same on all ranks.
-    pub bindings: Bindings,
+    pub bindings: SymbolBindings,
     /// This rank's tensor for each input of the program, constants included.
     pub inputs: &'a [Arc<Tensor>],
     /// How often the plan runs, at least once; the same on all ranks.
@@ -50,7 +50,7 @@ pub struct RankJob<'a> {
     /// As of a [`Job`].
     pub trace: Option<PathBuf>,
     /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
-    pub settings: &'a [Term],
+    pub settings: &'a [JoinTerm],
     pub config: HostConfig,
 }
 
@@ -62,17 +62,17 @@ pub fn run_rank(
     open: &OpenSession<'_>,
 ) -> Result<(Vec<Tensor>, RunTimes)> {
     let RankJob { plan, bindings, config, .. } = job;
-    let prepared = expect_place(place, plan).and_then(|()| {
+    let prepared = expect_membership(place, plan).and_then(|()| {
         let slots = expect_inputs(plan, bindings, &[job.inputs], place.rank)?;
         let mut terms = job_terms(plan, bindings, job.repeats);
         terms.extend_from_slice(job.settings);
-        Ok((slots, plan_purpose(plan, config, Watched::Job, terms)?))
+        Ok((slots, plan_join_request(plan, config, RunKind::Job, terms)?))
     });
     let (slots, purpose) = prepared.map_err(|error| place.decline(error))?;
     let inputs: Vec<TensorInput> = job.inputs.iter().map(TensorInput::new).collect();
     let mut outputs: Vec<Vec<u8>> = slots.iter().map(|slot| vec![0; slot.bytes]).collect();
-    let rank = SessionRank::new(JoinedRank::join(place, &purpose)?, config.comm(plan.ranks))?;
-    let runs = RankRuns {
+    let rank = SessionRank::new(JoinedRank::join(place, &purpose)?, config.comm_config(plan.ranks))?;
+    let runs = RankWorkload {
         plan,
         bindings,
         config,
@@ -81,12 +81,12 @@ pub fn run_rank(
         inputs: inputs.iter().map(TensorInput::data).collect(),
         outputs: outputs.iter_mut().map(|output| &mut output[..]).collect(),
     };
-    let times = run_as(rank, runs, open)?;
-    let outputs = slots.iter().zip(outputs).map(|(slot, data)| slot.tensor(data));
+    let times = run_joined_rank(rank, runs, open)?;
+    let outputs = slots.iter().zip(outputs).map(|(slot, data)| slot.to_tensor(data));
     Ok((outputs.collect::<Result<_, _>>()?, times))
 }
 
-fn expect_place(place: &Membership, plan: &Plan) -> Result<()> {
+fn expect_membership(place: &Membership, plan: &Plan) -> Result<()> {
     if plan.ranks == place.ranks {
         return Ok(());
     }
@@ -94,7 +94,7 @@ fn expect_place(place: &Membership, plan: &Plan) -> Result<()> {
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
 }
 
-pub(super) fn expect_ranks(job: &Job<'_>) -> Result<u32> {
+pub(super) fn expect_rank_count(job: &Job<'_>) -> Result<u32> {
     let (ranks, found) = (job.plan.ranks, job.inputs.len());
     match found == ranks as usize && ranks > 0 {
         true => Ok(ranks),
@@ -109,10 +109,10 @@ pub(super) fn expect_all_inputs(job: &Job<'_>) -> Result<Vec<TensorSlot>> {
 }
 
 /// The sizes of a job and how often it runs, as terms.
-pub(super) fn job_terms(plan: &Plan, bindings: &Bindings, repeats: u32) -> Vec<Term> {
+pub(super) fn job_terms(plan: &Plan, bindings: &SymbolBindings, repeats: u32) -> Vec<JoinTerm> {
     let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
     let size = |(i, name): (usize, &String)| {
-        Some(Term::text(name.clone(), bindings.get(SymbolId::new(i))?.to_string()))
+        Some(JoinTerm::text(name.clone(), bindings.get(SymbolId::new(i))?.to_string()))
     };
-    names.filter_map(size).chain([Term::text("runs", repeats.to_string())]).collect()
+    names.filter_map(size).chain([JoinTerm::text("runs", repeats.to_string())]).collect()
 }

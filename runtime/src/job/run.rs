@@ -6,23 +6,23 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, InputKind};
-use symmc_plan::ReadPlan;
+use symmc_ir::{InputKind, SymbolBindings};
+use symmc_plan::ParsedPlan;
 
-use super::times::{Clock, RunTimes};
+use super::times::{RunClock, RunTimes};
 use super::trace;
 use crate::error::{Result, RunError};
-use crate::exec::{InputData, Registry};
+use crate::exec::{CustomKernelRegistry, InputData};
 use crate::host::{HostConfig, HostSession, SessionRank};
-use crate::session::{DeviceName, DeviceSession, Extent, Port};
+use crate::session::{DeviceName, DeviceRange, DeviceSession, Port};
 
 #[derive(Clone, Copy)]
 pub struct SessionRequest<'a> {
     /// The rank, which the session runs as and leaves to the job.
     pub rank: &'a Arc<SessionRank>,
-    pub plan: &'a ReadPlan,
+    pub plan: &'a ParsedPlan,
     /// The values of the imported program's symbols, the only ones that the session runs with.
-    pub bindings: &'a Bindings,
+    pub bindings: &'a SymbolBindings,
     pub config: &'a HostConfig,
 }
 
@@ -30,15 +30,18 @@ pub struct SessionRequest<'a> {
 pub type OpenSession<'o> = dyn Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>> + Sync + 'o;
 
 /// Opens it on the host, with these kernels of custom ops.
-pub fn open_on_host(request: &SessionRequest<'_>, kernels: &Registry) -> Result<Box<dyn DeviceSession>> {
+pub fn open_on_host(
+    request: &SessionRequest<'_>,
+    kernels: &CustomKernelRegistry,
+) -> Result<Box<dyn DeviceSession>> {
     let SessionRequest { rank, plan, config, .. } = *request;
     Ok(Box::new(HostSession::open_joined(rank, plan, kernels, config)?))
 }
 
 /// What a rank runs, and where its data lie.
-pub(super) struct RankRuns<'a> {
-    pub plan: &'a ReadPlan,
-    pub bindings: &'a Bindings,
+pub(super) struct RankWorkload<'a> {
+    pub plan: &'a ParsedPlan,
+    pub bindings: &'a SymbolBindings,
     pub config: &'a HostConfig,
     pub repeats: u32,
     /// The file for the times of the steps of the last run, which runs step by step then.
@@ -49,103 +52,112 @@ pub(super) struct RankRuns<'a> {
 }
 
 /// Runs a job on a rank that has joined; the times of its runs once the job has ended on all ranks.
-pub(super) fn run_as(rank: SessionRank, runs: RankRuns<'_>, open: &OpenSession<'_>) -> Result<RunTimes> {
+pub(super) fn run_joined_rank(
+    rank: SessionRank,
+    runs: RankWorkload<'_>,
+    open: &OpenSession<'_>,
+) -> Result<RunTimes> {
     let rank = Arc::new(rank);
-    let RankRuns { plan, bindings, config, .. } = runs;
+    let RankWorkload { plan, bindings, config, .. } = runs;
     let opened = open(&SessionRequest { rank: &rank, plan, bindings, config });
     let ran = opened.and_then(|session| run_and_close(session, &rank, runs));
-    let ran = ran.map_err(|error| rank.fail(error));
+    let ran = ran.map_err(|error| rank.fail_run(error));
     let kept = || RunError::Defect("the session of a job goes on".into());
     let answered = ran.and_then(|times| rank.send_answer(&times).map(|()| times));
     let (times, result) = (answered.as_ref().copied().unwrap_or_default(), answered.map(drop));
-    Arc::into_inner(rank).ok_or_else(kept)?.conclude(result)?;
+    Arc::into_inner(rank).ok_or_else(kept)?.conclude_job(result)?;
     Ok(times)
 }
 
 fn run_and_close(
     mut session: Box<dyn DeviceSession>,
     rank: &SessionRank,
-    runs: RankRuns<'_>,
+    runs: RankWorkload<'_>,
 ) -> Result<RunTimes> {
-    match run_all(&mut *session, rank, runs) {
+    match run_repeats(&mut *session, rank, runs) {
         Ok(times) => session.close().map(|()| times),
         Err(error) => {
             // Peers get this reason, and none that the session would give.
-            let error = rank.fail(error);
+            let error = rank.fail_run(error);
             session.abort("its job failed");
             Err(error)
         }
     }
 }
 
-fn run_all(session: &mut dyn DeviceSession, rank: &SessionRank, mut runs: RankRuns<'_>) -> Result<RunTimes> {
-    session.set(runs.bindings)?;
-    let copied = give_inputs(session, &runs.inputs)?;
-    session.write_all(&copied)?;
-    let lent = lend_outputs(session, &mut runs.outputs)?;
-    session.prepare()?;
+fn run_repeats(
+    session: &mut dyn DeviceSession,
+    rank: &SessionRank,
+    mut runs: RankWorkload<'_>,
+) -> Result<RunTimes> {
+    session.set_sizes(runs.bindings)?;
+    let copied = provide_inputs(session, &runs.inputs)?;
+    session.write_inputs(&copied)?;
+    let lent = bind_outputs(session, &mut runs.outputs)?;
+    session.prepare_run()?;
     rank.start()?;
-    let renewed = renewed_inputs(session, copied)?;
-    let (mut clock, mut steps) = (Clock::default(), Vec::new());
+    let renewed = inputs_to_rewrite(session, copied)?;
+    let (mut clock, mut steps) = (RunClock::default(), Vec::new());
     let repeats = runs.repeats.max(1);
     for repeat in 1..=repeats {
-        clock.begin();
+        clock.begin_run();
         if repeat > 1 {
-            session.write_all(&renewed)?;
+            session.write_inputs(&renewed)?;
         }
         match runs.trace {
             Some(_) if repeat == repeats => steps = session.run_traced()?,
             _ => session.run()?,
         }
-        clock.end();
+        clock.end_run();
     }
     if let Some(path) = runs.trace {
-        trace::write(path, &steps, rank.comm())?;
+        trace::write_trace(path, &steps, rank.comm())?;
     }
     for (index, output) in runs.outputs.iter_mut().enumerate().filter(|(index, _)| !lent[*index]) {
-        session.read(Port::Output(index), output)?;
+        session.read_port(Port::Output(index), output)?;
     }
-    Ok(clock.times())
+    Ok(clock.run_times())
 }
 
 /// Lends the inputs that the session may read where they lie; those that are to be copied.
-fn give_inputs<'d>(
+fn provide_inputs<'d>(
     session: &mut dyn DeviceSession,
     inputs: &[InputData<'d>],
 ) -> Result<Vec<(usize, InputData<'d>)>> {
     let on_host = session.device() == DeviceName::Host;
-    let bound = session.bound()?;
+    let bound = session.resolved_program()?;
     let (mut lent, mut copied) = (Vec::new(), Vec::new());
     for (index, (input, data)) in bound.inputs.iter().zip(inputs).enumerate() {
         match data {
             // The program has the data of constants.
-            _ if bound.constant(index).is_some() => {}
+            _ if bound.constant_data(index).is_some() => {}
             InputData::Memory(bytes)
                 if on_host && !bound.is_replaced(index) && is_aligned(bytes, input.dtype.size()) =>
             {
-                lent.push((index, extent(bytes.as_ptr(), bytes.len())));
+                lent.push((index, memory_range(bytes.as_ptr(), bytes.len())));
             }
             _ => copied.push((index, *data)),
         }
     }
     for (index, memory) in lent {
         // SAFETY: the memory outlives the session, which is closed before the job ends; nobody writes it meanwhile.
-        unsafe { session.lend(Port::Input(index), Some(memory))? };
+        unsafe { session.bind_port(Port::Input(index), Some(memory))? };
     }
     Ok(copied)
 }
 
 /// Lends the memory of outputs that the session may write where it lies; which these are.
-fn lend_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> Result<Vec<bool>> {
+fn bind_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> Result<Vec<bool>> {
     let on_host = session.device() == DeviceName::Host;
-    let aligns: Vec<usize> = session.bound()?.outputs.iter().map(|output| output.dtype.size()).collect();
+    let aligns: Vec<usize> =
+        session.resolved_program()?.outputs.iter().map(|output| output.dtype.size()).collect();
     let mut lent = Vec::with_capacity(outputs.len());
     for (index, (output, align)) in outputs.iter_mut().zip(aligns).enumerate() {
         let is_lent = on_host && is_aligned(output, align);
         if is_lent {
-            let memory = extent(output.as_mut_ptr(), output.len());
+            let memory = memory_range(output.as_mut_ptr(), output.len());
             // SAFETY: the memory outlives the session, and nobody else has it.
-            unsafe { session.lend(Port::Output(index), Some(memory))? };
+            unsafe { session.bind_port(Port::Output(index), Some(memory))? };
         }
         lent.push(is_lent);
     }
@@ -154,11 +166,11 @@ fn lend_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> R
 
 /// Of the inputs that were copied, those whose memory may hold something else after a run: arguments in fixed memory, which
 /// their caller writes before each run, unless an output replaces them.
-fn renewed_inputs<'d>(
+fn inputs_to_rewrite<'d>(
     session: &dyn DeviceSession,
     copied: Vec<(usize, InputData<'d>)>,
 ) -> Result<Vec<(usize, InputData<'d>)>> {
-    let bound = session.bound()?;
+    let bound = session.resolved_program()?;
     let is_renewed = |index: usize| {
         let input = &bound.inputs[index];
         input.kind == InputKind::Argument && input.fixed.is_some() && !bound.is_replaced(index)
@@ -170,6 +182,6 @@ fn is_aligned(bytes: &[u8], align: usize) -> bool {
     bytes.as_ptr().addr().is_multiple_of(align)
 }
 
-fn extent(start: *const u8, bytes: usize) -> Extent {
-    Extent { address: start.expose_provenance() as u64, bytes }
+fn memory_range(start: *const u8, bytes: usize) -> DeviceRange {
+    DeviceRange { address: start.expose_provenance() as u64, bytes }
 }

@@ -2,25 +2,26 @@
 
 use std::thread;
 
-use symmc_control::{Group, cause};
+use symmc_control::{Group, explaining_error};
 use symmc_support::parallel;
 
-use super::rank::{Job, Ran, RankJob, expect_all_inputs, expect_ranks, run_rank};
+use super::rank::{Job, JobResult, RankJob, expect_all_inputs, expect_rank_count, run_rank};
 use super::run::OpenSession;
 use crate::error::{Result, RunError};
 
 /// Runs a job on one thread for each rank. Fails if the inputs do not fit the plan, an op has no kernel, or a rank
 /// failed.
-pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran> {
-    let ranks = expect_ranks(job)?;
+pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
+    let ranks = expect_rank_count(job)?;
     expect_all_inputs(job)?;
-    let places = Group::threads(ranks).iter().map(Group::next_session).collect::<Result<Vec<_>, _>>()?;
+    let places =
+        Group::threads(ranks).iter().map(Group::next_session_membership).collect::<Result<Vec<_>, _>>()?;
     let results: Vec<_> = thread::scope(|scope| {
         let start = |place| {
             let work = move || run_rank(place, &rank_job(job, place.rank), open);
-            parallel::start(scope, work).map_err(|e| {
+            parallel::spawn_scoped(scope, work).map_err(|e| {
                 let what = format!("starting the thread of rank {}", place.rank);
-                place.decline(RunError::of_call(what, "clone", e))
+                place.decline(RunError::from_system_call(what, "clone", e))
             })
         };
         let threads: Vec<_> = places.iter().map(start).collect();
@@ -30,20 +31,20 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<Ran> {
     if results.iter().any(Result::is_err) {
         let errors: Vec<(u32, RunError)> =
             (0..).zip(results).filter_map(|(rank, result)| Some((rank, result.err()?))).collect();
-        return Err(cause_among_threads(errors));
+        return Err(explaining_thread_error(errors));
     }
     let (outputs, times) = results.into_iter().flatten().unzip();
-    Ok(Ran { outputs, times })
+    Ok(JobResult { outputs, times })
 }
 
 /// The error that explains the others. Threads do not die: peers see the death of a rank where it has ended with an error of its
 /// own.
-fn cause_among_threads(errors: Vec<(u32, RunError)>) -> RunError {
+fn explaining_thread_error(errors: Vec<(u32, RunError)>) -> RunError {
     let of_death =
         |error: &RunError| matches!(error.cause(), RunError::Died { .. } | RunError::DiedOutside { .. });
     let only_deaths = errors.iter().all(|(_, error)| of_death(error));
     let explaining = errors.into_iter().filter(|(_, error)| only_deaths || !of_death(error));
-    cause(explaining.map(|(rank, error)| error.reported_by(rank)).collect())
+    explaining_error(explaining.map(|(rank, error)| error.reported_by(rank)).collect())
 }
 
 fn rank_job<'a>(job: &'a Job<'_>, rank: u32) -> RankJob<'a> {

@@ -19,7 +19,7 @@ pub struct RunTimes {
 }
 
 impl RunTimes {
-    pub fn of(runs: &[Duration]) -> RunTimes {
+    pub fn from_durations(runs: &[Duration]) -> RunTimes {
         let mut sorted = runs.to_vec();
         sorted.sort_unstable();
         let least = sorted.first().copied().unwrap_or_default();
@@ -34,43 +34,44 @@ impl RunTimes {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct RunClock {
     began: Option<Instant>,
     /// The process's time of processors when the first run began.
-    first: Option<Duration>,
-    kept: Vec<Duration>,
+    first_processor_time: Option<Duration>,
+    recent_runs: Vec<Duration>,
     runs: u64,
-    least: Option<Duration>,
+    shortest_run: Option<Duration>,
 }
 
-impl Clock {
-    pub fn begin(&mut self) {
-        self.end();
-        if self.first.is_none() {
-            self.first = processor_time();
+impl RunClock {
+    pub fn begin_run(&mut self) {
+        self.end_run();
+        if self.first_processor_time.is_none() {
+            self.first_processor_time = processor_time();
         }
         self.began = Some(Instant::now());
     }
 
     /// The run that is under way has ended.
-    pub fn end(&mut self) {
+    pub fn end_run(&mut self) {
         let Some(began) = self.began.take() else { return };
         let time = began.elapsed();
         let at = (self.runs % KEPT as u64) as usize;
-        match self.kept.get_mut(at) {
+        match self.recent_runs.get_mut(at) {
             Some(slot) => *slot = time,
-            None => self.kept.push(time),
+            None => self.recent_runs.push(time),
         }
         self.runs += 1;
-        self.least = Some(self.least.map_or(time, |least| least.min(time)));
+        self.shortest_run = Some(self.shortest_run.map_or(time, |least| least.min(time)));
     }
 
-    pub fn times(&self) -> RunTimes {
-        let kept = RunTimes::of(&self.kept);
-        let spent = self.first.zip(processor_time()).map(|(first, now)| now.saturating_sub(first));
+    pub fn run_times(&self) -> RunTimes {
+        let kept = RunTimes::from_durations(&self.recent_runs);
+        let spent =
+            self.first_processor_time.zip(processor_time()).map(|(first, now)| now.saturating_sub(first));
         let processor =
             Duration::from_secs_f64(spent.unwrap_or_default().as_secs_f64() / self.runs.max(1) as f64);
-        RunTimes { runs: self.runs, least: self.least.unwrap_or_default(), processor, ..kept }
+        RunTimes { runs: self.runs, least: self.shortest_run.unwrap_or_default(), processor, ..kept }
     }
 }
 
@@ -90,21 +91,24 @@ mod tests {
     #[test]
     fn times_have_a_least_and_a_median() {
         let millis = |list: &[u64]| list.iter().map(|&m| Duration::from_millis(m)).collect::<Vec<_>>();
-        let times = RunTimes::of(&millis(&[9, 2, 4, 3, 100]));
+        let times = RunTimes::from_durations(&millis(&[9, 2, 4, 3, 100]));
         let expected = (5, Duration::from_millis(2), Duration::from_millis(4));
         assert_eq!((times.runs, times.least, times.median), expected);
-        assert_eq!(RunTimes::slowest(&[times, RunTimes::of(&millis(&[5]))]).map(|t| t.runs), Some(1));
-        assert_eq!(RunTimes::of(&[]), RunTimes::default());
+        assert_eq!(
+            RunTimes::slowest(&[times, RunTimes::from_durations(&millis(&[5]))]).map(|t| t.runs),
+            Some(1)
+        );
+        assert_eq!(RunTimes::from_durations(&[]), RunTimes::default());
     }
 
     #[test]
     fn a_clock_keeps_the_last_of_very_many_runs() {
-        let mut clock = Clock::default();
-        clock.end();
-        assert_eq!(clock.times().runs, 0);
-        (0..KEPT + 10).for_each(|_| clock.begin());
-        clock.end();
-        assert_eq!((clock.times().runs, clock.kept.len()), (KEPT as u64 + 10, KEPT));
-        assert!(clock.times().least <= clock.times().median);
+        let mut clock = RunClock::default();
+        clock.end_run();
+        assert_eq!(clock.run_times().runs, 0);
+        (0..KEPT + 10).for_each(|_| clock.begin_run());
+        clock.end_run();
+        assert_eq!((clock.run_times().runs, clock.recent_runs.len()), (KEPT as u64 + 10, KEPT));
+        assert!(clock.run_times().least <= clock.run_times().median);
     }
 }

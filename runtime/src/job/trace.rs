@@ -9,40 +9,44 @@ use serde_json::{Value, json};
 use symmc_plan::Lane;
 
 use crate::error::{Result, RunError};
-use crate::host::Comm;
+use crate::host::HostCommunicator;
 use crate::output_file;
 use crate::session::TracedStep;
 
 /// Gathers what all ranks traced; rank 0 writes it to `path`. Fails if a peer failed, or the file cannot be written.
-pub fn write(path: &Path, steps: &[TracedStep], comm: &Comm) -> Result<()> {
-    let mine = serde_json::to_vec(steps).map_err(broken)?;
+pub fn write_trace(path: &Path, steps: &[TracedStep], comm: &HostCommunicator) -> Result<()> {
+    let mine = serde_json::to_vec(steps).map_err(encoding_error)?;
     // All ranks give equally many bytes: first the number, then as many as the longest.
-    let lengths = comm.exchange(&(mine.len() as u64).to_le_bytes())?;
+    let lengths = comm.exchange_bytes(&(mine.len() as u64).to_le_bytes())?;
     let length = |bytes: &Vec<u8>| {
         <[u8; 8]>::try_from(&bytes[..]).map_or(0, |b| usize::try_from(u64::from_le_bytes(b)).unwrap_or(0))
     };
     let longest = lengths.iter().map(length).max().unwrap_or(0);
     let mut padded = mine;
     padded.resize(longest, b' ');
-    let all = comm.exchange(&padded)?;
+    let all = comm.exchange_bytes(&padded)?;
     if comm.rank() != 0 {
         return Ok(());
     }
-    let all: Vec<Vec<TracedStep>> =
-        all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>().map_err(broken)?;
-    write_all(path, &all)
+    let all: Vec<Vec<TracedStep>> = all
+        .iter()
+        .map(|bytes| serde_json::from_slice(bytes))
+        .collect::<Result<_, _>>()
+        .map_err(encoding_error)?;
+    write_trace_file(path, &all)
 }
 
-fn broken(error: serde_json::Error) -> RunError {
+fn encoding_error(error: serde_json::Error) -> RunError {
     RunError::system("gathering traces", error)
 }
 
-fn write_all(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<()> {
-    let text = serde_json::to_vec(&chrome(ranks)).map_err(broken)?;
-    output_file::write(path, &text).map_err(|e| RunError::system(format!("writing {}", path.display()), e))
+fn write_trace_file(path: &Path, ranks: &[Vec<TracedStep>]) -> Result<()> {
+    let text = serde_json::to_vec(&chrome_trace(ranks)).map_err(encoding_error)?;
+    output_file::write_output(path, &text)
+        .map_err(|e| RunError::system(format!("writing {}", path.display()), e))
 }
 
-fn chrome(ranks: &[Vec<TracedStep>]) -> Value {
+fn chrome_trace(ranks: &[Vec<TracedStep>]) -> Value {
     let mut events = Vec::new();
     for (rank, steps) in ranks.iter().enumerate() {
         events.push(
@@ -76,7 +80,7 @@ mod tests {
         };
         let steps = [step("a", Lane::Compute, 0.5), step("b", Lane::Comm, 3.0)];
         let path = std::env::temp_dir().join(format!("symmc-trace-{}.json", std::process::id()));
-        write_all(&path, &[steps.to_vec(), steps.to_vec()]).unwrap();
+        write_trace_file(&path, &[steps.to_vec(), steps.to_vec()]).unwrap();
         let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();

@@ -8,10 +8,10 @@ use half::{bf16, f16};
 use symmc_ir::tensor::round_to_odd;
 use symmc_ir::{DType, Scalar};
 
-use super::scratch::Pooled;
+use super::scratch::PooledNumber;
 
 /// A stored element: plain bytes, any bit pattern is valid. What has defaults goes through f32, as of types that are narrower.
-pub(super) trait Element: Copy {
+pub(super) trait StoredElement: Copy {
     fn to_f32(self) -> f32;
     #[inline(always)]
     fn to_f64(self) -> f64 {
@@ -39,7 +39,7 @@ pub(super) struct Bool(u8);
 
 macro_rules! primitive_element {
     ($($t:ty, |$x:ident| $float_to:expr, $double_to:expr;)*) => { $(
-        impl Element for $t {
+        impl StoredElement for $t {
             #[inline(always)]
             fn to_f32(self) -> f32 { self as f32 }
             #[inline(always)]
@@ -64,7 +64,7 @@ primitive_element! {
     f64, |x| f64::from(x), x;
 }
 
-impl Element for Bool {
+impl StoredElement for Bool {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from(u8::from(self.0 != 0))
@@ -87,7 +87,7 @@ impl Element for Bool {
     }
 }
 
-impl Element for bf16 {
+impl StoredElement for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -105,7 +105,7 @@ impl Element for bf16 {
 /// The difference of the exponent biases of f32 and f16, in the place of an f32's exponent.
 const F16_BIAS: u32 = 112 << 23;
 
-impl Element for f16 {
+impl StoredElement for f16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         let magnitude = u32::from(self.to_bits() & 0x7fff);
@@ -131,22 +131,22 @@ impl Element for f16 {
     }
 }
 
-pub(super) trait Number: Pooled + PartialOrd {
+pub(super) trait ComputeNumber: PooledNumber + PartialOrd {
     /// The dtype that is stored as this very type.
     const DTYPE: DType;
-    fn from_element<E: Element>(x: E) -> Self;
-    fn to_element<E: Element>(self) -> E;
+    fn from_element<E: StoredElement>(x: E) -> Self;
+    fn to_element<E: StoredElement>(self) -> E;
     fn from_scalar(x: Scalar) -> Self;
 }
 
 macro_rules! number {
     ($($t:ty, $dtype:ident, $to:ident, $from:ident, |$s:ident| $scalar:expr;)*) => { $(
-        impl Number for $t {
+        impl ComputeNumber for $t {
             const DTYPE: DType = DType::$dtype;
             #[inline(always)]
-            fn from_element<E: Element>(x: E) -> Self { x.$to() }
+            fn from_element<E: StoredElement>(x: E) -> Self { x.$to() }
             #[inline(always)]
-            fn to_element<E: Element>(self) -> E { E::$from(self) }
+            fn to_element<E: StoredElement>(self) -> E { E::$from(self) }
             fn from_scalar($s: Scalar) -> Self { $scalar }
         }
     )* };
@@ -229,13 +229,13 @@ mod tests {
         for i in 0..=u16::MAX {
             let (h, b) = (f16::from_bits(i), bf16::from_bits(i));
             let same = |x: f32, y: f32| x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
-            assert!(same(<f16 as Element>::to_f32(h), h.to_f32()), "{i:x}");
-            assert!(same(<bf16 as Element>::to_f32(b), b.to_f32()), "{i:x}");
+            assert!(same(<f16 as StoredElement>::to_f32(h), h.to_f32()), "{i:x}");
+            assert!(same(<bf16 as StoredElement>::to_f32(b), b.to_f32()), "{i:x}");
             for low in [0u32, 1, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001, 0xf000, 0xffff] {
                 let x = f32::from_bits(u32::from(i) << 16 | low);
-                let (ours, theirs) = (<bf16 as Element>::from_f32(x), bf16::from_f32(x));
+                let (ours, theirs) = (<bf16 as StoredElement>::from_f32(x), bf16::from_f32(x));
                 assert!(ours.to_bits() == theirs.to_bits() || x.is_nan() && ours.is_nan(), "{x:e}");
-                let (ours, theirs) = (<f16 as Element>::from_f32(x), f16::from_f32(x));
+                let (ours, theirs) = (<f16 as StoredElement>::from_f32(x), f16::from_f32(x));
                 assert!(ours.to_bits() == theirs.to_bits() || x.is_nan() && ours.is_nan(), "{x:e}");
             }
         }
@@ -245,9 +245,9 @@ mod tests {
     fn f64_rounds_once_to_half_types() {
         // Just above the midpoint of 1 and its bf16 successor, by less than an f32 can tell.
         let x = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
-        assert_eq!(<bf16 as Element>::from_f64(x).to_f32(), 1.0 + 2f32.powi(-7));
+        assert_eq!(<bf16 as StoredElement>::from_f64(x).to_f32(), 1.0 + 2f32.powi(-7));
         let x = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);
-        assert_eq!(f16::to_f32(<f16 as Element>::from_f64(x)), 1.0 + 2f32.powi(-10));
-        assert_eq!(<f16 as Element>::from_f64(-1e9).to_f64(), f64::NEG_INFINITY);
+        assert_eq!(f16::to_f32(<f16 as StoredElement>::from_f64(x)), 1.0 + 2f32.powi(-10));
+        assert_eq!(<f16 as StoredElement>::from_f64(-1e9).to_f64(), f64::NEG_INFINITY);
     }
 }

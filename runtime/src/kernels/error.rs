@@ -48,7 +48,7 @@ impl KernelError {
         }
     }
 
-    pub(super) fn shape(what: &str, expected: &[usize], found: &[usize]) -> Self {
+    pub(super) fn shape_mismatch(what: &str, expected: &[usize], found: &[usize]) -> Self {
         KernelError::Shape {
             what: what.into(),
             expected: format!("{expected:?}"),
@@ -58,10 +58,8 @@ impl KernelError {
 }
 
 /// Checks that the slices that [`compute_with`](super::compute_with) takes apart are long enough.
-pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
-    symmc_ir::infer::fits(op, operands, results).map_err(|expected| KernelError::Arity {
-        op: op_name(op).into(),
-        expected,
-        found: format!("{operands} and {results}"),
+pub(super) fn check_arity(op: &Op, operands: usize, results: usize) -> Result<()> {
+    symmc_ir::infer::check_operand_and_result_counts(op, operands, results).map_err(|expected| {
+        KernelError::Arity { op: op_name(op).into(), expected, found: format!("{operands} and {results}") }
     })
 }

@@ -3,20 +3,20 @@
 //! Ranks agree at the end of a run that has such a step, so the answer must be the same on all ranks. A missing row here
 //! costs this agreement, not safety: the error still ends the run on all ranks. A test compares the rows with the kernels.
 
-use symmc_ir::{Op, RefusedData, Scalar};
+use symmc_ir::{Op, RejectedData, Scalar};
 
-use super::needs::Shaped;
+use super::needs::TensorLayout;
 
 /// Whether the kernel of an op may refuse the elements of these operands.
-pub fn may_refuse_data(op: &Op, operands: &[Shaped<'_>]) -> bool {
+pub fn may_refuse_data(op: &Op, operands: &[TensorLayout<'_>]) -> bool {
     let dtype = operands.first().map(|(dtype, ..)| *dtype);
     let is_integer = dtype.is_some_and(|dtype| !dtype.is_float());
-    let is_zero = |scalar: Scalar| dtype.is_none_or(|dtype| scalar.converted(dtype).as_f64() == 0.0);
+    let is_zero = |scalar: Scalar| dtype.is_none_or(|dtype| scalar.convert_to(dtype).as_f64() == 0.0);
     let is_empty = |axis: &usize| operands.first().is_some_and(|(_, shape, _)| shape.get(*axis) == Some(&0));
-    match op.facts().refuses {
-        RefusedData::Nothing => false,
-        RefusedData::Positions => true,
-        RefusedData::ZeroDivisor { scalar } => is_integer && scalar.is_none_or(is_zero),
-        RefusedData::NoElements { axes } => axes.iter().any(is_empty),
+    match op.facts().rejected_data {
+        RejectedData::Nothing => false,
+        RejectedData::Positions => true,
+        RejectedData::ZeroDivisor { scalar } => is_integer && scalar.is_none_or(is_zero),
+        RejectedData::NoElements { axes } => axes.iter().any(is_empty),
     }
 }

@@ -1,51 +1,65 @@
 //! Matrix products of f32 and f64 matrices over raw memory, shared by matmul and attention.
 
-use super::element::Number;
-use super::math::Real;
+use super::element::ComputeNumber;
+use super::math::RealNumber;
 
 /// A matrix in memory: first element, and the distances between rows and between columns in elements.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Matrix<C> {
+pub(super) struct GemmMatrix<C> {
     pub ptr: *mut C,
     pub row: isize,
     pub column: isize,
 }
 
-impl<C> Matrix<C> {
+impl<C> GemmMatrix<C> {
     pub fn dense(ptr: *mut C, columns: usize) -> Self {
-        Matrix { ptr, row: columns as isize, column: 1 }
+        GemmMatrix { ptr, row: columns as isize, column: 1 }
     }
-    pub fn at(self, row: usize, column: usize) -> Self {
+    pub fn element_at(self, row: usize, column: usize) -> Self {
         let offset = self.row * row as isize + self.column * column as isize;
-        Matrix { ptr: self.ptr.wrapping_offset(offset), ..self }
+        GemmMatrix { ptr: self.ptr.wrapping_offset(offset), ..self }
     }
     pub fn transposed(self) -> Self {
-        Matrix { ptr: self.ptr, row: self.column, column: self.row }
+        GemmMatrix { ptr: self.ptr, row: self.column, column: self.row }
     }
 }
 
 /// The extents of a product: `c[m, n] = a[m, k] b[k, n]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Extents {
+pub(super) struct GemmExtents {
     pub m: usize,
     pub k: usize,
     pub n: usize,
 }
 
-pub(super) trait Gemm: Real {
+pub(super) trait GemmNumber: RealNumber {
     /// `c = alpha a b + beta c`; with `beta` 0, `c` is not read.
     ///
     /// # Safety
     /// All elements of the three matrices must be there, and `c` must not overlap `a` or `b`.
-    unsafe fn gemm(e: Extents, alpha: Self, a: Matrix<Self>, b: Matrix<Self>, beta: Self, c: Matrix<Self>);
+    unsafe fn gemm(
+        e: GemmExtents,
+        alpha: Self,
+        a: GemmMatrix<Self>,
+        b: GemmMatrix<Self>,
+        beta: Self,
+        c: GemmMatrix<Self>,
+    );
 }
 
 macro_rules! gemm {
     ($t:ty, $function:ident) => {
-        impl Gemm for $t {
-            unsafe fn gemm(e: Extents, alpha: $t, a: Matrix<$t>, b: Matrix<$t>, beta: $t, c: Matrix<$t>) {
-                if few_rows(e.m, a, b, c) {
-                    // SAFETY: the caller's promise; the strides are as `few_rows` found them.
+        impl GemmNumber for $t {
+            unsafe fn gemm(
+                e: GemmExtents,
+                alpha: $t,
+                a: GemmMatrix<$t>,
+                b: GemmMatrix<$t>,
+                beta: $t,
+                c: GemmMatrix<$t>,
+            ) {
+                if has_few_rows(e.m, a, b, c) {
+                    // SAFETY: the caller's promise; the strides are as `has_few_rows` found them.
                     return unsafe { rows_times_matrix(e, alpha, a, b, beta, c) };
                 }
                 // SAFETY: the caller's promise.
@@ -64,7 +78,7 @@ gemm!(f32, sgemm);
 gemm!(f64, dgemm);
 
 /// Whether the product of a few rows with a matrix is best read straight through, without packing it.
-fn few_rows<C>(m: usize, a: Matrix<C>, b: Matrix<C>, c: Matrix<C>) -> bool {
+fn has_few_rows<C>(m: usize, a: GemmMatrix<C>, b: GemmMatrix<C>, c: GemmMatrix<C>) -> bool {
     m <= 3 && a.column == 1 && c.column == 1 && (b.row == 1 || b.column == 1)
 }
 
@@ -73,19 +87,19 @@ fn few_rows<C>(m: usize, a: Matrix<C>, b: Matrix<C>, c: Matrix<C>) -> bool {
 ///
 /// # Safety
 /// As [`Gemm::gemm`], where `a` and `c` have dense rows and `b` has dense rows or columns.
-unsafe fn rows_times_matrix<C: Gemm>(
-    e: Extents,
+unsafe fn rows_times_matrix<C: GemmNumber>(
+    e: GemmExtents,
     alpha: C,
-    a: Matrix<C>,
-    b: Matrix<C>,
+    a: GemmMatrix<C>,
+    b: GemmMatrix<C>,
     beta: C,
-    c: Matrix<C>,
+    c: GemmMatrix<C>,
 ) {
     for i in 0..e.m {
         // SAFETY: row `i` of `a` and of `c`, which do not overlap.
         let (x, y) = unsafe {
-            let x = std::slice::from_raw_parts(a.at(i, 0).ptr.cast_const(), e.k);
-            (x, std::slice::from_raw_parts_mut(c.at(i, 0).ptr, e.n))
+            let x = std::slice::from_raw_parts(a.element_at(i, 0).ptr.cast_const(), e.k);
+            (x, std::slice::from_raw_parts_mut(c.element_at(i, 0).ptr, e.n))
         };
         if beta == C::ZERO {
             y.fill(C::ZERO);
@@ -95,12 +109,12 @@ unsafe fn rows_times_matrix<C: Gemm>(
         if b.row == 1 {
             for (j, y) in y.iter_mut().enumerate() {
                 // SAFETY: column `j` of `b`, dense.
-                let column = unsafe { std::slice::from_raw_parts(b.at(0, j).ptr.cast_const(), e.k) };
-                *y += alpha * dot(x, column);
+                let column = unsafe { std::slice::from_raw_parts(b.element_at(0, j).ptr.cast_const(), e.k) };
+                *y += alpha * dot_product(x, column);
             }
         } else {
             // SAFETY: rows of `b`, dense.
-            unsafe { add_rows(alpha, x, b, y) };
+            unsafe { add_scaled_rows(alpha, x, b, y) };
         }
     }
 }
@@ -110,13 +124,13 @@ const ROWS: usize = 64;
 
 /// # Safety
 /// `b` must have `x.len()` dense rows of `y.len()` elements.
-unsafe fn add_rows<C: Gemm>(alpha: C, x: &[C], b: Matrix<C>, y: &mut [C]) {
+unsafe fn add_scaled_rows<C: GemmNumber>(alpha: C, x: &[C], b: GemmMatrix<C>, y: &mut [C]) {
     const COLUMNS: usize = 256;
     for (first, y) in y.chunks_mut(COLUMNS).enumerate() {
         for (group, x) in x.chunks(ROWS).enumerate() {
             let mut sum = [C::ZERO; COLUMNS];
             for (k, &x) in x.iter().enumerate() {
-                let row = b.at(group * ROWS + k, first * COLUMNS);
+                let row = b.element_at(group * ROWS + k, first * COLUMNS);
                 // SAFETY: a part of a row of `b`.
                 let row = unsafe { std::slice::from_raw_parts(row.ptr.cast_const(), y.len()) };
                 for (s, &b) in sum.iter_mut().zip(row) {
@@ -132,7 +146,7 @@ unsafe fn add_rows<C: Gemm>(alpha: C, x: &[C], b: Matrix<C>, y: &mut [C]) {
 
 /// The dot product, in eight lanes over chunks whose sums are added in f64.
 #[inline(always)]
-pub(super) fn dot<C: Real>(x: &[C], y: &[C]) -> C {
+pub(super) fn dot_product<C: RealNumber>(x: &[C], y: &[C]) -> C {
     const LANES: usize = 8;
     const CHUNK: usize = 512;
     let mut total = 0.0;
@@ -152,7 +166,7 @@ pub(super) fn dot<C: Real>(x: &[C], y: &[C]) -> C {
 
 /// The sum, in eight lanes over chunks whose sums are added in f64.
 #[inline(always)]
-pub(super) fn sum_by<C: Number, R: Real>(x: &[C], f: impl Fn(C) -> R) -> f64 {
+pub(super) fn sum_mapped<C: ComputeNumber, R: RealNumber>(x: &[C], f: impl Fn(C) -> R) -> f64 {
     const LANES: usize = 8;
     const CHUNK: usize = 256;
     let mut total = 0.0;

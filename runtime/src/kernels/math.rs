@@ -2,11 +2,11 @@
 
 use std::sync::LazyLock;
 
-use super::element::Number;
+use super::element::ComputeNumber;
 
 /// What element-wise functions and normalisations need of a floating-point type.
-pub(super) trait Real:
-    Number
+pub(super) trait RealNumber:
+    ComputeNumber
     + std::ops::Add<Output = Self>
     + std::ops::Sub<Output = Self>
     + std::ops::Mul<Output = Self>
@@ -78,12 +78,12 @@ pub(super) trait Real:
     }
     /// The quotient rounded down; by zero as the true quotient.
     fn div_floor(self, divisor: Self) -> Self {
-        Self::of(floor_div(self.wide(), divisor.wide()))
+        Self::of(exact_floor_div(self.wide(), divisor.wide()))
     }
 }
 
 /// The floor of the exact quotient, as Python and PyTorch define it; zero has the sign of the quotient.
-fn floor_div(x: f64, y: f64) -> f64 {
+fn exact_floor_div(x: f64, y: f64) -> f64 {
     if y == 0.0 {
         return x / y;
     }
@@ -98,7 +98,7 @@ const SQRT_2_OVER_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts:
 
 macro_rules! real {
     ($($t:ident, $exp:expr, $erf:expr;)*) => { $(
-        impl Real for $t {
+        impl RealNumber for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $t::NEG_INFINITY;

@@ -1,6 +1,6 @@
 //! The ops on the CPU.
 //!
-//! [`compute`] runs one op on strided views over raw memory ([`View`], [`ViewMut`]). Semantics are those of
+//! [`compute`] runs one op on strided views over raw memory ([`TensorView`], [`TensorViewMut`]). Semantics are those of
 //! [`symmc_ir::Op`]; floats are computed in f32 (f64 for f64) and rounded once to the dtype of the result,
 //! sums are taken in a wider type or in short runs, so that results do not depend on the order of summation
 //! beyond the last places.
@@ -36,94 +36,95 @@ mod view;
 
 use smallvec::SmallVec;
 use symmc_ir::text::op_name;
-use symmc_ir::{Op, Reduction};
+use symmc_ir::{Op, ReductionKind};
 
 pub use error::KernelError;
-use error::{Result, arity};
+use error::{Result, check_arity};
 pub use faults::may_refuse_data;
-pub use needs::Shaped;
-pub use scratch::{Bytes, Needs, Scratch};
+pub use needs::TensorLayout;
+pub use scratch::{Scratch, ScratchBytes, ScratchNeeds};
 pub(crate) use view::is_dense;
-pub use view::{View, ViewMut, contiguous_strides};
+pub use view::{TensorView, TensorViewMut, contiguous_strides};
 
-use strided::{Strided, unpermuted};
+use strided::{StridedView, unpermuted_results};
 
 /// Runs one op with memory of its own for what it needs meanwhile. Fails if the operands do not fit the op, or an index
 /// is out of range. The results are then unspecified.
-pub fn compute(op: &Op, operands: &[View<'_>], results: &mut [ViewMut<'_>]) -> Result<()> {
+pub fn compute(op: &Op, operands: &[TensorView<'_>], results: &mut [TensorViewMut<'_>]) -> Result<()> {
     compute_with(op, operands, results, &mut Scratch::new())
 }
 
 /// [`compute`] with scratch memory that is kept from one op to the next.
 pub fn compute_with(
     op: &Op,
-    operands: &[View<'_>],
-    results: &mut [ViewMut<'_>],
+    operands: &[TensorView<'_>],
+    results: &mut [TensorViewMut<'_>],
     scratch: &mut Scratch,
 ) -> Result<()> {
-    let x: SmallVec<[Strided; 4]> = operands.iter().map(Strided::from).collect();
-    let r: SmallVec<[Strided; 2]> = results.iter_mut().map(Strided::from).collect();
-    run(op, &x, &r, scratch)
+    let x: SmallVec<[StridedView; 4]> = operands.iter().map(StridedView::from).collect();
+    let r: SmallVec<[StridedView; 2]> = results.iter_mut().map(StridedView::from).collect();
+    run_op(op, &x, &r, scratch)
 }
 
-fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<()> {
-    arity(op, x.len(), r.len())?;
+fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) -> Result<()> {
+    check_arity(op, x.len(), r.len())?;
     match op {
         Op::Full(scalar) => pointwise::full(*scalar, &r[0]),
         Op::Iota { start, step } => pointwise::iota(*start, *step, &r[0]),
-        Op::Unary(u) => same(&x[0], &r[0]).and_then(|()| pointwise::unary(*u, &x[0], &r[0]))?,
+        Op::Unary(u) => expect_same_type(&x[0], &r[0]).and_then(|()| pointwise::unary(*u, &x[0], &r[0]))?,
         Op::Binary(b) => pointwise::binary(*b, &x[0], &x[1], &r[0])?,
         Op::BinaryScalar { op, scalar, scalar_left } => {
-            same(&x[0], &r[0])?;
+            expect_same_type(&x[0], &r[0])?;
             pointwise::binary_scalar(*op, *scalar, *scalar_left, &x[0], &r[0])?;
         }
         Op::Select => pointwise::select(&x[0], &x[1], &x[2], &r[0])?,
-        Op::Cast => same(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
+        Op::Cast => expect_same_type(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
         Op::MatMul => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
-        Op::GroupedMatMul => matmul::grouped([&x[0], &x[1], &x[2]], &r[0], scratch)?,
+        Op::GroupedMatMul => matmul::grouped_matmul([&x[0], &x[1], &x[2]], &r[0], scratch)?,
         Op::Reduce { op, axes, keep } => reduce::reduce(*op, axes, *keep, &x[0], &r[0], scratch)?,
         Op::ArgReduce { op, axis, keep } => reduce::arg_reduce(*op, *axis, *keep, &x[0], &r[0], scratch)?,
         Op::CumSum { axis } => reduce::cumsum(*axis, &x[0], &r[0], scratch)?,
         Op::Softmax { axis, log } => norm::softmax(*axis, *log, &x[0], &r[0], scratch)?,
         Op::RmsNorm { axes, eps, round_first } => {
-            let rms = norm::Rms { axes: *axes, eps: eps.0, round_first: *round_first };
+            let rms = norm::RmsNormParams { axes: *axes, eps: eps.0, round_first: *round_first };
             norm::rms_norm(rms, &x[0], x.get(1), &r[0], scratch)?;
         }
         Op::LayerNorm { axes, eps } => norm::layer_norm(*axes, eps.0, &x[0], &x[1..], &r[0], scratch)?,
         Op::Attention { scale, cap, bounds, sink, .. } => {
-            let scores = attention::Scores { scale: scale.0, cap: cap.map(|c| c.0), bounds, sink: *sink };
+            let scores =
+                attention::AttentionParams { scale: scale.0, cap: cap.map(|c| c.0), bounds, sink: *sink };
             attention::attention(&scores, x, r, scratch)?;
         }
         Op::AttentionGradient { scale, bounds } => {
-            let scores = attention::Scores { scale: scale.0, cap: None, bounds, sink: false };
-            attention_gradient::gradient(&scores, x, r, scratch)?;
+            let scores = attention::AttentionParams { scale: scale.0, cap: None, bounds, sink: false };
+            attention_gradient::attention_gradient(&scores, x, r, scratch)?;
         }
         Op::Permuted { op, perm } => {
-            let inner =
-                unpermuted(op, perm, r).ok_or_else(|| KernelError::shape("the axes", &r[0].shape(), perm))?;
-            run(op, x, &inner, scratch)?;
+            let inner = unpermuted_results(op, perm, r)
+                .ok_or_else(|| KernelError::shape_mismatch("the axes", &r[0].shape(), perm))?;
+            run_op(op, x, &inner, scratch)?;
         }
         Op::RotaryEmbedding { width, interleaved } => {
-            let attributes = rotary::Rotary { width: *width, interleaved: *interleaved };
+            let attributes = rotary::RotaryParams { width: *width, interleaved: *interleaved };
             rotary::rotary(attributes, [&x[0], &x[1], &x[2]], &r[0], scratch)?;
         }
-        Op::Take { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
-        Op::Index { axis } => index::index(*axis, &x[0], &x[1..], &r[0], scratch)?,
+        Op::Take { axis } => index::index_axes(*axis, &x[0], &x[1..], &r[0], scratch)?,
+        Op::Index { axis } => index::index_axes(*axis, &x[0], &x[1..], &r[0], scratch)?,
         Op::GatherElements { axis } => index::gather(*axis, &x[0], &x[1], &r[0], scratch)?,
         Op::ScatterElements { axis, combine } => {
-            let s = index::Scatter { x: &x[0], index: &x[1], src: &x[2] };
+            let s = index::ScatterOperands { x: &x[0], index: &x[1], src: &x[2] };
             index::scatter(*axis, *combine, &s, &r[0], scratch)?;
         }
         Op::IndexAdd { axis } => {
-            let s = index::Scatter { x: &x[0], index: &x[1], src: &x[2] };
+            let s = index::ScatterOperands { x: &x[0], index: &x[1], src: &x[2] };
             index::index_add(*axis, &s, &r[0], scratch)?;
         }
         Op::IndexPut { axis, accumulate } => {
-            let combine = accumulate.then_some(Reduction::Sum);
+            let combine = accumulate.then_some(ReductionKind::Sum);
             index::index_put(*axis, combine, &x[0], &x[1], &x[2..], &r[0], scratch)?;
         }
-        Op::TopK { axis, largest } => sort::sorted(*axis, *largest, &x[0], &r[0], &r[1], scratch)?,
-        Op::Sort { axis, descending } => sort::sorted(*axis, *descending, &x[0], &r[0], &r[1], scratch)?,
+        Op::TopK { axis, largest } => sort::sort_axis(*axis, *largest, &x[0], &r[0], &r[1], scratch)?,
+        Op::Sort { axis, descending } => sort::sort_axis(*axis, *descending, &x[0], &r[0], &r[1], scratch)?,
         Op::Concat { axis } => shape::concat(*axis, x, &r[0])?,
         Op::Pad { low, value } => shape::pad(low, *value, &x[0], &r[0])?,
         Op::Reshape | Op::Copy => shape::reshape(&x[0], &r[0], scratch)?,
@@ -142,49 +143,50 @@ fn run(op: &Op, x: &[Strided], r: &[Strided], scratch: &mut Scratch) -> Result<(
 
 /// The buffers that an op takes at once, from shapes alone: an upper bound, which a test compares with what kernels take.
 /// None for what it refuses, and for ops without a kernel. Memory of custom kernels is not in it.
-pub fn needs(op: &Op, operands: &[Shaped<'_>], results: &[Shaped<'_>]) -> Needs {
-    let strided = |&(dtype, shape, strides): &Shaped<'_>| Strided::unplaced(dtype, shape, strides);
-    let operands: Vec<Strided> = operands.iter().map(strided).collect();
-    let results: Vec<Strided> = results.iter().map(strided).collect();
-    let mut out = Needs::default();
-    let _ = add_needs(op, &operands, &results, &mut out);
+pub fn scratch_needs(op: &Op, operands: &[TensorLayout<'_>], results: &[TensorLayout<'_>]) -> ScratchNeeds {
+    let strided =
+        |&(dtype, shape, strides): &TensorLayout<'_>| StridedView::without_address(dtype, shape, strides);
+    let operands: Vec<StridedView> = operands.iter().map(strided).collect();
+    let results: Vec<StridedView> = results.iter().map(strided).collect();
+    let mut out = ScratchNeeds::default();
+    let _ = add_op_needs(op, &operands, &results, &mut out);
     out
 }
 
 /// `None` where the operands do not fit the op.
-fn add_needs(op: &Op, x: &[Strided], r: &[Strided], out: &mut Needs) -> Option<()> {
-    arity(op, x.len(), r.len()).ok()?;
+fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut ScratchNeeds) -> Option<()> {
+    check_arity(op, x.len(), r.len()).ok()?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => Some(()),
         Op::Select | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Some(()),
-        Op::MatMul => needs::product(&x[0], &x[1], &r[0], out),
+        Op::MatMul => needs::matrix_product(&x[0], &x[1], &r[0], out),
         Op::GroupedMatMul => needs::grouped(x, &r[0], out),
         Op::Reduce { axes, .. } => needs::reduction(axes, &x[0], out),
         Op::ArgReduce { axis, .. } => needs::arg_reduction(*axis, &x[0], out),
-        Op::CumSum { axis } => needs::sums(*axis, &r[0], out),
+        Op::CumSum { axis } => needs::cumulative_sum(*axis, &r[0], out),
         Op::Softmax { axis, .. } => needs::softmax(*axis, &x[0], out),
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => needs::norm(*axes, x, out),
         Op::Attention { bounds, sink, .. } => needs::attention(bounds, *sink, x, out),
         Op::AttentionGradient { bounds, .. } => needs::attention_gradient(bounds, x, out),
-        Op::Permuted { op, perm } => add_needs(op, x, &unpermuted(op, perm, r)?, out),
+        Op::Permuted { op, perm } => add_op_needs(op, x, &unpermuted_results(op, perm, r)?, out),
         Op::RotaryEmbedding { width, .. } => needs::rotary(*width, x, out),
         Op::Take { .. } | Op::Index { .. } => needs::lookup(&x[1..], out),
-        Op::GatherElements { .. } => needs::positions_of(&x[1], out),
+        Op::GatherElements { .. } => needs::index_positions(&x[1], out),
         Op::ScatterElements { combine, .. } => needs::scatter(*combine, x, out),
-        Op::IndexAdd { axis } => needs::stored(*axis, Some(Reduction::Sum), &x[0], &x[1..2], out),
+        Op::IndexAdd { axis } => needs::index_put(*axis, Some(ReductionKind::Sum), &x[0], &x[1..2], out),
         Op::IndexPut { axis, accumulate } => {
-            needs::stored(*axis, accumulate.then_some(Reduction::Sum), &x[0], &x[2..], out)
+            needs::index_put(*axis, accumulate.then_some(ReductionKind::Sum), &x[0], &x[2..], out)
         }
-        Op::TopK { axis, .. } | Op::Sort { axis, .. } => needs::sorted(*axis, &x[0], &r[0], out),
+        Op::TopK { axis, .. } | Op::Sort { axis, .. } => needs::sort(*axis, &x[0], &r[0], out),
         Op::Reshape | Op::Copy => needs::copy(&x[0], &r[0], out),
         Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Shard { .. } => Some(()),
         Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Some(()),
     }
 }
 
-fn same(x: &Strided, result: &Strided) -> Result<()> {
+fn expect_same_type(x: &StridedView, result: &StridedView) -> Result<()> {
     match x.shape() == result.shape() {
         true => Ok(()),
-        false => Err(KernelError::shape("the result", &x.shape(), &result.shape())),
+        false => Err(KernelError::shape_mismatch("the result", &x.shape(), &result.shape())),
     }
 }

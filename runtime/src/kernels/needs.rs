@@ -3,71 +3,71 @@
 //! For the kernels of each kind an upper bound of the buffers that one takes at once; `None` where operands do not fit it. Memory
 //! of the library of products is not in it.
 
-use symmc_ir::attention::{Bound, Operands};
-use symmc_ir::{DType, Reduction};
+use symmc_ir::attention::{AttentionBound, AttentionOperands};
+use symmc_ir::{DType, ReductionKind};
 
 use super::element::for_number;
-use super::gemm::Extents;
+use super::gemm::GemmExtents;
 use super::norm::for_real;
-use super::scratch::Needs;
-use super::strided::{Strided, numel};
+use super::scratch::ScratchNeeds;
+use super::strided::{StridedView, axes_numel};
 use super::{attention as attending, attention_gradient as gradient, matmul};
 
 /// An operand or a result without its address: dtype, extents, and strides in elements.
-pub type Shaped<'a> = (DType, &'a [usize], &'a [isize]);
+pub type TensorLayout<'a> = (DType, &'a [usize], &'a [isize]);
 
-fn extent(v: &Strided, axis: usize) -> Option<usize> {
+fn extent(v: &StridedView, axis: usize) -> Option<usize> {
     v.axes.get(axis).map(|a| a.n)
 }
 
 /// An extent counted from the last axis, which is 1.
-fn extent_back(v: &Strided, axis: usize) -> Option<usize> {
+fn extent_back(v: &StridedView, axis: usize) -> Option<usize> {
     extent(v, v.rank().checked_sub(axis)?)
 }
 
 /// What sums are taken in.
-fn wide(dtype: DType, n: usize, out: &mut Needs) {
+fn add_accumulators(dtype: DType, n: usize, out: &mut ScratchNeeds) {
     if dtype.is_float() { out.add::<f64>(n) } else { out.add::<i64>(n) }
 }
 
-pub(super) fn grouped(x: &[Strided], r: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn grouped(x: &[StridedView], r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     out.add::<i64>(extent(&x[2], 0)?);
     let (m, k, n) = (extent(&x[0], 0)?, extent(&x[0], 1)?, extent_back(&x[1], 1)?);
-    matmul::needs(r.dtype, Extents { m, k, n }, out);
+    matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
     Some(())
 }
 
-pub(super) fn reduction(axes: &[usize], x: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn reduction(axes: &[usize], x: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     let last = axes.last()?;
-    let width: usize = (last + 1..x.rank()).filter(|a| !axes.contains(a)).map(|a| x.n(a)).product();
+    let width: usize = (last + 1..x.rank()).filter(|a| !axes.contains(a)).map(|a| x.axis_len(a)).product();
     let buffers = if width == 1 { 0 } else { 2 };
-    (0..buffers).for_each(|_| wide(x.dtype, width, out));
+    (0..buffers).for_each(|_| add_accumulators(x.dtype, width, out));
     Some(())
 }
 
-pub(super) fn arg_reduction(axis: usize, x: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn arg_reduction(axis: usize, x: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     for_number!(x.dtype, C => out.add::<C>(extent(x, axis)?));
     Some(())
 }
 
-pub(super) fn sums(axis: usize, r: &Strided, out: &mut Needs) -> Option<()> {
-    wide(r.dtype, extent(r, axis)?, out);
+pub(super) fn cumulative_sum(axis: usize, r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
+    add_accumulators(r.dtype, extent(r, axis)?, out);
     Some(())
 }
 
-pub(super) fn softmax(axis: usize, x: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn softmax(axis: usize, x: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     for_real!(x.dtype, R => out.add::<R>(extent(x, axis)?));
     Some(())
 }
 
-pub(super) fn norm(axes: usize, x: &[Strided], out: &mut Needs) -> Option<()> {
-    let n = numel(x[0].axes.get(x[0].rank().checked_sub(axes)?..)?);
+pub(super) fn norm(axes: usize, x: &[StridedView], out: &mut ScratchNeeds) -> Option<()> {
+    let n = axes_numel(x[0].axes.get(x[0].rank().checked_sub(axes)?..)?);
     for_real!(x[0].dtype, R => x.iter().for_each(|_| out.add::<R>(n)));
     Some(())
 }
 
 /// The extents `[l, s, e, f]` of attention, with what positions and sinks of its rows take.
-fn extents_of_attention(o: &Operands<'_, Strided>, out: &mut Needs) -> Option<[usize; 4]> {
+fn attention_extents(o: &AttentionOperands<'_, StridedView>, out: &mut ScratchNeeds) -> Option<[usize; 4]> {
     let (l, e) = (extent_back(o.q, 2)?, extent_back(o.q, 1)?);
     let rows = o.q.numel() / e.max(1);
     o.positions.iter().for_each(|_| out.add::<i64>(rows));
@@ -75,45 +75,58 @@ fn extents_of_attention(o: &Operands<'_, Strided>, out: &mut Needs) -> Option<[u
     Some([l, extent_back(o.k, 2)?, e, extent_back(o.v, 1)?])
 }
 
-pub(super) fn attention(bounds: &[Bound], sink: bool, x: &[Strided], out: &mut Needs) -> Option<()> {
-    let operands = Operands::of(bounds, sink, x)?;
-    let extents = extents_of_attention(&operands, out)?;
-    attending::needs(operands.q.dtype, extents, out);
+pub(super) fn attention(
+    bounds: &[AttentionBound],
+    sink: bool,
+    x: &[StridedView],
+    out: &mut ScratchNeeds,
+) -> Option<()> {
+    let operands = AttentionOperands::from_operands(bounds, sink, x)?;
+    let extents = attention_extents(&operands, out)?;
+    attending::add_head_needs(operands.q.dtype, extents, out);
     Some(())
 }
 
-pub(super) fn attention_gradient(bounds: &[Bound], x: &[Strided], out: &mut Needs) -> Option<()> {
-    let operands = Operands::of(bounds, false, x.get(3..)?)?;
-    let extents = extents_of_attention(&operands, out)?;
-    gradient::needs(operands.q.dtype, extents, out);
+pub(super) fn attention_gradient(
+    bounds: &[AttentionBound],
+    x: &[StridedView],
+    out: &mut ScratchNeeds,
+) -> Option<()> {
+    let operands = AttentionOperands::from_operands(bounds, false, x.get(3..)?)?;
+    let extents = attention_extents(&operands, out)?;
+    gradient::add_gradient_needs(operands.q.dtype, extents, out);
     Some(())
 }
 
-pub(super) fn rotary(width: usize, x: &[Strided], out: &mut Needs) -> Option<()> {
+pub(super) fn rotary(width: usize, x: &[StridedView], out: &mut ScratchNeeds) -> Option<()> {
     let is_wide = x[0].dtype == DType::F64 || x[1].dtype == DType::F64;
     let sizes = [extent_back(&x[0], 1)?, width, width, width, width];
     sizes.into_iter().for_each(|n| if is_wide { out.add::<f64>(n) } else { out.add::<f32>(n) });
     Some(())
 }
 
-pub(super) fn lookup(indices: &[Strided], out: &mut Needs) -> Option<()> {
-    let at = positions(indices);
+pub(super) fn lookup(indices: &[StridedView], out: &mut ScratchNeeds) -> Option<()> {
+    let at = position_count(indices);
     (0..3).for_each(|_| out.add::<i64>(at));
     Some(())
 }
 
 /// One position for each element of an index tensor.
-pub(super) fn positions_of(index: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn index_positions(index: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     out.add::<i64>(index.numel());
     Some(())
 }
 
-pub(super) fn scatter(combine: Option<Reduction>, x: &[Strided], out: &mut Needs) -> Option<()> {
-    combined(combine, &x[0], 1, out);
-    positions_of(&x[1], out)
+pub(super) fn scatter(
+    combine: Option<ReductionKind>,
+    x: &[StridedView],
+    out: &mut ScratchNeeds,
+) -> Option<()> {
+    add_combine_buffers(combine, &x[0], 1, out);
+    index_positions(&x[1], out)
 }
 
-pub(super) fn sorted(axis: usize, x: &Strided, r: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn sort(axis: usize, x: &StridedView, r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     let (n, k) = (extent(x, axis)?, extent(r, axis)?);
     for_number!(x.dtype, C => [n, k].into_iter().for_each(|n| out.add::<C>(n)));
     out.add::<i64>(n);
@@ -121,7 +134,7 @@ pub(super) fn sorted(axis: usize, x: &Strided, r: &Strided, out: &mut Needs) -> 
 }
 
 /// A copy takes a buffer where neither side is contiguous.
-pub(super) fn copy(x: &Strided, r: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn copy(x: &StridedView, r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     if !x.is_contiguous() && !r.is_contiguous() {
         out.add::<i64>((x.numel() * x.dtype.size()).div_ceil(8));
     }
@@ -129,39 +142,49 @@ pub(super) fn copy(x: &Strided, r: &Strided, out: &mut Needs) -> Option<()> {
 }
 
 /// Products of matrices; a batch may be one product of all its rows.
-pub(super) fn product(x: &Strided, y: &Strided, r: &Strided, out: &mut Needs) -> Option<()> {
+pub(super) fn matrix_product(
+    x: &StridedView,
+    y: &StridedView,
+    r: &StridedView,
+    out: &mut ScratchNeeds,
+) -> Option<()> {
     let (k, n) = (extent_back(x, 1)?, extent_back(y, 1)?);
     let m = r.numel() / n.max(1);
-    matmul::needs(r.dtype, Extents { m, k, n }, out);
+    matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
     Some(())
 }
 
 /// The number of positions that index tensors name together.
-fn positions(indices: &[Strided]) -> usize {
-    let rank = indices.iter().map(Strided::rank).max().unwrap_or(0);
+fn position_count(indices: &[StridedView]) -> usize {
+    let rank = indices.iter().map(StridedView::rank).max().unwrap_or(0);
     let along = |back: usize| indices.iter().filter_map(|t| extent_back(t, back)).max().unwrap_or(1);
     let common = (1..=rank).map(along).fold(1, usize::saturating_mul);
-    indices.iter().map(Strided::numel).max().unwrap_or(0).max(common)
+    indices.iter().map(StridedView::numel).max().unwrap_or(0).max(common)
 }
 
-pub(super) fn stored(
+pub(super) fn index_put(
     axis: usize,
-    combine: Option<Reduction>,
-    x: &Strided,
-    indices: &[Strided],
-    out: &mut Needs,
+    combine: Option<ReductionKind>,
+    x: &StridedView,
+    indices: &[StridedView],
+    out: &mut ScratchNeeds,
 ) -> Option<()> {
-    let at = positions(indices);
+    let at = position_count(indices);
     // One more while indices are broadcast.
     (0..=indices.len()).for_each(|_| out.add::<i64>(at));
-    combined(combine, x, numel(x.axes.get(axis + indices.len()..)?), out);
+    add_combine_buffers(combine, x, axes_numel(x.axes.get(axis + indices.len()..)?), out);
     Some(())
 }
 
 /// A scatter that combines, of pieces of so many elements.
-fn combined(combine: Option<Reduction>, x: &Strided, piece: usize, out: &mut Needs) {
+fn add_combine_buffers(
+    combine: Option<ReductionKind>,
+    x: &StridedView,
+    piece: usize,
+    out: &mut ScratchNeeds,
+) {
     let Some(op) = combine else { return };
-    wide(x.dtype, x.numel(), out);
-    out.add::<i64>(if op == Reduction::Mean { x.numel() } else { 0 });
-    wide(x.dtype, piece, out);
+    add_accumulators(x.dtype, x.numel(), out);
+    out.add::<i64>(if op == ReductionKind::Mean { x.numel() } else { 0 });
+    add_accumulators(x.dtype, piece, out);
 }

@@ -4,11 +4,11 @@
 //! numbers far from 1 do not fit f32.
 
 use super::error::{KernelError, Result};
-use super::gemm::sum_by;
-use super::math::Real;
-use super::scratch::{Buffer, Scratch};
+use super::gemm::sum_mapped;
+use super::math::RealNumber;
+use super::scratch::{Scratch, ScratchBuffer};
 use super::simd::widened;
-use super::strided::{Reader, Strided, Writer};
+use super::strided::{StridedReader, StridedView, StridedWriter};
 
 /// Calls a generic function for the real type that a float dtype is computed in.
 macro_rules! for_real {
@@ -27,23 +27,23 @@ pub(super) use for_real;
 pub(super) fn softmax(
     axis: usize,
     log: bool,
-    x: &Strided,
-    result: &Strided,
+    x: &StridedView,
+    result: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
     if axis >= x.rank() || x.shape() != result.shape() {
-        return Err(KernelError::shape("the result of softmax", &x.shape(), &result.shape()));
+        return Err(KernelError::shape_mismatch("the result of softmax", &x.shape(), &result.shape()));
     }
     let (x, result) = (x.axis_last(axis), result.axis_last(axis));
     for_real!(x.dtype, R => {
-        rows::<R>(&x, &result, x.n(x.rank() - 1), scratch, |row| softmax_row(log, row));
+        map_rows::<R>(&x, &result, x.axis_len(x.rank() - 1), scratch, |row| softmax_row(log, row));
     });
     Ok(())
 }
 
 widened! {
     /// The largest element; NaN if there is one, minus infinity if there is none.
-    pub(super) fn max_of<R: Real>(row: &[R]) -> R {
+    pub(super) fn row_max<R: RealNumber>(row: &[R]) -> R {
         let mut lanes = [R::NEG_INFINITY; 16];
         for chunk in row.chunks(16) {
             for (lane, &x) in lanes.iter_mut().zip(chunk) {
@@ -56,16 +56,16 @@ widened! {
 
 widened! {
     /// Replaces each element by `e^(x - max)`; gives their sum.
-    pub(super) fn exp_row<R: Real>(row: &mut [R], max: R) -> f64 {
+    pub(super) fn exp_row<R: RealNumber>(row: &mut [R], max: R) -> f64 {
         row.iter_mut().for_each(|x| *x = (*x - max).exp());
-        sum_by(row, |x| x)
+        sum_mapped(row, |x| x)
     }
 }
 
-fn softmax_row<R: Real>(log: bool, row: &mut [R]) {
-    let max = max_of::<R>(row);
+fn softmax_row<R: RealNumber>(log: bool, row: &mut [R]) {
+    let max = row_max::<R>(row);
     if log {
-        let sum = R::of(sum_by(row, |x| (x - max).exp()).ln());
+        let sum = R::of(sum_mapped(row, |x| (x - max).exp()).ln());
         row.iter_mut().for_each(|x| *x = *x - max - sum);
     } else {
         let scale = R::of(1.0 / exp_row::<R>(row, max));
@@ -74,61 +74,65 @@ fn softmax_row<R: Real>(log: bool, row: &mut [R]) {
 }
 
 /// Reads `x` in rows of `n`, applies `f` to each row and stores it.
-fn rows<R: Real>(
-    x: &Strided,
-    result: &Strided,
+fn map_rows<R: RealNumber>(
+    x: &StridedView,
+    result: &StridedView,
     n: usize,
     scratch: &mut Scratch,
     mut f: impl FnMut(&mut [R]),
 ) {
-    let (mut xs, mut out) = (Reader::<R>::new(x), Writer::<R>::new(result));
-    let mut row = scratch.take::<R>(n);
+    let (mut xs, mut out) = (StridedReader::<R>::new(x), StridedWriter::<R>::new(result));
+    let mut row = scratch.allocate::<R>(n);
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
-        xs.fill(&mut row);
+        xs.read_next(&mut row);
         f(&mut row);
-        out.put(&row);
+        out.write_next(&row);
     }
-    scratch.give(row);
+    scratch.return_buffer(row);
 }
 
 /// Reads a weight or bias of the normalised axes as one row.
-fn parameter<R: Real>(v: &Strided, n: usize, scratch: &mut Scratch) -> Result<Buffer<R>> {
+fn read_parameter<R: RealNumber>(
+    v: &StridedView,
+    n: usize,
+    scratch: &mut Scratch,
+) -> Result<ScratchBuffer<R>> {
     if v.numel() != n {
-        return Err(KernelError::shape("the weight or bias of a norm", &[n], &v.shape()));
+        return Err(KernelError::shape_mismatch("the weight or bias of a norm", &[n], &v.shape()));
     }
-    let mut row = scratch.take::<R>(n);
-    Reader::new(v).fill(&mut row);
+    let mut row = scratch.allocate::<R>(n);
+    StridedReader::new(v).read_next(&mut row);
     Ok(row)
 }
 
 /// The number of elements of the last `axes` axes.
-fn row_length(axes: usize, x: &Strided, result: &Strided) -> Result<usize> {
+fn row_length(axes: usize, x: &StridedView, result: &StridedView) -> Result<usize> {
     if axes > x.rank() || x.shape() != result.shape() {
-        return Err(KernelError::shape("the result of a norm", &x.shape(), &result.shape()));
+        return Err(KernelError::shape_mismatch("the result of a norm", &x.shape(), &result.shape()));
     }
     Ok(x.axes[x.rank() - axes..].iter().map(|a| a.n).product())
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Rms {
+pub(super) struct RmsNormParams {
     pub axes: usize,
     pub eps: f64,
     pub round_first: bool,
 }
 
 pub(super) fn rms_norm(
-    rms: Rms,
-    x: &Strided,
-    weight: Option<&Strided>,
-    result: &Strided,
+    rms: RmsNormParams,
+    x: &StridedView,
+    weight: Option<&StridedView>,
+    result: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
     let n = row_length(rms.axes, x, result)?;
     let round = rms.round_first && weight.is_some();
     for_real!(x.dtype, R => {
-        let weight = weight.map(|w| parameter::<R>(w, n, scratch)).transpose()?;
-        rows::<R>(x, result, n, scratch, |row| {
-            let mean = sum_by(row, |x| x.wide() * x.wide()) / n as f64;
+        let weight = weight.map(|w| read_parameter::<R>(w, n, scratch)).transpose()?;
+        map_rows::<R>(x, result, n, scratch, |row| {
+            let mean = sum_mapped(row, |x| x.wide() * x.wide()) / n as f64;
             let scale = 1.0 / (mean + rms.eps).sqrt();
             match &weight {
                 Some(w) if round => {
@@ -144,21 +148,21 @@ pub(super) fn rms_norm(
             }
         });
         if let Some(w) = weight {
-            scratch.give(w);
+            scratch.return_buffer(w);
         }
     });
     Ok(())
 }
 
 /// Rounds numbers to a dtype and back.
-pub(super) fn round_to<R: Real>(dtype: symmc_ir::DType, row: &mut [R]) {
-    use super::element::Element;
-    fn through<E: Element, R: Real>(row: &mut [R]) {
+pub(super) fn round_to<R: RealNumber>(dtype: symmc_ir::DType, row: &mut [R]) {
+    use super::element::StoredElement;
+    fn round_through<E: StoredElement, R: RealNumber>(row: &mut [R]) {
         row.iter_mut().for_each(|x| *x = R::from_element(x.to_element::<E>()));
     }
     match dtype {
-        symmc_ir::DType::F16 => through::<half::f16, R>(row),
-        symmc_ir::DType::BF16 => through::<half::bf16, R>(row),
+        symmc_ir::DType::F16 => round_through::<half::f16, R>(row),
+        symmc_ir::DType::BF16 => round_through::<half::bf16, R>(row),
         _ => {}
     }
 }
@@ -166,19 +170,19 @@ pub(super) fn round_to<R: Real>(dtype: symmc_ir::DType, row: &mut [R]) {
 pub(super) fn layer_norm(
     axes: usize,
     eps: f64,
-    x: &Strided,
-    parameters: &[Strided],
-    result: &Strided,
+    x: &StridedView,
+    parameters: &[StridedView],
+    result: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
     let n = row_length(axes, x, result)?;
     for_real!(x.dtype, R => {
-        let weight = parameters.first().map(|w| parameter::<R>(w, n, scratch)).transpose()?;
-        let bias = parameters.get(1).map(|b| parameter::<R>(b, n, scratch)).transpose()?;
-        rows::<R>(x, result, n, scratch, |row| {
-            let mean = sum_by(row, |x| x.wide()) / n as f64;
+        let weight = parameters.first().map(|w| read_parameter::<R>(w, n, scratch)).transpose()?;
+        let bias = parameters.get(1).map(|b| read_parameter::<R>(b, n, scratch)).transpose()?;
+        map_rows::<R>(x, result, n, scratch, |row| {
+            let mean = sum_mapped(row, |x| x.wide()) / n as f64;
             let square = |x: R| (x.wide() - mean) * (x.wide() - mean);
-            let scale = 1.0 / (sum_by(row, square) / n as f64 + eps).sqrt();
+            let scale = 1.0 / (sum_mapped(row, square) / n as f64 + eps).sqrt();
             let normal = |x: R| (x.wide() - mean) * scale;
             match (&weight, &bias) {
                 (Some(w), Some(b)) => {
@@ -194,7 +198,7 @@ pub(super) fn layer_norm(
             }
         });
         for p in [weight, bias].into_iter().flatten() {
-            scratch.give(p);
+            scratch.return_buffer(p);
         }
     });
     Ok(())

@@ -5,14 +5,14 @@
 
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
-use super::element::{Number, for_element, for_number};
+use super::element::{ComputeNumber, for_element, for_number};
 use super::error::{KernelError, Result};
-use super::math::Real;
+use super::math::RealNumber;
 use super::simd::widened;
-use super::strided::{BLOCK, Reader, Strided, Writer};
+use super::strided::{BLOCK, StridedReader, StridedView, StridedWriter};
 
-pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<()> {
-    defined(op.takes(x.dtype), op.name(), x.dtype)?;
+pub(super) fn unary(op: UnaryOp, x: &StridedView, result: &StridedView) -> Result<()> {
+    expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     match x.dtype {
         DType::F64 => map_blocks::<f64>(x, result, |b| unary_block(op, b)),
         d if d.is_float() => map_blocks::<f32>(x, result, |b| unary_block(op, b)),
@@ -21,22 +21,22 @@ pub(super) fn unary(op: UnaryOp, x: &Strided, result: &Strided) -> Result<()> {
     Ok(())
 }
 
-fn defined(takes: bool, op: &str, dtype: DType) -> Result<()> {
+fn expect_defined(takes: bool, op: &str, dtype: DType) -> Result<()> {
     if takes { Ok(()) } else { Err(KernelError::Undefined { op: op.into(), dtype }) }
 }
 
-pub(super) fn binary(op: BinaryOp, x: &Strided, y: &Strided, result: &Strided) -> Result<()> {
-    defined(op.takes(x.dtype), op.name(), x.dtype)?;
+pub(super) fn binary(op: BinaryOp, x: &StridedView, y: &StridedView, result: &StridedView) -> Result<()> {
+    expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     let shape = result.shape();
     let (x, y) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
     for_number!(x.dtype, C => {
-        let (mut xs, mut ys, mut out) = (Reader::<C>::new(&x), Reader::<C>::new(&y), Writer::<C>::new(result));
+        let (mut xs, mut ys, mut out) = (StridedReader::<C>::new(&x), StridedReader::<C>::new(&y), StridedWriter::<C>::new(result));
         let (mut a, mut b) = ([C::default(); BLOCK], [C::default(); BLOCK]);
-        for n in blocks(result.numel()) {
-            xs.fill(&mut a[..n]);
-            ys.fill(&mut b[..n]);
+        for n in block_sizes(result.numel()) {
+            xs.read_next(&mut a[..n]);
+            ys.read_next(&mut b[..n]);
             C::combine(op, &mut a[..n], &b[..n])?;
-            out.put(&a[..n]);
+            out.write_next(&a[..n]);
         }
     });
     Ok(())
@@ -47,56 +47,61 @@ pub(super) fn binary_scalar(
     op: BinaryOp,
     scalar: Scalar,
     scalar_left: bool,
-    x: &Strided,
-    result: &Strided,
+    x: &StridedView,
+    result: &StridedView,
 ) -> Result<()> {
-    defined(op.takes(x.dtype), op.name(), x.dtype)?;
+    expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     for_number!(x.dtype, C => {
-        let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
+        let (mut xs, mut out) = (StridedReader::<C>::new(x), StridedWriter::<C>::new(result));
         let scalar = match op.is_comparison() {
             true => for_element!(x.dtype, E => C::from_element(C::from_scalar(scalar).to_element::<E>())),
             false => C::from_scalar(scalar),
         };
         let scalars = [scalar; BLOCK];
         let mut a = [C::default(); BLOCK];
-        for n in blocks(result.numel()) {
-            xs.fill(&mut a[..n]);
+        for n in block_sizes(result.numel()) {
+            xs.read_next(&mut a[..n]);
             if scalar_left {
                 let mut left = scalars;
                 C::combine(op, &mut left[..n], &a[..n])?;
-                out.put(&left[..n]);
+                out.write_next(&left[..n]);
             } else {
                 C::combine(op, &mut a[..n], &scalars[..n])?;
-                out.put(&a[..n]);
+                out.write_next(&a[..n]);
             }
         }
     });
     Ok(())
 }
 
-pub(super) fn select(condition: &Strided, x: &Strided, y: &Strided, result: &Strided) -> Result<()> {
+pub(super) fn select(
+    condition: &StridedView,
+    x: &StridedView,
+    y: &StridedView,
+    result: &StridedView,
+) -> Result<()> {
     let shape = result.shape();
     let (condition, x, y) = (condition.broadcast(&shape)?, x.broadcast(&shape)?, y.broadcast(&shape)?);
     for_number!(x.dtype, C => {
-        let mut conditions = Reader::<i64>::new(&condition);
-        let (mut xs, mut ys, mut out) = (Reader::<C>::new(&x), Reader::<C>::new(&y), Writer::<C>::new(result));
+        let mut conditions = StridedReader::<i64>::new(&condition);
+        let (mut xs, mut ys, mut out) = (StridedReader::<C>::new(&x), StridedReader::<C>::new(&y), StridedWriter::<C>::new(result));
         let (mut c, mut a, mut b) = ([0i64; BLOCK], [C::default(); BLOCK], [C::default(); BLOCK]);
-        for n in blocks(result.numel()) {
-            conditions.fill(&mut c[..n]);
-            xs.fill(&mut a[..n]);
-            ys.fill(&mut b[..n]);
+        for n in block_sizes(result.numel()) {
+            conditions.read_next(&mut c[..n]);
+            xs.read_next(&mut a[..n]);
+            ys.read_next(&mut b[..n]);
             for i in 0..n {
                 b[i] = if c[i] != 0 { a[i] } else { b[i] };
             }
-            out.put(&b[..n]);
+            out.write_next(&b[..n]);
         }
     });
     Ok(())
 }
 
-pub(super) fn cast(x: &Strided, result: &Strided) {
+pub(super) fn cast(x: &StridedView, result: &StridedView) {
     if x.dtype == result.dtype {
-        super::strided::copy(x, result);
+        super::strided::copy_view(x, result);
     } else if x.dtype == DType::F64 || x.dtype.is_float() && !result.dtype.is_float() {
         map_blocks::<f64>(x, result, |_| ());
     } else if x.dtype.is_float() {
@@ -106,185 +111,185 @@ pub(super) fn cast(x: &Strided, result: &Strided) {
     }
 }
 
-pub(super) fn full(scalar: Scalar, result: &Strided) {
+pub(super) fn full(scalar: Scalar, result: &StridedView) {
     match (result.dtype.is_float(), scalar) {
-        (true, _) => write_all(result, |_| scalar.as_f64()),
+        (true, _) => fill_with(result, |_| scalar.as_f64()),
         // A float that is not 0 is true even where it truncates to 0.
-        (false, Scalar::Float(x)) if result.dtype == DType::Bool => write_all(result, |_| x.0),
-        (false, _) => write_all(result, |_| scalar.as_i64()),
+        (false, Scalar::Float(x)) if result.dtype == DType::Bool => fill_with(result, |_| x.0),
+        (false, _) => fill_with(result, |_| scalar.as_i64()),
     }
 }
 
-pub(super) fn iota(start: i64, step: i64, result: &Strided) {
-    write_all(result, |i| start.wrapping_add(step.wrapping_mul(i as i64)));
+pub(super) fn iota(start: i64, step: i64, result: &StridedView) {
+    fill_with(result, |i| start.wrapping_add(step.wrapping_mul(i as i64)));
 }
 
 /// Stores `f(i)` as element `i` in row-major order.
-fn write_all<C: Number>(result: &Strided, f: impl Fn(usize) -> C) {
-    let mut out = Writer::<C>::new(result);
+fn fill_with<C: ComputeNumber>(result: &StridedView, f: impl Fn(usize) -> C) {
+    let mut out = StridedWriter::<C>::new(result);
     let mut buffer = [C::default(); BLOCK];
     let mut at = 0;
-    for n in blocks(result.numel()) {
+    for n in block_sizes(result.numel()) {
         for (i, b) in buffer[..n].iter_mut().enumerate() {
             *b = f(at + i);
         }
-        out.put(&buffer[..n]);
+        out.write_next(&buffer[..n]);
         at += n;
     }
 }
 
 /// Reads `x` as `C`, applies `f` to each block and stores it.
-fn map_blocks<C: Number>(x: &Strided, result: &Strided, f: impl Fn(&mut [C])) {
-    let (mut xs, mut out) = (Reader::<C>::new(x), Writer::<C>::new(result));
+fn map_blocks<C: ComputeNumber>(x: &StridedView, result: &StridedView, f: impl Fn(&mut [C])) {
+    let (mut xs, mut out) = (StridedReader::<C>::new(x), StridedWriter::<C>::new(result));
     let mut buffer = [C::default(); BLOCK];
-    for n in blocks(result.numel()) {
-        xs.fill(&mut buffer[..n]);
+    for n in block_sizes(result.numel()) {
+        xs.read_next(&mut buffer[..n]);
         f(&mut buffer[..n]);
-        out.put(&buffer[..n]);
+        out.write_next(&buffer[..n]);
     }
 }
 
 /// The sizes of the blocks that `n` elements fall into.
-pub(super) fn blocks(n: usize) -> impl Iterator<Item = usize> {
+pub(super) fn block_sizes(n: usize) -> impl Iterator<Item = usize> {
     (0..n.div_ceil(BLOCK)).map(move |i| BLOCK.min(n - i * BLOCK))
 }
 
 #[inline(always)]
-fn each<C: Copy>(block: &mut [C], f: impl Fn(C) -> C) {
+fn map_block<C: Copy>(block: &mut [C], f: impl Fn(C) -> C) {
     for x in block {
         *x = f(*x);
     }
 }
 
 widened! {
-fn unary_block<R: Real>(op: UnaryOp, b: &mut [R]) {
+fn unary_block<R: RealNumber>(op: UnaryOp, b: &mut [R]) {
     let truth = |t: bool| if t { R::ONE } else { R::ZERO };
     match op {
-        UnaryOp::Neg => each(b, |x| -x),
-        UnaryOp::Abs => each(b, R::abs),
+        UnaryOp::Neg => map_block(b, |x| -x),
+        UnaryOp::Abs => map_block(b, R::abs),
         // Zero for NaN too, as in PyTorch.
-        UnaryOp::Sign => each(b, |x| truth(x > R::ZERO) - truth(x < R::ZERO)),
-        UnaryOp::Not => each(b, |x| truth(x == R::ZERO)),
-        UnaryOp::Exp => each(b, R::exp),
-        UnaryOp::Log => each(b, R::ln),
-        UnaryOp::Sqrt => each(b, R::sqrt),
-        UnaryOp::Rsqrt => each(b, |x| R::ONE / x.sqrt()),
-        UnaryOp::Reciprocal => each(b, |x| R::ONE / x),
-        UnaryOp::Sin => each(b, R::sin),
-        UnaryOp::Cos => each(b, R::cos),
-        UnaryOp::Tanh => each(b, R::tanh),
-        UnaryOp::Erf => each(b, R::erf),
-        UnaryOp::Floor => each(b, R::floor),
-        UnaryOp::Ceil => each(b, R::ceil),
-        UnaryOp::Round => each(b, R::round_even),
-        UnaryOp::Trunc => each(b, R::trunc),
-        UnaryOp::Relu => each(b, |x| if x <= R::ZERO { R::ZERO } else { x }),
-        UnaryOp::Sigmoid => each(b, R::sigmoid),
-        UnaryOp::Silu => each(b, |x| x / (R::ONE + (-x).exp())),
-        UnaryOp::Gelu => each(b, R::gelu),
-        UnaryOp::GeluTanh => each(b, R::gelu_tanh),
-        UnaryOp::IsNan => each(b, |x| truth(x.is_nan())),
-        UnaryOp::IsFinite => each(b, |x| truth(x.is_finite())),
+        UnaryOp::Sign => map_block(b, |x| truth(x > R::ZERO) - truth(x < R::ZERO)),
+        UnaryOp::Not => map_block(b, |x| truth(x == R::ZERO)),
+        UnaryOp::Exp => map_block(b, R::exp),
+        UnaryOp::Log => map_block(b, R::ln),
+        UnaryOp::Sqrt => map_block(b, R::sqrt),
+        UnaryOp::Rsqrt => map_block(b, |x| R::ONE / x.sqrt()),
+        UnaryOp::Reciprocal => map_block(b, |x| R::ONE / x),
+        UnaryOp::Sin => map_block(b, R::sin),
+        UnaryOp::Cos => map_block(b, R::cos),
+        UnaryOp::Tanh => map_block(b, R::tanh),
+        UnaryOp::Erf => map_block(b, R::erf),
+        UnaryOp::Floor => map_block(b, R::floor),
+        UnaryOp::Ceil => map_block(b, R::ceil),
+        UnaryOp::Round => map_block(b, R::round_even),
+        UnaryOp::Trunc => map_block(b, R::trunc),
+        UnaryOp::Relu => map_block(b, |x| if x <= R::ZERO { R::ZERO } else { x }),
+        UnaryOp::Sigmoid => map_block(b, R::sigmoid),
+        UnaryOp::Silu => map_block(b, |x| x / (R::ONE + (-x).exp())),
+        UnaryOp::Gelu => map_block(b, R::gelu),
+        UnaryOp::GeluTanh => map_block(b, R::gelu_tanh),
+        UnaryOp::IsNan => map_block(b, |x| truth(x.is_nan())),
+        UnaryOp::IsFinite => map_block(b, |x| truth(x.is_finite())),
     }
 }
 }
 
 fn unary_int_block(op: UnaryOp, dtype: DType, b: &mut [i64]) {
     match op {
-        UnaryOp::Neg => each(b, i64::wrapping_neg),
-        UnaryOp::Abs => each(b, i64::wrapping_abs),
-        UnaryOp::Sign => each(b, i64::signum),
-        UnaryOp::Relu => each(b, |x| x.max(0)),
-        UnaryOp::Not if dtype == DType::Bool => each(b, |x| i64::from(x == 0)),
-        _ => each(b, |x| !x),
+        UnaryOp::Neg => map_block(b, i64::wrapping_neg),
+        UnaryOp::Abs => map_block(b, i64::wrapping_abs),
+        UnaryOp::Sign => map_block(b, i64::signum),
+        UnaryOp::Relu => map_block(b, |x| x.max(0)),
+        UnaryOp::Not if dtype == DType::Bool => map_block(b, |x| i64::from(x == 0)),
+        _ => map_block(b, |x| !x),
     }
 }
 
 /// Binary ops on blocks of one number type; the result replaces the left operand, 1 and 0 stand for true
 /// and false.
-pub(super) trait Combine: Number {
+pub(super) trait CombineBlocks: ComputeNumber {
     fn combine(op: BinaryOp, a: &mut [Self], b: &[Self]) -> Result<()>;
 }
 
 #[inline(always)]
-fn zip<C: Copy>(a: &mut [C], b: &[C], f: impl Fn(C, C) -> C) {
+fn zip_blocks<C: Copy>(a: &mut [C], b: &[C], f: impl Fn(C, C) -> C) {
     for (x, &y) in a.iter_mut().zip(b) {
         *x = f(*x, y);
     }
 }
 
 widened! {
-fn combine_real<R: Real>(op: BinaryOp, a: &mut [R], b: &[R]) {
+fn combine_real<R: RealNumber>(op: BinaryOp, a: &mut [R], b: &[R]) {
     let truth = |t: bool| if t { R::ONE } else { R::ZERO };
     match op {
-        BinaryOp::Add => zip(a, b, |x, y| x + y),
-        BinaryOp::Sub => zip(a, b, |x, y| x - y),
-        BinaryOp::Mul => zip(a, b, |x, y| x * y),
-        BinaryOp::Div => zip(a, b, |x, y| x / y),
-        BinaryOp::FloorDiv => zip(a, b, R::div_floor),
-        BinaryOp::Rem => zip(a, b, R::rem_floor),
-        BinaryOp::Pow => zip(a, b, |x, y| if y == R::of(2.0) { x * x } else { x.powf(y) }),
-        BinaryOp::Atan2 => zip(a, b, R::atan2),
-        BinaryOp::Max => zip(a, b, R::max_nan),
-        BinaryOp::Min => zip(a, b, R::min_nan),
-        BinaryOp::And => zip(a, b, |x, y| truth(x != R::ZERO && y != R::ZERO)),
-        BinaryOp::Or => zip(a, b, |x, y| truth(x != R::ZERO || y != R::ZERO)),
-        BinaryOp::Xor => zip(a, b, |x, y| truth((x != R::ZERO) != (y != R::ZERO))),
-        BinaryOp::Eq => zip(a, b, |x, y| truth(x == y)),
-        BinaryOp::Ne => zip(a, b, |x, y| truth(x != y)),
-        BinaryOp::Lt => zip(a, b, |x, y| truth(x < y)),
-        BinaryOp::Le => zip(a, b, |x, y| truth(x <= y)),
-        BinaryOp::Gt => zip(a, b, |x, y| truth(x > y)),
-        BinaryOp::Ge => zip(a, b, |x, y| truth(x >= y)),
+        BinaryOp::Add => zip_blocks(a, b, |x, y| x + y),
+        BinaryOp::Sub => zip_blocks(a, b, |x, y| x - y),
+        BinaryOp::Mul => zip_blocks(a, b, |x, y| x * y),
+        BinaryOp::Div => zip_blocks(a, b, |x, y| x / y),
+        BinaryOp::FloorDiv => zip_blocks(a, b, R::div_floor),
+        BinaryOp::Rem => zip_blocks(a, b, R::rem_floor),
+        BinaryOp::Pow => zip_blocks(a, b, |x, y| if y == R::of(2.0) { x * x } else { x.powf(y) }),
+        BinaryOp::Atan2 => zip_blocks(a, b, R::atan2),
+        BinaryOp::Max => zip_blocks(a, b, R::max_nan),
+        BinaryOp::Min => zip_blocks(a, b, R::min_nan),
+        BinaryOp::And => zip_blocks(a, b, |x, y| truth(x != R::ZERO && y != R::ZERO)),
+        BinaryOp::Or => zip_blocks(a, b, |x, y| truth(x != R::ZERO || y != R::ZERO)),
+        BinaryOp::Xor => zip_blocks(a, b, |x, y| truth((x != R::ZERO) != (y != R::ZERO))),
+        BinaryOp::Eq => zip_blocks(a, b, |x, y| truth(x == y)),
+        BinaryOp::Ne => zip_blocks(a, b, |x, y| truth(x != y)),
+        BinaryOp::Lt => zip_blocks(a, b, |x, y| truth(x < y)),
+        BinaryOp::Le => zip_blocks(a, b, |x, y| truth(x <= y)),
+        BinaryOp::Gt => zip_blocks(a, b, |x, y| truth(x > y)),
+        BinaryOp::Ge => zip_blocks(a, b, |x, y| truth(x >= y)),
     }
 }
 }
 
-impl Combine for f32 {
+impl CombineBlocks for f32 {
     fn combine(op: BinaryOp, a: &mut [f32], b: &[f32]) -> Result<()> {
         combine_real(op, a, b);
         Ok(())
     }
 }
 
-impl Combine for f64 {
+impl CombineBlocks for f64 {
     fn combine(op: BinaryOp, a: &mut [f64], b: &[f64]) -> Result<()> {
         combine_real(op, a, b);
         Ok(())
     }
 }
 
-impl Combine for i64 {
+impl CombineBlocks for i64 {
     fn combine(op: BinaryOp, a: &mut [i64], b: &[i64]) -> Result<()> {
         if matches!(op, BinaryOp::FloorDiv | BinaryOp::Rem) && b.contains(&0) {
             return Err(KernelError::ZeroDivisor);
         }
         match op {
-            BinaryOp::Add => zip(a, b, i64::wrapping_add),
-            BinaryOp::Sub => zip(a, b, i64::wrapping_sub),
-            BinaryOp::Mul => zip(a, b, i64::wrapping_mul),
+            BinaryOp::Add => zip_blocks(a, b, i64::wrapping_add),
+            BinaryOp::Sub => zip_blocks(a, b, i64::wrapping_sub),
+            BinaryOp::Mul => zip_blocks(a, b, i64::wrapping_mul),
             // Not reached: they are not defined on integers.
             BinaryOp::Div | BinaryOp::Atan2 => {}
-            BinaryOp::FloorDiv => zip(a, b, |x, y| {
+            BinaryOp::FloorDiv => zip_blocks(a, b, |x, y| {
                 let q = x.wrapping_div(y);
                 if x.wrapping_rem(y) != 0 && (x < 0) != (y < 0) { q - 1 } else { q }
             }),
-            BinaryOp::Rem => zip(a, b, |x, y| {
+            BinaryOp::Rem => zip_blocks(a, b, |x, y| {
                 let r = x.wrapping_rem(y);
                 if r != 0 && (r < 0) != (y < 0) { r + y } else { r }
             }),
-            BinaryOp::Pow => zip(a, b, int_pow),
-            BinaryOp::Max => zip(a, b, i64::max),
-            BinaryOp::Min => zip(a, b, i64::min),
-            BinaryOp::And => zip(a, b, |x, y| x & y),
-            BinaryOp::Or => zip(a, b, |x, y| x | y),
-            BinaryOp::Xor => zip(a, b, |x, y| x ^ y),
-            BinaryOp::Eq => zip(a, b, |x, y| i64::from(x == y)),
-            BinaryOp::Ne => zip(a, b, |x, y| i64::from(x != y)),
-            BinaryOp::Lt => zip(a, b, |x, y| i64::from(x < y)),
-            BinaryOp::Le => zip(a, b, |x, y| i64::from(x <= y)),
-            BinaryOp::Gt => zip(a, b, |x, y| i64::from(x > y)),
-            BinaryOp::Ge => zip(a, b, |x, y| i64::from(x >= y)),
+            BinaryOp::Pow => zip_blocks(a, b, int_pow),
+            BinaryOp::Max => zip_blocks(a, b, i64::max),
+            BinaryOp::Min => zip_blocks(a, b, i64::min),
+            BinaryOp::And => zip_blocks(a, b, |x, y| x & y),
+            BinaryOp::Or => zip_blocks(a, b, |x, y| x | y),
+            BinaryOp::Xor => zip_blocks(a, b, |x, y| x ^ y),
+            BinaryOp::Eq => zip_blocks(a, b, |x, y| i64::from(x == y)),
+            BinaryOp::Ne => zip_blocks(a, b, |x, y| i64::from(x != y)),
+            BinaryOp::Lt => zip_blocks(a, b, |x, y| i64::from(x < y)),
+            BinaryOp::Le => zip_blocks(a, b, |x, y| i64::from(x <= y)),
+            BinaryOp::Gt => zip_blocks(a, b, |x, y| i64::from(x > y)),
+            BinaryOp::Ge => zip_blocks(a, b, |x, y| i64::from(x >= y)),
         }
         Ok(())
     }

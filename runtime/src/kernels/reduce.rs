@@ -3,28 +3,28 @@
 //! Floats are summed in f64 over short runs of f32, integers in i64, so the order of summation does not
 //! show. Maximum and minimum give NaN where any element is NaN.
 
-use symmc_ir::{ArgOp, DType, Reduction};
+use symmc_ir::{ArgOp, DType, ReductionKind};
 
-use super::element::{Number, for_number};
+use super::element::{ComputeNumber, for_number};
 use super::error::{KernelError, Result};
-use super::gemm::sum_by;
-use super::pointwise::blocks;
+use super::gemm::sum_mapped;
+use super::pointwise::block_sizes;
 use super::scratch::Scratch;
-use super::strided::{BLOCK, Reader, Strided, Writer};
+use super::strided::{BLOCK, StridedReader, StridedView, StridedWriter};
 
 /// A type that reductions and scatters accumulate in: f64 or i64.
-pub(super) trait Accumulate: Number {
-    fn start(op: Reduction) -> Self;
+pub(super) trait Accumulate: ComputeNumber {
+    fn start(op: ReductionKind) -> Self;
     /// The accumulation of a run onto `acc`.
-    fn run(op: Reduction, acc: Self, xs: &[Self]) -> Self;
+    fn accumulate_run(op: ReductionKind, acc: Self, xs: &[Self]) -> Self;
     /// The accumulation of each element of `xs` onto its own accumulator.
-    fn beside(op: Reduction, accs: &mut [Self], xs: &[Self]);
+    fn accumulate_each(op: ReductionKind, accs: &mut [Self], xs: &[Self]);
     fn add(self, x: Self) -> Self;
     fn divide(self, count: usize) -> Self;
 }
 
 #[inline(always)]
-fn zip<A: Copy>(accs: &mut [A], xs: &[A], f: impl Fn(A, A) -> A) {
+fn zip_accumulators<A: Copy>(accs: &mut [A], xs: &[A], f: impl Fn(A, A) -> A) {
     for (acc, &x) in accs.iter_mut().zip(xs) {
         *acc = f(*acc, x);
     }
@@ -41,32 +41,36 @@ fn min_nan(acc: f64, x: f64) -> f64 {
 }
 
 impl Accumulate for f64 {
-    fn start(op: Reduction) -> Self {
+    fn start(op: ReductionKind) -> Self {
         match op {
-            Reduction::Sum | Reduction::Mean | Reduction::Any => 0.0,
-            Reduction::Prod | Reduction::All => 1.0,
-            Reduction::Max => f64::NEG_INFINITY,
-            Reduction::Min => f64::INFINITY,
+            ReductionKind::Sum | ReductionKind::Mean | ReductionKind::Any => 0.0,
+            ReductionKind::Prod | ReductionKind::All => 1.0,
+            ReductionKind::Max => f64::NEG_INFINITY,
+            ReductionKind::Min => f64::INFINITY,
         }
     }
-    fn run(op: Reduction, acc: f64, xs: &[f64]) -> f64 {
+    fn accumulate_run(op: ReductionKind, acc: f64, xs: &[f64]) -> f64 {
         match op {
-            Reduction::Sum | Reduction::Mean => acc + sum_by(xs, |x| x),
-            Reduction::Prod => xs.iter().fold(acc, |acc, x| acc * x),
-            Reduction::Max => xs.iter().copied().fold(acc, max_nan),
-            Reduction::Min => xs.iter().copied().fold(acc, min_nan),
-            Reduction::Any => f64::from(u8::from(acc != 0.0 || xs.iter().any(|&x| x != 0.0))),
-            Reduction::All => f64::from(u8::from(acc != 0.0 && xs.iter().all(|&x| x != 0.0))),
+            ReductionKind::Sum | ReductionKind::Mean => acc + sum_mapped(xs, |x| x),
+            ReductionKind::Prod => xs.iter().fold(acc, |acc, x| acc * x),
+            ReductionKind::Max => xs.iter().copied().fold(acc, max_nan),
+            ReductionKind::Min => xs.iter().copied().fold(acc, min_nan),
+            ReductionKind::Any => f64::from(u8::from(acc != 0.0 || xs.iter().any(|&x| x != 0.0))),
+            ReductionKind::All => f64::from(u8::from(acc != 0.0 && xs.iter().all(|&x| x != 0.0))),
         }
     }
-    fn beside(op: Reduction, accs: &mut [f64], xs: &[f64]) {
+    fn accumulate_each(op: ReductionKind, accs: &mut [f64], xs: &[f64]) {
         match op {
-            Reduction::Sum | Reduction::Mean => zip(accs, xs, |acc, x| acc + x),
-            Reduction::Prod => zip(accs, xs, |acc, x| acc * x),
-            Reduction::Max => zip(accs, xs, max_nan),
-            Reduction::Min => zip(accs, xs, min_nan),
-            Reduction::Any => zip(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 || x != 0.0))),
-            Reduction::All => zip(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 && x != 0.0))),
+            ReductionKind::Sum | ReductionKind::Mean => zip_accumulators(accs, xs, |acc, x| acc + x),
+            ReductionKind::Prod => zip_accumulators(accs, xs, |acc, x| acc * x),
+            ReductionKind::Max => zip_accumulators(accs, xs, max_nan),
+            ReductionKind::Min => zip_accumulators(accs, xs, min_nan),
+            ReductionKind::Any => {
+                zip_accumulators(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 || x != 0.0)))
+            }
+            ReductionKind::All => {
+                zip_accumulators(accs, xs, |acc, x| f64::from(u8::from(acc != 0.0 && x != 0.0)))
+            }
         }
     }
     fn add(self, x: f64) -> f64 {
@@ -78,32 +82,32 @@ impl Accumulate for f64 {
 }
 
 impl Accumulate for i64 {
-    fn start(op: Reduction) -> Self {
+    fn start(op: ReductionKind) -> Self {
         match op {
-            Reduction::Sum | Reduction::Mean | Reduction::Any => 0,
-            Reduction::Prod | Reduction::All => 1,
-            Reduction::Max => i64::MIN,
-            Reduction::Min => i64::MAX,
+            ReductionKind::Sum | ReductionKind::Mean | ReductionKind::Any => 0,
+            ReductionKind::Prod | ReductionKind::All => 1,
+            ReductionKind::Max => i64::MIN,
+            ReductionKind::Min => i64::MAX,
         }
     }
-    fn run(op: Reduction, acc: i64, xs: &[i64]) -> i64 {
+    fn accumulate_run(op: ReductionKind, acc: i64, xs: &[i64]) -> i64 {
         match op {
-            Reduction::Sum | Reduction::Mean => xs.iter().fold(acc, |acc, &x| acc.wrapping_add(x)),
-            Reduction::Prod => xs.iter().fold(acc, |acc, &x| acc.wrapping_mul(x)),
-            Reduction::Max => xs.iter().fold(acc, |acc, &x| acc.max(x)),
-            Reduction::Min => xs.iter().fold(acc, |acc, &x| acc.min(x)),
-            Reduction::Any => i64::from(acc != 0 || xs.iter().any(|&x| x != 0)),
-            Reduction::All => i64::from(acc != 0 && xs.iter().all(|&x| x != 0)),
+            ReductionKind::Sum | ReductionKind::Mean => xs.iter().fold(acc, |acc, &x| acc.wrapping_add(x)),
+            ReductionKind::Prod => xs.iter().fold(acc, |acc, &x| acc.wrapping_mul(x)),
+            ReductionKind::Max => xs.iter().fold(acc, |acc, &x| acc.max(x)),
+            ReductionKind::Min => xs.iter().fold(acc, |acc, &x| acc.min(x)),
+            ReductionKind::Any => i64::from(acc != 0 || xs.iter().any(|&x| x != 0)),
+            ReductionKind::All => i64::from(acc != 0 && xs.iter().all(|&x| x != 0)),
         }
     }
-    fn beside(op: Reduction, accs: &mut [i64], xs: &[i64]) {
+    fn accumulate_each(op: ReductionKind, accs: &mut [i64], xs: &[i64]) {
         match op {
-            Reduction::Sum | Reduction::Mean => zip(accs, xs, i64::wrapping_add),
-            Reduction::Prod => zip(accs, xs, i64::wrapping_mul),
-            Reduction::Max => zip(accs, xs, i64::max),
-            Reduction::Min => zip(accs, xs, i64::min),
-            Reduction::Any => zip(accs, xs, |acc, x| i64::from(acc != 0 || x != 0)),
-            Reduction::All => zip(accs, xs, |acc, x| i64::from(acc != 0 && x != 0)),
+            ReductionKind::Sum | ReductionKind::Mean => zip_accumulators(accs, xs, i64::wrapping_add),
+            ReductionKind::Prod => zip_accumulators(accs, xs, i64::wrapping_mul),
+            ReductionKind::Max => zip_accumulators(accs, xs, i64::max),
+            ReductionKind::Min => zip_accumulators(accs, xs, i64::min),
+            ReductionKind::Any => zip_accumulators(accs, xs, |acc, x| i64::from(acc != 0 || x != 0)),
+            ReductionKind::All => zip_accumulators(accs, xs, |acc, x| i64::from(acc != 0 && x != 0)),
         }
     }
     fn add(self, x: i64) -> i64 {
@@ -116,113 +120,113 @@ impl Accumulate for i64 {
 }
 
 pub(super) fn reduce(
-    op: Reduction,
+    op: ReductionKind,
     axes: &[usize],
     keep: bool,
-    x: &Strided,
-    result: &Strided,
+    x: &StridedView,
+    result: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
-    let kept = kept_axes(axes, keep, x, result)?;
-    let count: usize = axes.iter().map(|&a| x.n(a)).product();
-    if count == 0 && result.numel() > 0 && matches!(op, Reduction::Max | Reduction::Min) {
+    let kept = remaining_axes(axes, keep, x, result)?;
+    let count: usize = axes.iter().map(|&a| x.axis_len(a)).product();
+    if count == 0 && result.numel() > 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(KernelError::Empty { op: op.name().into() });
     }
     if x.dtype.is_float() {
-        accumulate::<f64>(op, axes, &kept, x, result, scratch);
+        reduce_axes::<f64>(op, axes, &kept, x, result, scratch);
     } else {
-        accumulate::<i64>(op, axes, &kept, x, result, scratch);
+        reduce_axes::<i64>(op, axes, &kept, x, result, scratch);
     }
     Ok(())
 }
 
 /// The axes that are not reduced. Checks the shape of the result.
-fn kept_axes(axes: &[usize], keep: bool, x: &Strided, result: &Strided) -> Result<Vec<usize>> {
+fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedView) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.rank()).filter(|a| !axes.contains(a)).collect();
     let expected: Vec<usize> = match keep {
-        true => (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.n(a) }).collect(),
-        false => kept.iter().map(|&a| x.n(a)).collect(),
+        true => (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.axis_len(a) }).collect(),
+        false => kept.iter().map(|&a| x.axis_len(a)).collect(),
     };
     if axes.iter().any(|&a| a >= x.rank()) || result.shape()[..] != expected[..] {
-        return Err(KernelError::shape("the result of a reduction", &expected, &result.shape()));
+        return Err(KernelError::shape_mismatch("the result of a reduction", &expected, &result.shape()));
     }
     Ok(kept)
 }
 
 /// Reduces in three nested parts: the kept axes before the last reduced one, the reduced axes, and the kept
 /// axes behind the last reduced one, which are accumulated side by side.
-fn accumulate<A: Accumulate>(
-    op: Reduction,
+fn reduce_axes<A: Accumulate>(
+    op: ReductionKind,
     axes: &[usize],
     kept: &[usize],
-    x: &Strided,
-    result: &Strided,
+    x: &StridedView,
+    result: &StridedView,
     scratch: &mut Scratch,
 ) {
     let last = axes.last().copied();
     let inner: Vec<usize> = kept.iter().copied().filter(|&a| last.is_some_and(|l| a > l)).collect();
     let outer: Vec<usize> = kept.iter().copied().filter(|&a| !inner.contains(&a)).collect();
-    let size = |axes: &[usize]| axes.iter().map(|&a| x.n(a)).product::<usize>();
+    let size = |axes: &[usize]| axes.iter().map(|&a| x.axis_len(a)).product::<usize>();
     let (rows, count, width) = (size(&outer), size(axes), size(&inner));
     let order = outer.iter().chain(axes).chain(&inner).map(|&a| x.axes[a]);
-    let mut xs = Reader::<A>::new(&x.with_axes(order));
-    let mut out = Writer::<A>::new(result);
-    let finish = |acc: A| if op == Reduction::Mean { acc.divide(count) } else { acc };
+    let mut xs = StridedReader::<A>::new(&x.with_axes(order));
+    let mut out = StridedWriter::<A>::new(result);
+    let finish = |acc: A| if op == ReductionKind::Mean { acc.divide(count) } else { acc };
     if width == 1 {
         let mut buffer = [A::default(); BLOCK];
         for _ in 0..rows {
             let mut acc = A::start(op);
-            for n in blocks(count) {
-                xs.fill(&mut buffer[..n]);
-                acc = A::run(op, acc, &buffer[..n]);
+            for n in block_sizes(count) {
+                xs.read_next(&mut buffer[..n]);
+                acc = A::accumulate_run(op, acc, &buffer[..n]);
             }
-            out.put(&[finish(acc)]);
+            out.write_next(&[finish(acc)]);
         }
         return;
     }
-    let mut accs = scratch.take::<A>(width);
-    let mut line = scratch.take::<A>(width);
+    let mut accs = scratch.allocate::<A>(width);
+    let mut line = scratch.allocate::<A>(width);
     for _ in 0..rows {
         accs.fill(A::start(op));
         for _ in 0..count {
-            xs.fill(&mut line);
-            A::beside(op, &mut accs, &line);
+            xs.read_next(&mut line);
+            A::accumulate_each(op, &mut accs, &line);
         }
         accs.iter_mut().for_each(|acc| *acc = finish(*acc));
-        out.put(&accs);
+        out.write_next(&accs);
     }
-    scratch.give(accs);
-    scratch.give(line);
+    scratch.return_buffer(accs);
+    scratch.return_buffer(line);
 }
 
 pub(super) fn arg_reduce(
     op: ArgOp,
     axis: usize,
     keep: bool,
-    x: &Strided,
-    result: &Strided,
+    x: &StridedView,
+    result: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
-    kept_axes(&[axis], keep, x, result)?;
-    let n = x.n(axis);
+    remaining_axes(&[axis], keep, x, result)?;
+    let n = x.axis_len(axis);
     if n == 0 && result.numel() > 0 {
         return Err(KernelError::Empty { op: op.name().into() });
     }
     for_number!(x.dtype, C => {
-        let mut xs = Reader::<C>::new(&x.axis_last(axis));
-        let mut out = Writer::<i64>::new(result);
-        let mut row = scratch.take::<C>(n);
+        let mut xs = StridedReader::<C>::new(&x.axis_last(axis));
+        let mut out = StridedWriter::<i64>::new(result);
+        let mut row = scratch.allocate::<C>(n);
         for _ in 0..result.numel() {
-            xs.fill(&mut row);
-            out.put(&[arg_of(op, &row) as i64]);
+            xs.read_next(&mut row);
+            out.write_next(&[arg_extreme(op, &row) as i64]);
         }
-        scratch.give(row);
+        scratch.return_buffer(row);
     });
     Ok(())
 }
 
 /// The index of the first of the largest or smallest elements; of the first NaN if there is one.
-fn arg_of<C: Number>(op: ArgOp, row: &[C]) -> usize {
+fn arg_extreme<C: ComputeNumber>(op: ArgOp, row: &[C]) -> usize {
     let mut best = 0;
     for (i, &x) in row.iter().enumerate() {
         let unordered = |y: C| y.partial_cmp(&y).is_none();
@@ -240,30 +244,35 @@ fn arg_of<C: Number>(op: ArgOp, row: &[C]) -> usize {
     best
 }
 
-pub(super) fn cumsum(axis: usize, x: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<()> {
+pub(super) fn cumsum(
+    axis: usize,
+    x: &StridedView,
+    result: &StridedView,
+    scratch: &mut Scratch,
+) -> Result<()> {
     if axis >= x.rank() || x.shape() != result.shape() {
-        return Err(KernelError::shape("the result of cumsum", &x.shape(), &result.shape()));
+        return Err(KernelError::shape_mismatch("the result of cumsum", &x.shape(), &result.shape()));
     }
     match result.dtype {
-        DType::I64 => running::<i64>(axis, x, result, scratch),
-        _ => running::<f64>(axis, x, result, scratch),
+        DType::I64 => running_sum::<i64>(axis, x, result, scratch),
+        _ => running_sum::<f64>(axis, x, result, scratch),
     }
     Ok(())
 }
 
-fn running<A: Accumulate>(axis: usize, x: &Strided, result: &Strided, scratch: &mut Scratch) {
-    let n = x.n(axis);
-    let mut xs = Reader::<A>::new(&x.axis_last(axis));
-    let mut out = Writer::<A>::new(&result.axis_last(axis));
-    let mut row = scratch.take::<A>(n);
+fn running_sum<A: Accumulate>(axis: usize, x: &StridedView, result: &StridedView, scratch: &mut Scratch) {
+    let n = x.axis_len(axis);
+    let mut xs = StridedReader::<A>::new(&x.axis_last(axis));
+    let mut out = StridedWriter::<A>::new(&result.axis_last(axis));
+    let mut row = scratch.allocate::<A>(n);
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
-        xs.fill(&mut row);
-        let mut acc = A::start(Reduction::Sum);
+        xs.read_next(&mut row);
+        let mut acc = A::start(ReductionKind::Sum);
         for x in row.iter_mut() {
             acc = acc.add(*x);
             *x = acc;
         }
-        out.put(&row);
+        out.write_next(&row);
     }
-    scratch.give(row);
+    scratch.return_buffer(row);
 }

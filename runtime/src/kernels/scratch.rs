@@ -8,29 +8,29 @@ use std::ops::{Deref, DerefMut};
 /// Buffers to reuse. One thread at a time uses it.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    f32s: Vec<Slot<f32>>,
-    f64s: Vec<Slot<f64>>,
-    i64s: Vec<Slot<i64>>,
+    f32s: Vec<PooledBuffer<f32>>,
+    f64s: Vec<PooledBuffer<f64>>,
+    i64s: Vec<PooledBuffer<i64>>,
 }
 
 /// A buffer, and how many numbers it is meant to grow to.
 #[derive(Debug, Default)]
-pub(super) struct Slot<C> {
-    room: usize,
+pub(super) struct PooledBuffer<C> {
+    target_len: usize,
     all: Vec<C>,
 }
 
 /// A type of numbers that there are buffers of.
-pub(super) trait Pooled: Copy + Default + 'static {
-    fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>>;
-    fn sizes(needs: &mut Needs) -> &mut Vec<usize>;
+pub(super) trait PooledNumber: Copy + Default + 'static {
+    fn pool(scratch: &mut Scratch) -> &mut Vec<PooledBuffer<Self>>;
+    fn sizes(needs: &mut ScratchNeeds) -> &mut Vec<usize>;
 }
 
 macro_rules! pooled {
     ($($t:ty, $pool:ident;)*) => { $(
-        impl Pooled for $t {
-            fn pool(scratch: &mut Scratch) -> &mut Vec<Slot<Self>> { &mut scratch.$pool }
-            fn sizes(needs: &mut Needs) -> &mut Vec<usize> { &mut needs.$pool }
+        impl PooledNumber for $t {
+            fn pool(scratch: &mut Scratch) -> &mut Vec<PooledBuffer<Self>> { &mut scratch.$pool }
+            fn sizes(needs: &mut ScratchNeeds) -> &mut Vec<usize> { &mut needs.$pool }
         }
     )* };
 }
@@ -43,19 +43,19 @@ pooled! {
 
 /// The first `n` numbers of a buffer that may be longer.
 #[derive(Debug)]
-pub(super) struct Buffer<C> {
-    slot: Slot<C>,
+pub(super) struct ScratchBuffer<C> {
+    slot: PooledBuffer<C>,
     n: usize,
 }
 
-impl<C> Deref for Buffer<C> {
+impl<C> Deref for ScratchBuffer<C> {
     type Target = [C];
     fn deref(&self) -> &[C] {
         &self.slot.all[..self.n]
     }
 }
 
-impl<C> DerefMut for Buffer<C> {
+impl<C> DerefMut for ScratchBuffer<C> {
     fn deref_mut(&mut self) -> &mut [C] {
         &mut self.slot.all[..self.n]
     }
@@ -63,9 +63,9 @@ impl<C> DerefMut for Buffer<C> {
 
 /// Memory for values of any type.
 #[derive(Debug)]
-pub struct Bytes(Buffer<i64>);
+pub struct ScratchBytes(ScratchBuffer<i64>);
 
-impl Bytes {
+impl ScratchBytes {
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
@@ -77,62 +77,67 @@ impl Scratch {
     }
 
     /// No memory yet, for ops that need no more than this.
-    pub fn of(needs: &Needs) -> Self {
-        fn slots<C: Pooled>(sizes: &[usize]) -> Vec<Slot<C>> {
-            sizes.iter().map(|&room| Slot { room, all: Vec::new() }).collect()
+    pub fn with_needs(needs: &ScratchNeeds) -> Self {
+        fn empty_buffers<C: PooledNumber>(sizes: &[usize]) -> Vec<PooledBuffer<C>> {
+            sizes.iter().map(|&room| PooledBuffer { target_len: room, all: Vec::new() }).collect()
         }
-        Scratch { f32s: slots(&needs.f32s), f64s: slots(&needs.f64s), i64s: slots(&needs.i64s) }
+        Scratch {
+            f32s: empty_buffers(&needs.f32s),
+            f64s: empty_buffers(&needs.f64s),
+            i64s: empty_buffers(&needs.i64s),
+        }
     }
 
     pub fn bytes(&self) -> usize {
-        fn of<C>(slots: &[Slot<C>]) -> usize {
+        fn pool_bytes<C>(slots: &[PooledBuffer<C>]) -> usize {
             slots.iter().map(|slot| slot.all.capacity() * size_of::<C>()).sum()
         }
-        of(&self.f32s) + of(&self.f64s) + of(&self.i64s)
+        pool_bytes(&self.f32s) + pool_bytes(&self.f64s) + pool_bytes(&self.i64s)
     }
 
     /// Memory of so many bytes of unspecified value, aligned to 8.
-    pub fn take_bytes(&mut self, bytes: usize) -> Bytes {
-        Bytes(self.take::<i64>(bytes.div_ceil(8)))
+    pub fn allocate_bytes(&mut self, bytes: usize) -> ScratchBytes {
+        ScratchBytes(self.allocate::<i64>(bytes.div_ceil(8)))
     }
 
-    pub fn give_bytes(&mut self, bytes: Bytes) {
-        self.give(bytes.0);
+    pub fn return_bytes(&mut self, bytes: ScratchBytes) {
+        self.return_buffer(bytes.0);
     }
 
     /// A buffer of `n` numbers of unspecified value. The smallest that is meant for as many serves: what is left then serves
     /// the rest of what the op needs.
-    pub(super) fn take<C: Pooled>(&mut self, n: usize) -> Buffer<C> {
+    pub(super) fn allocate<C: PooledNumber>(&mut self, n: usize) -> ScratchBuffer<C> {
         let pool = C::pool(self);
         let all = 0..pool.len();
-        let fits = all.clone().filter(|&i| pool[i].room >= n).min_by_key(|&i| pool[i].room);
-        let chosen = fits.or_else(|| all.max_by_key(|&i| pool[i].room));
-        let mut slot = chosen.map_or_else(|| Slot { room: 0, all: Vec::new() }, |i| pool.swap_remove(i));
-        slot.room = slot.room.max(n);
+        let fits = all.clone().filter(|&i| pool[i].target_len >= n).min_by_key(|&i| pool[i].target_len);
+        let chosen = fits.or_else(|| all.max_by_key(|&i| pool[i].target_len));
+        let mut slot =
+            chosen.map_or_else(|| PooledBuffer { target_len: 0, all: Vec::new() }, |i| pool.swap_remove(i));
+        slot.target_len = slot.target_len.max(n);
         let has = slot.all.len();
         if has < n {
             // What grows a little in every run is not moved in every run.
-            slot.all.reserve_exact((2 * has).clamp(n, slot.room) - has);
+            slot.all.reserve_exact((2 * has).clamp(n, slot.target_len) - has);
             slot.all.resize(n, C::default());
         }
-        Buffer { slot, n }
+        ScratchBuffer { slot, n }
     }
 
-    pub(super) fn give<C: Pooled>(&mut self, buffer: Buffer<C>) {
+    pub(super) fn return_buffer<C: PooledNumber>(&mut self, buffer: ScratchBuffer<C>) {
         C::pool(self).push(buffer.slot);
     }
 }
 
 /// The buffers that an op has at once, or at most those of several ops: how many numbers of each type, the most first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Needs {
+pub struct ScratchNeeds {
     f32s: Vec<usize>,
     f64s: Vec<usize>,
     i64s: Vec<usize>,
 }
 
-impl Needs {
-    pub(super) fn add<C: Pooled>(&mut self, n: usize) {
+impl ScratchNeeds {
+    pub(super) fn add<C: PooledNumber>(&mut self, n: usize) {
         let sizes = C::sizes(self);
         let at = sizes.partition_point(|&other| other > n);
         sizes.insert(at, n);
@@ -144,7 +149,7 @@ impl Needs {
     }
 
     /// What serves both, one behind the other.
-    pub fn merge(&mut self, other: &Needs) {
+    pub fn merge(&mut self, other: &ScratchNeeds) {
         let merge = |own: &mut Vec<usize>, other: &[usize]| {
             own.resize(own.len().max(other.len()), 0);
             own.iter_mut().zip(other).for_each(|(own, &other)| *own = (*own).max(other));
@@ -168,18 +173,18 @@ mod tests {
     #[test]
     fn buffers_take_no_more_than_ops_need_in_whatever_order_they_ask() {
         let ops: [&[usize]; 4] = [&[100, 1], &[60, 100], &[1, 30, 7], &[50, 50]];
-        let mut needs = Needs::default();
+        let mut needs = ScratchNeeds::default();
         for op in ops {
-            let mut one = Needs::default();
+            let mut one = ScratchNeeds::default();
             op.iter().for_each(|&n| one.add::<f32>(n));
             needs.merge(&one);
         }
         assert_eq!((&needs.f32s[..], needs.bytes()), (&[100, 60, 1][..], 644));
-        let mut scratch = Scratch::of(&needs);
+        let mut scratch = Scratch::with_needs(&needs);
         for op in ops.iter().chain(ops.iter().rev()) {
-            let taken: Vec<Buffer<f32>> = op.iter().map(|&n| scratch.take(n)).collect();
+            let taken: Vec<ScratchBuffer<f32>> = op.iter().map(|&n| scratch.allocate(n)).collect();
             assert!(taken.iter().zip(*op).all(|(buffer, &n)| buffer.len() == n));
-            taken.into_iter().for_each(|buffer| scratch.give(buffer));
+            taken.into_iter().for_each(|buffer| scratch.return_buffer(buffer));
             assert!(scratch.bytes() <= needs.bytes(), "{scratch:?}");
         }
         assert!(scratch.bytes() > 600);

@@ -6,35 +6,35 @@ use symmc_ir::{Dim, Scalar};
 use super::error::{KernelError, Result};
 use super::pointwise::full;
 use super::scratch::Scratch;
-use super::strided::{Strided, copy};
+use super::strided::{StridedView, copy_view};
 
 /// All operands one after another along `axis`. An operand that lies in its place already is not moved.
-pub(super) fn concat(axis: usize, operands: &[Strided], result: &Strided) -> Result<()> {
+pub(super) fn concat(axis: usize, operands: &[StridedView], result: &StridedView) -> Result<()> {
     let mut start = 0;
     for x in operands {
-        let n = if axis < x.rank() { x.n(axis) } else { 0 };
+        let n = if axis < x.rank() { x.axis_len(axis) } else { 0 };
         let fits = axis < result.rank()
             && x.rank() == result.rank()
             && x.dtype == result.dtype
-            && start + n <= result.n(axis)
-            && (0..x.rank()).all(|a| a == axis || x.n(a) == result.n(a));
+            && start + n <= result.axis_len(axis)
+            && (0..x.rank()).all(|a| a == axis || x.axis_len(a) == result.axis_len(a));
         if !fits {
-            return Err(KernelError::shape("an operand of concat", &result.shape(), &x.shape()));
+            return Err(KernelError::shape_mismatch("an operand of concat", &result.shape(), &x.shape()));
         }
-        copy(x, &result.cut(axis, start, n));
+        copy_view(x, &result.slice_axis(axis, start, n));
         start += n;
     }
-    match operands.is_empty() || start == result.n(axis) {
+    match operands.is_empty() || start == result.axis_len(axis) {
         true => Ok(()),
-        false => Err(KernelError::shape("the result of concat", &[start], &[result.n(axis)])),
+        false => Err(KernelError::shape_mismatch("the result of concat", &[start], &[result.axis_len(axis)])),
     }
 }
 
 /// `x` between elements of `value`: `low[i]` of them before it along axis `i`, cropped where that is
 /// negative or where the result ends earlier.
-pub(super) fn pad(low: &[Dim], value: Scalar, x: &Strided, result: &Strided) -> Result<()> {
+pub(super) fn pad(low: &[Dim], value: Scalar, x: &StridedView, result: &StridedView) -> Result<()> {
     if low.len() != x.rank() || x.rank() != result.rank() || x.dtype != result.dtype {
-        return Err(KernelError::shape("the result of pad", &x.shape(), &result.shape()));
+        return Err(KernelError::shape_mismatch("the result of pad", &x.shape(), &result.shape()));
     }
     let low: SmallVec<[i64; 6]> = low
         .iter()
@@ -43,32 +43,32 @@ pub(super) fn pad(low: &[Dim], value: Scalar, x: &Strided, result: &Strided) -> 
     full(value, result);
     let (mut from, mut to) = (x.clone(), result.clone());
     for (axis, &low) in low.iter().enumerate() {
-        let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(from.n(axis));
-        let start = usize::try_from(low).unwrap_or(0).min(to.n(axis));
-        let n = (from.n(axis) - skip).min(to.n(axis) - start);
-        from = from.cut(axis, skip, n);
-        to = to.cut(axis, start, n);
+        let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(from.axis_len(axis));
+        let start = usize::try_from(low).unwrap_or(0).min(to.axis_len(axis));
+        let n = (from.axis_len(axis) - skip).min(to.axis_len(axis) - start);
+        from = from.slice_axis(axis, skip, n);
+        to = to.slice_axis(axis, start, n);
     }
-    copy(&from, &to);
+    copy_view(&from, &to);
     Ok(())
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
-pub(super) fn reshape(x: &Strided, result: &Strided, scratch: &mut Scratch) -> Result<()> {
+pub(super) fn reshape(x: &StridedView, result: &StridedView, scratch: &mut Scratch) -> Result<()> {
     if x.numel() != result.numel() || x.dtype != result.dtype {
-        return Err(KernelError::shape("the result of a reshape", &x.shape(), &result.shape()));
+        return Err(KernelError::shape_mismatch("the result of a reshape", &x.shape(), &result.shape()));
     }
     if result.is_contiguous() {
-        copy(x, &Strided::contiguous(x.dtype, &x.shape(), result.ptr));
+        copy_view(x, &StridedView::contiguous(x.dtype, &x.shape(), result.ptr));
     } else if x.is_contiguous() {
-        copy(&Strided::contiguous(x.dtype, &result.shape(), x.ptr), result);
+        copy_view(&StridedView::contiguous(x.dtype, &result.shape(), x.ptr), result);
     } else {
         // Words of any dtype pass through whole bytes of a dense buffer.
-        let mut dense = scratch.take::<i64>((x.numel() * x.dtype.size()).div_ceil(8));
+        let mut dense = scratch.allocate::<i64>((x.numel() * x.dtype.size()).div_ceil(8));
         let at = dense.as_mut_ptr().cast();
-        copy(x, &Strided::contiguous(x.dtype, &x.shape(), at));
-        copy(&Strided::contiguous(x.dtype, &result.shape(), at), result);
-        scratch.give(dense);
+        copy_view(x, &StridedView::contiguous(x.dtype, &x.shape(), at));
+        copy_view(&StridedView::contiguous(x.dtype, &result.shape(), at), result);
+        scratch.return_buffer(dense);
     }
     Ok(())
 }

@@ -4,59 +4,59 @@
 
 use std::cmp::Ordering;
 
-use super::element::{Number, for_number};
+use super::element::{ComputeNumber, for_number};
 use super::error::{KernelError, Result};
 use super::scratch::Scratch;
-use super::strided::{Reader, Strided, Writer};
+use super::strided::{StridedReader, StridedView, StridedWriter};
 
 /// The first `k` elements along `axis` in ascending or descending order, with their positions; `k` is the
 /// extent of the results. All of them for a sort.
-pub(super) fn sorted(
+pub(super) fn sort_axis(
     axis: usize,
     descending: bool,
-    x: &Strided,
-    values: &Strided,
-    positions: &Strided,
+    x: &StridedView,
+    values: &StridedView,
+    positions: &StridedView,
     scratch: &mut Scratch,
 ) -> Result<()> {
     let mut expected = x.shape();
     if axis < x.rank() && axis < values.rank() {
-        expected[axis] = values.n(axis).min(x.n(axis));
+        expected[axis] = values.axis_len(axis).min(x.axis_len(axis));
     }
     if axis >= x.rank() || values.shape() != expected || positions.shape() != expected {
-        return Err(KernelError::shape("the results of sorting", &expected, &values.shape()));
+        return Err(KernelError::shape_mismatch("the results of sorting", &expected, &values.shape()));
     }
-    let (n, k) = (x.n(axis), values.n(axis));
+    let (n, k) = (x.axis_len(axis), values.axis_len(axis));
     if k == 0 {
         return Ok(());
     }
     for_number!(x.dtype, C => {
-        let mut rows = Reader::<C>::new(&x.axis_last(axis));
-        let mut out = Writer::<C>::new(&values.axis_last(axis));
-        let mut out_positions = Writer::<i64>::new(&positions.axis_last(axis));
-        let (mut row, mut best) = (scratch.take::<C>(n), scratch.take::<C>(k));
-        let mut order = scratch.take::<i64>(n);
+        let mut rows = StridedReader::<C>::new(&x.axis_last(axis));
+        let mut out = StridedWriter::<C>::new(&values.axis_last(axis));
+        let mut out_positions = StridedWriter::<i64>::new(&positions.axis_last(axis));
+        let (mut row, mut best) = (scratch.allocate::<C>(n), scratch.allocate::<C>(k));
+        let mut order = scratch.allocate::<i64>(n);
         for _ in 0..values.numel() / k {
-            rows.fill(&mut row);
+            rows.read_next(&mut row);
             order.iter_mut().zip(0..).for_each(|(o, i)| *o = i);
-            first_in_order(&mut order, k, |a, b| {
+            select_first(&mut order, k, |a, b| {
                 let (x, y) = (row[a as usize], row[b as usize]);
-                let by_value = if descending { compare(y, x) } else { compare(x, y) };
+                let by_value = if descending { compare_nan_last(y, x) } else { compare_nan_last(x, y) };
                 by_value.then(a.cmp(&b))
             });
             best.iter_mut().zip(order.iter()).for_each(|(b, &i)| *b = row[i as usize]);
-            out.put(&best);
-            out_positions.put(&order[..k]);
+            out.write_next(&best);
+            out_positions.write_next(&order[..k]);
         }
-        scratch.give(row);
-        scratch.give(best);
-        scratch.give(order);
+        scratch.return_buffer(row);
+        scratch.return_buffer(best);
+        scratch.return_buffer(order);
     });
     Ok(())
 }
 
 /// Moves the `k` first under a total order without equals to the front, in order.
-fn first_in_order(order: &mut [i64], k: usize, compare: impl Fn(i64, i64) -> Ordering) {
+fn select_first(order: &mut [i64], k: usize, compare: impl Fn(i64, i64) -> Ordering) {
     if k < order.len() {
         order.select_nth_unstable_by(k - 1, |&a, &b| compare(a, b));
     }
@@ -64,7 +64,7 @@ fn first_in_order(order: &mut [i64], k: usize, compare: impl Fn(i64, i64) -> Ord
 }
 
 /// The order of numbers, with all NaN equal and last.
-fn compare<C: Number>(x: C, y: C) -> Ordering {
+fn compare_nan_last<C: ComputeNumber>(x: C, y: C) -> Ordering {
     let nan = |v: C| v.partial_cmp(&v).is_none();
     x.partial_cmp(&y).unwrap_or_else(|| nan(x).cmp(&nan(y)))
 }

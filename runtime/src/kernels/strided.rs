@@ -11,87 +11,87 @@ use std::marker::PhantomData;
 use smallvec::SmallVec;
 use symmc_ir::{DType, Op};
 
-use super::element::{Element, Number, for_element};
+use super::element::{ComputeNumber, StoredElement, for_element};
 use super::error::{KernelError, Result};
-use super::view::{View, ViewMut};
+use super::view::{TensorView, TensorViewMut};
 
 /// How many numbers kernels handle at once.
 pub(super) const BLOCK: usize = 512;
 
 /// One axis: its extent, and the distance between neighbours in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Axis {
+pub(super) struct StridedAxis {
     pub n: usize,
     pub stride: isize,
 }
 
-pub(super) type Axes = SmallVec<[Axis; 6]>;
+pub(super) type Axes = SmallVec<[StridedAxis; 6]>;
 
 /// A view with byte strides. Its memory is what the view that it came from promised.
 #[derive(Clone, Debug)]
-pub(super) struct Strided {
+pub(super) struct StridedView {
     pub ptr: *mut u8,
     pub dtype: DType,
     pub axes: Axes,
 }
 
-impl From<&View<'_>> for Strided {
-    fn from(view: &View<'_>) -> Self {
+impl From<&TensorView<'_>> for StridedView {
+    fn from(view: &TensorView<'_>) -> Self {
         let axes = byte_axes(view.dtype(), view.shape(), view.strides());
-        Strided { ptr: view.as_ptr().cast_mut(), dtype: view.dtype(), axes }
+        StridedView { ptr: view.as_ptr().cast_mut(), dtype: view.dtype(), axes }
     }
 }
 
-impl From<&mut ViewMut<'_>> for Strided {
-    fn from(view: &mut ViewMut<'_>) -> Self {
+impl From<&mut TensorViewMut<'_>> for StridedView {
+    fn from(view: &mut TensorViewMut<'_>) -> Self {
         let axes = byte_axes(view.dtype(), view.shape(), view.strides());
-        Strided { ptr: view.as_mut_ptr(), dtype: view.dtype(), axes }
+        StridedView { ptr: view.as_mut_ptr(), dtype: view.dtype(), axes }
     }
 }
 
 fn byte_axes(dtype: DType, shape: &[usize], strides: &[isize]) -> Axes {
     let size = dtype.size() as isize;
-    shape.iter().zip(strides).map(|(&n, &s)| Axis { n, stride: s * size }).collect()
+    shape.iter().zip(strides).map(|(&n, &s)| StridedAxis { n, stride: s * size }).collect()
 }
 
-impl Strided {
+impl StridedView {
     /// Row-major memory of this shape at `ptr`.
     pub fn contiguous(dtype: DType, shape: &[usize], ptr: *mut u8) -> Self {
-        let mut axes: Axes = shape.iter().map(|&n| Axis { n, stride: 0 }).collect();
+        let mut axes: Axes = shape.iter().map(|&n| StridedAxis { n, stride: 0 }).collect();
         let mut stride = dtype.size() as isize;
         for axis in axes.iter_mut().rev() {
             axis.stride = stride;
             stride *= axis.n.max(1) as isize;
         }
-        Strided { ptr, dtype, axes }
+        StridedView { ptr, dtype, axes }
     }
     /// The layout of a view that lies nowhere yet; strides count elements.
-    pub fn unplaced(dtype: DType, shape: &[usize], strides: &[isize]) -> Self {
-        Strided { ptr: std::ptr::null_mut(), dtype, axes: byte_axes(dtype, shape, strides) }
+    pub fn without_address(dtype: DType, shape: &[usize], strides: &[isize]) -> Self {
+        StridedView { ptr: std::ptr::null_mut(), dtype, axes: byte_axes(dtype, shape, strides) }
     }
     pub fn rank(&self) -> usize {
         self.axes.len()
     }
-    pub fn n(&self, axis: usize) -> usize {
+    pub fn axis_len(&self, axis: usize) -> usize {
         self.axes[axis].n
     }
     pub fn shape(&self) -> SmallVec<[usize; 6]> {
         self.axes.iter().map(|a| a.n).collect()
     }
     pub fn numel(&self) -> usize {
-        numel(&self.axes)
+        axes_numel(&self.axes)
     }
     /// The same elements seen from another first element.
-    pub fn at(&self, byte_offset: isize) -> Self {
-        Strided { ptr: self.ptr.wrapping_offset(byte_offset), dtype: self.dtype, axes: self.axes.clone() }
+    pub fn with_offset(&self, byte_offset: isize) -> Self {
+        StridedView { ptr: self.ptr.wrapping_offset(byte_offset), dtype: self.dtype, axes: self.axes.clone() }
     }
     /// The same first element under other axes.
-    pub fn with_axes(&self, axes: impl IntoIterator<Item = Axis>) -> Self {
-        Strided { ptr: self.ptr, dtype: self.dtype, axes: axes.into_iter().collect() }
+    pub fn with_axes(&self, axes: impl IntoIterator<Item = StridedAxis>) -> Self {
+        StridedView { ptr: self.ptr, dtype: self.dtype, axes: axes.into_iter().collect() }
     }
     /// The `n` elements of `axis` from `start` on.
-    pub fn cut(&self, axis: usize, start: usize, n: usize) -> Self {
-        let mut out = self.at(self.axes[axis].stride * start as isize);
+    pub fn slice_axis(&self, axis: usize, start: usize, n: usize) -> Self {
+        let mut out = self.with_offset(self.axes[axis].stride * start as isize);
         out.axes[axis].n = n;
         out
     }
@@ -104,7 +104,7 @@ impl Strided {
     }
     /// Axis `i` as axis `perm[i]`; `None` if that is no permutation of the axes.
     pub fn unpermuted(&self, perm: &[usize]) -> Option<Self> {
-        let mut axes: SmallVec<[Option<Axis>; 6]> = SmallVec::from_elem(None, self.rank());
+        let mut axes: SmallVec<[Option<StridedAxis>; 6]> = SmallVec::from_elem(None, self.rank());
         for (i, &axis) in perm.iter().enumerate() {
             *axes.get_mut(axis)? = Some(*self.axes.get(i)?);
         }
@@ -119,7 +119,7 @@ impl Strided {
             found: format!("{:?}", self.shape()),
         };
         let new = shape.len().checked_sub(self.rank()).ok_or_else(misfit)?;
-        let mut axes: Axes = shape.iter().map(|&n| Axis { n, stride: 0 }).collect();
+        let mut axes: Axes = shape.iter().map(|&n| StridedAxis { n, stride: 0 }).collect();
         for (axis, own) in axes[new..].iter_mut().zip(&self.axes) {
             match own.n {
                 n if n == axis.n => axis.stride = own.stride,
@@ -127,15 +127,17 @@ impl Strided {
                 _ => return Err(misfit()),
             }
         }
-        Ok(Strided { ptr: self.ptr, dtype: self.dtype, axes })
+        Ok(StridedView { ptr: self.ptr, dtype: self.dtype, axes })
     }
     /// Whether both are the same elements in the same order.
-    pub fn same_memory(&self, other: &Strided) -> bool {
-        self.ptr == other.ptr && self.dtype == other.dtype && merge(&self.axes) == merge(&other.axes)
+    pub fn same_memory(&self, other: &StridedView) -> bool {
+        self.ptr == other.ptr
+            && self.dtype == other.dtype
+            && merge_axes(&self.axes) == merge_axes(&other.axes)
     }
     /// Whether the elements are one dense run in row-major order.
     pub fn is_contiguous(&self) -> bool {
-        match merge(&self.axes)[..] {
+        match merge_axes(&self.axes)[..] {
             [] => true,
             [only] => only.n <= 1 || only.stride == self.dtype.size() as isize,
             _ => false,
@@ -144,29 +146,33 @@ impl Strided {
 }
 
 /// The results of an op whose results are permuted, with their axes as that op has them.
-pub(super) fn unpermuted(op: &Op, perm: &[usize], results: &[Strided]) -> Option<SmallVec<[Strided; 2]>> {
+pub(super) fn unpermuted_results(
+    op: &Op,
+    perm: &[usize],
+    results: &[StridedView],
+) -> Option<SmallVec<[StridedView; 2]>> {
     let count = op.permuted_results();
-    let one = |(i, r): (usize, &Strided)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
+    let one = |(i, r): (usize, &StridedView)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
     results.iter().enumerate().map(one).collect()
 }
 
-pub(super) fn numel(axes: &[Axis]) -> usize {
+pub(super) fn axes_numel(axes: &[StridedAxis]) -> usize {
     axes.iter().map(|a| a.n).product()
 }
 
 /// The fewest axes that reach the same elements in the same order. No axis has extent 1; an empty view has
 /// one axis of extent 0.
-pub(super) fn merge(axes: &[Axis]) -> Axes {
+pub(super) fn merge_axes(axes: &[StridedAxis]) -> Axes {
     let mut out = Axes::new();
     for &axis in axes {
         match axis.n {
-            0 => return SmallVec::from_slice(&[Axis { n: 0, stride: 0 }]),
+            0 => return SmallVec::from_slice(&[StridedAxis { n: 0, stride: 0 }]),
             1 => continue,
             _ => {}
         }
         match out.last_mut() {
             Some(last) if last.stride == axis.stride * axis.n as isize => {
-                *last = Axis { n: last.n * axis.n, stride: axis.stride };
+                *last = StridedAxis { n: last.n * axis.n, stride: axis.stride };
             }
             _ => out.push(axis),
         }
@@ -187,7 +193,7 @@ pub(super) struct Odometer<const K: usize> {
 
 impl<const K: usize> Odometer<K> {
     /// Over the axes of `K` tables of equal extents.
-    pub fn new(tables: [&[Axis]; K]) -> Self {
+    pub fn new(tables: [&[StridedAxis]; K]) -> Self {
         let extents: SmallVec<[usize; 6]> = tables[0].iter().map(|a| a.n).collect();
         let strides = (0..extents.len()).map(|i| std::array::from_fn(|k| tables[k][i].stride)).collect();
         let left = extents.iter().product();
@@ -215,23 +221,23 @@ impl<const K: usize> Odometer<K> {
 }
 
 /// The position within a view, shared by [`Reader`] and [`Writer`].
-struct Cursor {
+struct StridedCursor {
     dtype: DType,
     outer: Odometer<1>,
-    inner: Axis,
+    inner: StridedAxis,
     /// The first element of the current inner run, and how many of it are done.
     run: *mut u8,
     done: usize,
     start: *mut u8,
 }
 
-impl Cursor {
-    fn new(view: &Strided) -> Self {
-        let mut axes = merge(&view.axes);
-        let inner = axes.pop().unwrap_or(Axis { n: 1, stride: 0 });
+impl StridedCursor {
+    fn new(view: &StridedView) -> Self {
+        let mut axes = merge_axes(&view.axes);
+        let inner = axes.pop().unwrap_or(StridedAxis { n: 1, stride: 0 });
         let mut outer = Odometer::new([&axes]);
         outer.next();
-        Cursor { dtype: view.dtype, outer, inner, run: view.ptr, done: 0, start: view.ptr }
+        StridedCursor { dtype: view.dtype, outer, inner, run: view.ptr, done: 0, start: view.ptr }
     }
 
     /// The next up to `wanted` elements of equal stride: pointer to the first, and their number.
@@ -250,52 +256,56 @@ impl Cursor {
 
 /// Gives the elements of a view in row-major order, as numbers. It must not be asked for more elements than
 /// the view has.
-pub(super) struct Reader<C> {
-    cursor: Cursor,
+pub(super) struct StridedReader<C> {
+    cursor: StridedCursor,
     left: usize,
     number: PhantomData<C>,
 }
 
-impl<C: Number> Reader<C> {
-    pub fn new(view: &Strided) -> Self {
-        Reader { cursor: Cursor::new(view), left: view.numel(), number: PhantomData }
+impl<C: ComputeNumber> StridedReader<C> {
+    pub fn new(view: &StridedView) -> Self {
+        StridedReader { cursor: StridedCursor::new(view), left: view.numel(), number: PhantomData }
     }
 
     /// Fills `out` with the next elements.
-    pub fn fill(&mut self, out: &mut [C]) {
+    pub fn read_next(&mut self, out: &mut [C]) {
         assert!(out.len() <= self.left, "a reader ran past its view");
         self.left -= out.len();
         let mut filled = 0;
         while filled < out.len() {
             let (ptr, n) = self.cursor.advance(out.len() - filled);
             // SAFETY: the cursor gives `n` elements of the view, which its maker promised to be readable.
-            unsafe { load(self.cursor.dtype, ptr, self.cursor.inner.stride, &mut out[filled..filled + n]) };
+            unsafe {
+                load_strided(self.cursor.dtype, ptr, self.cursor.inner.stride, &mut out[filled..filled + n])
+            };
             filled += n;
         }
     }
 }
 
 /// Stores numbers into a view in row-major order. It must not be given more than the view has.
-pub(super) struct Writer<C> {
-    cursor: Cursor,
+pub(super) struct StridedWriter<C> {
+    cursor: StridedCursor,
     left: usize,
     number: PhantomData<C>,
 }
 
-impl<C: Number> Writer<C> {
-    pub fn new(view: &Strided) -> Self {
-        Writer { cursor: Cursor::new(view), left: view.numel(), number: PhantomData }
+impl<C: ComputeNumber> StridedWriter<C> {
+    pub fn new(view: &StridedView) -> Self {
+        StridedWriter { cursor: StridedCursor::new(view), left: view.numel(), number: PhantomData }
     }
 
     /// Stores the next elements.
-    pub fn put(&mut self, data: &[C]) {
+    pub fn write_next(&mut self, data: &[C]) {
         assert!(data.len() <= self.left, "a writer ran past its view");
         self.left -= data.len();
         let mut stored = 0;
         while stored < data.len() {
             let (ptr, n) = self.cursor.advance(data.len() - stored);
             // SAFETY: the cursor gives `n` elements of the view, which its maker promised to be writable.
-            unsafe { store(self.cursor.dtype, ptr, self.cursor.inner.stride, &data[stored..stored + n]) };
+            unsafe {
+                store_strided(self.cursor.dtype, ptr, self.cursor.inner.stride, &data[stored..stored + n])
+            };
             stored += n;
         }
     }
@@ -305,7 +315,7 @@ impl<C: Number> Writer<C> {
 ///
 /// # Safety
 /// They must be readable and aligned.
-unsafe fn load<C: Number>(dtype: DType, ptr: *const u8, stride: isize, out: &mut [C]) {
+unsafe fn load_strided<C: ComputeNumber>(dtype: DType, ptr: *const u8, stride: isize, out: &mut [C]) {
     if dtype == C::DTYPE && stride == dtype.size() as isize {
         // SAFETY: `C` is the stored type; the elements are dense, and `out` is memory of this thread alone.
         return unsafe { std::ptr::copy_nonoverlapping(ptr.cast::<C>(), out.as_mut_ptr(), out.len()) };
@@ -318,7 +328,7 @@ unsafe fn load<C: Number>(dtype: DType, ptr: *const u8, stride: isize, out: &mut
 
 /// # Safety
 /// As [`load`], for elements of type `E`.
-unsafe fn load_elements<E: Element, C: Number>(ptr: *const u8, stride: isize, out: &mut [C]) {
+unsafe fn load_elements<E: StoredElement, C: ComputeNumber>(ptr: *const u8, stride: isize, out: &mut [C]) {
     let size = size_of::<E>() as isize;
     match stride {
         0 => {
@@ -346,7 +356,7 @@ unsafe fn load_elements<E: Element, C: Number>(ptr: *const u8, stride: isize, ou
 ///
 /// # Safety
 /// The elements must be writable and aligned.
-unsafe fn store<C: Number>(dtype: DType, ptr: *mut u8, stride: isize, data: &[C]) {
+unsafe fn store_strided<C: ComputeNumber>(dtype: DType, ptr: *mut u8, stride: isize, data: &[C]) {
     if dtype == C::DTYPE && stride == dtype.size() as isize {
         // SAFETY: `C` is the stored type; the elements are dense, and `data` is memory of this thread alone.
         return unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), ptr.cast::<C>(), data.len()) };
@@ -369,7 +379,7 @@ unsafe fn store<C: Number>(dtype: DType, ptr: *mut u8, stride: isize, data: &[C]
 
 /// Copies every element of `from` to the same position of `to`. The shapes and dtypes must be equal. The
 /// two may be the same memory; they must not overlap otherwise.
-pub(super) fn copy(from: &Strided, to: &Strided) {
+pub(super) fn copy_view(from: &StridedView, to: &StridedView) {
     debug_assert_eq!((from.dtype, from.shape()), (to.dtype, to.shape()));
     if !from.same_memory(to) {
         CopyPlan::new(&from.axes, &to.axes, from.dtype.size()).run(from.ptr, to.ptr);
@@ -384,7 +394,7 @@ pub(super) struct CopyPlan {
 
 impl CopyPlan {
     /// Between views of equal extents whose elements have `size` bytes.
-    pub fn new(from: &[Axis], to: &[Axis], size: usize) -> Self {
+    pub fn new(from: &[StridedAxis], to: &[StridedAxis], size: usize) -> Self {
         let mut axes: SmallVec<[(usize, isize, isize); 6]> = SmallVec::new();
         for (f, t) in from.iter().zip(to) {
             match (f.n, axes.last_mut()) {
@@ -400,10 +410,10 @@ impl CopyPlan {
 
     /// Copies from `from` to `to`, whose elements must be readable and writable.
     pub fn run(&self, from: *const u8, to: *mut u8) {
-        self.level(&self.axes, from, to);
+        self.copy_level(&self.axes, from, to);
     }
 
-    fn level(&self, axes: &[(usize, isize, isize)], from: *const u8, to: *mut u8) {
+    fn copy_level(&self, axes: &[(usize, isize, isize)], from: *const u8, to: *mut u8) {
         let size = self.size as isize;
         match *axes {
             // SAFETY: the views that the plan was made for hold these elements; the two do not overlap.
@@ -412,7 +422,7 @@ impl CopyPlan {
                 // SAFETY: as above; both runs are dense.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, n * self.size) }
             }
-            [(n, f, t)] => self.run_of(n, from, f, to, t),
+            [(n, f, t)] => self.copy_innermost(n, from, f, to, t),
             // Rows of one side are columns of the other: tiles keep the lines of both in the cache.
             [outer, inner] if outer.1.abs() < inner.1.abs() && inner.2.abs() < outer.2.abs() => {
                 const TILE: usize = 32;
@@ -422,21 +432,21 @@ impl CopyPlan {
                             let at = |o: isize, n: isize| o * i as isize + n * j as isize;
                             let from = from.wrapping_offset(at(outer.1, inner.1));
                             let to = to.wrapping_offset(at(outer.2, inner.2));
-                            self.run_of(TILE.min(inner.0 - j), from, inner.1, to, inner.2);
+                            self.copy_innermost(TILE.min(inner.0 - j), from, inner.1, to, inner.2);
                         }
                     }
                 }
             }
             [(n, f, t), ref rest @ ..] => {
                 for i in 0..n as isize {
-                    self.level(rest, from.wrapping_offset(f * i), to.wrapping_offset(t * i));
+                    self.copy_level(rest, from.wrapping_offset(f * i), to.wrapping_offset(t * i));
                 }
             }
         }
     }
 
     /// Copies `n` elements at these strides.
-    fn run_of(&self, n: usize, from: *const u8, f: isize, to: *mut u8, t: isize) {
+    fn copy_innermost(&self, n: usize, from: *const u8, f: isize, to: *mut u8, t: isize) {
         match self.size {
             // SAFETY: the views that the plan was made for hold these elements, of this size and alignment.
             1 => unsafe { copy_run::<u8>(n, from, f, to, t) },

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use symmc_ir::DType;
 
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct TensorView<'a> {
     dtype: DType,
     shape: &'a [usize],
     strides: &'a [isize],
@@ -22,19 +22,19 @@ pub struct View<'a> {
 
 /// A result of a kernel: a view that is written.
 #[derive(Debug)]
-pub struct ViewMut<'a> {
-    view: View<'a>,
+pub struct TensorViewMut<'a> {
+    view: TensorView<'a>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-impl<'a> Deref for ViewMut<'a> {
-    type Target = View<'a>;
-    fn deref(&self) -> &View<'a> {
+impl<'a> Deref for TensorViewMut<'a> {
+    type Target = TensorView<'a>;
+    fn deref(&self) -> &TensorView<'a> {
         &self.view
     }
 }
 
-impl<'a> View<'a> {
+impl<'a> TensorView<'a> {
     /// A view of the elements that start at `ptr`; strides count elements, one for each axis.
     ///
     /// # Safety
@@ -43,8 +43,8 @@ impl<'a> View<'a> {
     /// reads it, but the kernel itself.
     pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *const u8) -> Self {
         debug_assert_eq!(shape.len(), strides.len());
-        debug_assert!(aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
-        View { dtype, shape, strides, ptr, memory: PhantomData }
+        debug_assert!(is_aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
+        TensorView { dtype, shape, strides, ptr, memory: PhantomData }
     }
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -61,22 +61,22 @@ impl<'a> View<'a> {
     }
 }
 
-impl<'a> ViewMut<'a> {
+impl<'a> TensorViewMut<'a> {
     /// A view of the elements that start at `ptr`; strides count elements, one for each axis.
     ///
     /// # Safety
-    /// As [`View::new`]; nobody else may touch the elements while a kernel runs, and no two index tuples may
+    /// As [`TensorView::new`]; nobody else may touch the elements while a kernel runs, and no two index tuples may
     /// reach the same element.
     pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *mut u8) -> Self {
         // SAFETY: by the caller.
-        ViewMut { view: unsafe { View::new(dtype, shape, strides, ptr) }, memory: PhantomData }
+        TensorViewMut { view: unsafe { TensorView::new(dtype, shape, strides, ptr) }, memory: PhantomData }
     }
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.view.ptr.cast_mut()
     }
 }
 
-fn aligned(dtype: DType, shape: &[usize], ptr: *const u8) -> bool {
+fn is_aligned(dtype: DType, shape: &[usize], ptr: *const u8) -> bool {
     shape.contains(&0) || ptr.addr().is_multiple_of(dtype.size())
 }
 

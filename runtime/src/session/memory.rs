@@ -4,10 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use symmc_control::Segment;
+use symmc_control::MemorySegment;
 use symmc_ir::Tensor;
 
-use super::port::Extent;
+use super::port::DeviceRange;
 use crate::error::{Result, RunError};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ impl fmt::Display for DeviceName {
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
     fn device(&self) -> DeviceName;
 
-    fn extent(&self) -> Extent;
+    fn range(&self) -> DeviceRange;
 
     /// Copies data to the bytes from `at` on.
     ///
@@ -45,13 +45,13 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<()>;
 }
 
-impl DeviceMemory for Segment {
+impl DeviceMemory for MemorySegment {
     fn device(&self) -> DeviceName {
         DeviceName::Host
     }
 
-    fn extent(&self) -> Extent {
-        Extent { address: self.as_ptr().expose_provenance() as u64, bytes: self.len() }
+    fn range(&self) -> DeviceRange {
+        DeviceRange { address: self.as_ptr().expose_provenance() as u64, bytes: self.len() }
     }
 
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()> {
@@ -69,24 +69,24 @@ impl DeviceMemory for Segment {
 
 /// Bytes of a device, and what keeps them there.
 #[derive(Clone)]
-pub struct Kept {
-    pub extent: Extent,
+pub struct SharedTensor {
+    pub range: DeviceRange,
     pub owner: Arc<dyn Any + Send + Sync>,
 }
 
-impl Kept {
+impl SharedTensor {
     /// A tensor, where it lies on the host: in memory, into which one that lies in a file is read.
-    pub fn on_host(tensor: &Arc<Tensor>) -> Result<Kept> {
-        let owner = Kept::loaded(tensor)?;
+    pub fn on_host(tensor: &Arc<Tensor>) -> Result<SharedTensor> {
+        let owner = SharedTensor::load_tensor(tensor)?;
         let address = owner.data().as_ptr().expose_provenance() as u64;
-        Ok(Kept { extent: Extent { address, bytes: owner.data().len() }, owner })
+        Ok(SharedTensor { range: DeviceRange { address, bytes: owner.data().len() }, owner })
     }
 
-    pub fn loaded(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>> {
-        tensor.loaded().map_err(Kept::unread)
+    pub fn load_tensor(tensor: &Arc<Tensor>) -> Result<Arc<Tensor>> {
+        tensor.load_to_memory().map_err(SharedTensor::unreadable_tensor)
     }
 
-    pub fn unread(error: std::io::Error) -> RunError {
+    pub fn unreadable_tensor(error: std::io::Error) -> RunError {
         RunError::Invalid(format!("its tensor cannot be read: {error}"))
     }
 }

@@ -9,25 +9,25 @@ pub enum Port {
 
 /// Bytes at an address of the session's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
+pub struct DeviceRange {
     pub address: u64,
     pub bytes: usize,
 }
 
-impl Extent {
+impl DeviceRange {
     /// Behind the last byte.
     pub fn end(&self) -> u64 {
         self.address.saturating_add(self.bytes as u64)
     }
 
-    pub fn overlaps(&self, other: &Extent) -> bool {
+    pub fn overlaps(&self, other: &DeviceRange) -> bool {
         self.bytes > 0 && other.bytes > 0 && self.address < other.end() && other.address < self.end()
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Storage {
+pub enum PortStorage {
     /// In memory that the caller bound, at this address.
     Caller(u64),
     /// With the program: a constant that the caller did not bind. The plan may hold it in the symmetric arena, this many bytes
@@ -42,6 +42,6 @@ pub enum Storage {
 /// The memory of an input or output, at the sizes that are set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortMemory {
-    pub extent: Extent,
-    pub storage: Storage,
+    pub range: DeviceRange,
+    pub storage: PortStorage,
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::port::{Extent, Port};
+use super::port::{DeviceRange, Port};
 use crate::error::{Result, RunError};
-use crate::exec::Bound;
+use crate::exec::ResolvedProgram;
 
 /// An input or output of a session, with memory of the kind `M`.
 #[derive(Debug)]
@@ -14,19 +14,19 @@ pub struct PortState<M> {
     pub name: String,
     /// What the start of its memory must be a multiple of.
     pub(super) align: usize,
-    pub bound: Option<Extent>,
+    pub binding: Option<DeviceRange>,
     /// The session's own memory.
     pub memory: Option<Arc<M>>,
     /// Whether the caller wrote it, or got its address; of a constant, whether it is there.
-    pub given: bool,
+    pub has_data: bool,
     /// Whether what the plan holds of it in the symmetric arena is there.
-    pub loaded: bool,
+    pub is_loaded: bool,
     /// Where the plan holds an input in the symmetric arena, in any bucket.
-    pub(super) fixed: Option<Range<usize>>,
+    pub(super) fixed_range: Option<Range<usize>>,
     /// Where an input is in symmetric memory of the caller instead.
-    pub(super) placed: Option<usize>,
+    pub(super) caller_offset: Option<usize>,
     /// Whether an input may be written before each run. The plan relies on it that others are written before the first run only.
-    pub(super) renewed: bool,
+    pub(super) is_rewritable: bool,
 }
 
 impl<M> PortState<M> {
@@ -35,48 +35,52 @@ impl<M> PortState<M> {
         PortState {
             name,
             align,
-            bound: None,
+            binding: None,
             memory: None,
-            given: false,
-            loaded: false,
-            fixed: None,
-            placed: None,
-            renewed: false,
+            has_data: false,
+            is_loaded: false,
+            fixed_range: None,
+            caller_offset: None,
+            is_rewritable: false,
         }
     }
 
-    fn rejected(&self, memory: Extent, why: &str) -> RunError {
-        let Extent { address, bytes } = memory;
+    fn rejected_memory(&self, memory: DeviceRange, why: &str) -> RunError {
+        let DeviceRange { address, bytes } = memory;
         RunError::Invalid(format!("{}: the memory of {bytes} bytes at {address:#x} {why}", self.name))
     }
 
     /// Fails if memory that is bound has fewer bytes than this.
-    pub(super) fn expect_room(&self, bytes: usize) -> Result<()> {
-        match self.bound {
+    pub(super) fn expect_capacity(&self, bytes: usize) -> Result<()> {
+        match self.binding {
             Some(memory) if memory.bytes < bytes => {
-                Err(self.rejected(memory, &format!("is too small: expected {bytes} bytes")))
+                Err(self.rejected_memory(memory, &format!("is too small: expected {bytes} bytes")))
             }
             _ => Ok(()),
         }
     }
 
     /// Fails if memory cannot be bound, whatever size is needed. `reserved` is memory of the session, with names.
-    pub(super) fn expect_bindable(&self, memory: Extent, reserved: &[(&str, Extent)]) -> Result<()> {
+    pub(super) fn expect_bindable(
+        &self,
+        memory: DeviceRange,
+        reserved: &[(&str, DeviceRange)],
+    ) -> Result<()> {
         if memory.bytes == 0 {
             return Ok(());
         }
         if memory.address == 0 {
-            return Err(self.rejected(memory, "has no address"));
+            return Err(self.rejected_memory(memory, "has no address"));
         }
         if memory.address.checked_add(memory.bytes as u64).is_none() {
-            return Err(self.rejected(memory, "ends behind the last address"));
+            return Err(self.rejected_memory(memory, "ends behind the last address"));
         }
         if !memory.address.is_multiple_of(self.align as u64) {
             let why = format!("is not aligned: expected a multiple of {}", self.align);
-            return Err(self.rejected(memory, &why));
+            return Err(self.rejected_memory(memory, &why));
         }
         match reserved.iter().find(|(_, other)| other.overlaps(&memory)) {
-            Some((what, _)) => Err(self.rejected(memory, &format!("overlaps {what} of the session"))),
+            Some((what, _)) => Err(self.rejected_memory(memory, &format!("overlaps {what} of the session"))),
             None => Ok(()),
         }
     }
@@ -87,31 +91,31 @@ impl<M> PortState<M> {
 pub(super) fn check_bound_memory<M>(
     inputs: &[PortState<M>],
     outputs: &[PortState<M>],
-    program: &Bound,
+    program: &ResolvedProgram,
     changed: Option<&[Port]>,
 ) -> Result<()> {
     if changed.is_some_and(<[Port]>::is_empty) {
         return Ok(());
     }
     let all = used_memory(inputs, outputs, program);
-    let Some(changed) = changed else { return check_all(&all) };
+    let Some(changed) = changed else { return check_all_disjoint(&all) };
     for (at, one) in all.iter().enumerate().filter(|(_, one)| changed.contains(&one.port)) {
-        one.state.expect_room(one.used.bytes)?;
-        all[..at].iter().try_for_each(|earlier| earlier.expect_apart(one))?;
-        all[at + 1..].iter().try_for_each(|later| one.expect_apart(later))?;
+        one.state.expect_capacity(one.used_range.bytes)?;
+        all[..at].iter().try_for_each(|earlier| earlier.expect_disjoint(one))?;
+        all[at + 1..].iter().try_for_each(|later| one.expect_disjoint(later))?;
     }
     Ok(())
 }
 
-fn check_all<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
-    all.iter().try_for_each(|one| one.state.expect_room(one.used.bytes))?;
+fn check_all_disjoint<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
+    all.iter().try_for_each(|one| one.state.expect_capacity(one.used_range.bytes))?;
     // Only what begins before the end of another one overlaps it.
     let mut order: Vec<usize> = (0..all.len()).collect();
-    order.sort_unstable_by_key(|&at| all[at].used.address);
+    order.sort_unstable_by_key(|&at| all[at].used_range.address);
     for (place, &one) in order.iter().enumerate() {
-        let end = all[one].used.end();
-        for &other in order[place + 1..].iter().take_while(|&&other| all[other].used.address < end) {
-            all[one.min(other)].expect_apart(&all[one.max(other)])?;
+        let end = all[one].used_range.end();
+        for &other in order[place + 1..].iter().take_while(|&&other| all[other].used_range.address < end) {
+            all[one.min(other)].expect_disjoint(&all[one.max(other)])?;
         }
     }
     Ok(())
@@ -121,10 +125,10 @@ fn check_all<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
 struct UsedMemory<'p, M> {
     state: &'p PortState<M>,
     port: Port,
-    bound: Extent,
-    used: Extent,
+    binding: DeviceRange,
+    used_range: DeviceRange,
     /// Whether a run writes it.
-    written: bool,
+    is_written: bool,
     /// The input that it is, or that it replaces.
     input: Option<usize>,
 }
@@ -132,14 +136,21 @@ struct UsedMemory<'p, M> {
 fn used_memory<'p, M>(
     inputs: &'p [PortState<M>],
     outputs: &'p [PortState<M>],
-    program: &Bound,
+    program: &ResolvedProgram,
 ) -> Vec<UsedMemory<'p, M>> {
     let mut is_replaced = vec![false; program.inputs.len()];
     program.outputs.iter().filter_map(|output| output.mutates).for_each(|i| is_replaced[i] = true);
     let mut all = Vec::with_capacity(inputs.len() + outputs.len());
     let mut push = |state: &'p PortState<M>, port, bytes, written, input| {
-        if let Some(bound) = state.bound {
-            all.push(UsedMemory { state, port, bound, used: Extent { bytes, ..bound }, written, input });
+        if let Some(bound) = state.binding {
+            all.push(UsedMemory {
+                state,
+                port,
+                binding: bound,
+                used_range: DeviceRange { bytes, ..bound },
+                is_written: written,
+                input,
+            });
         }
     };
     for (i, (state, input)) in inputs.iter().zip(&program.inputs).enumerate() {
@@ -153,14 +164,14 @@ fn used_memory<'p, M>(
 
 impl<M> UsedMemory<'_, M> {
     /// Fails if one run cannot use both.
-    fn expect_apart(&self, other: &UsedMemory<'_, M>) -> Result<()> {
-        let is_written = self.written || other.written;
-        if !is_written || !self.used.overlaps(&other.used) || self.is_replaced_by(other) {
+    fn expect_disjoint(&self, other: &UsedMemory<'_, M>) -> Result<()> {
+        let is_written = self.is_written || other.is_written;
+        if !is_written || !self.used_range.overlaps(&other.used_range) || self.is_replaced_by(other) {
             return Ok(());
         }
-        let (one, other) = if other.written { (other, self) } else { (self, other) };
+        let (one, other) = if other.is_written { (other, self) } else { (self, other) };
         let why = format!("overlaps that of {}, and a run writes it", other.state.name);
-        Err(one.state.rejected(one.bound, &why))
+        Err(one.state.rejected_memory(one.binding, &why))
     }
 
     /// Whether one is an input and the other the output that replaces it, at one place.
@@ -169,6 +180,6 @@ impl<M> UsedMemory<'_, M> {
             (self.port, other.port),
             (Port::Input(_), Port::Output(_)) | (Port::Output(_), Port::Input(_))
         );
-        one_each && self.input.is_some() && self.input == other.input && self.used == other.used
+        one_each && self.input.is_some() && self.input == other.input && self.used_range == other.used_range
     }
 }

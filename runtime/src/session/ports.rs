@@ -5,20 +5,20 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, Graph, Input, InputId, InputKind, OutputKind, ValueId};
-use symmc_plan::{ALIGN, ReadPlan, Role};
+use symmc_ir::{Graph, GraphInput, InputId, InputKind, OutputKind, SymbolBindings, ValueId};
+use symmc_plan::{ALIGN, FixedRole, ParsedPlan};
 
-use super::callers::CallersPart;
+use super::caller_arena::CallerArena;
 use super::memory::DeviceMemory;
-use super::port::{Extent, Port, PortMemory, Storage};
+use super::port::{DeviceRange, Port, PortMemory, PortStorage};
 use super::port_state::{PortState, check_bound_memory};
 use crate::error::{Result, RunError};
-use crate::exec::{Bound, Executor, Moved, Placement};
-use crate::kernels::Needs;
+use crate::exec::{Executor, ProgramPlacement, RelocatedRange, ResolvedProgram};
+use crate::kernels::ScratchNeeds;
 
 #[derive(Clone, Debug)]
 pub struct SizedProgram {
-    pub bound: Arc<Bound>,
+    pub program: Arc<ResolvedProgram>,
     /// What ranks compare before a run.
     pub digest: u32,
     /// The sizes in words, and which inputs lie in symmetric memory of the caller.
@@ -31,18 +31,18 @@ const KEPT: usize = 64;
 /// How many ports that were bound again are checked one by one.
 const FEW: usize = 8;
 
-/// The device of a session: what the rules of [`Ports`] need of it.
-pub trait PortDevice {
+/// The device of a session: what the rules of [`SessionPorts`] need of it.
+pub trait PortBackend {
     type Memory: DeviceMemory;
 
-    fn ports(&mut self) -> &mut Ports<Self::Memory>;
+    fn ports(&mut self) -> &mut SessionPorts<Self::Memory>;
 
     /// The symmetric arena. Fails if the session has none now.
-    fn arena(&self) -> Result<Extent>;
+    fn symmetric_arena(&self) -> Result<DeviceRange>;
 
     /// Memory of this many bytes for an input or output of this name. It begins with the data of the smaller memory that it
     /// takes the place of. Fails if there is not as much memory, or a run failed.
-    fn allocate_port(
+    fn allocate_port_memory(
         &mut self,
         name: &str,
         bytes: usize,
@@ -50,193 +50,195 @@ pub trait PortDevice {
     ) -> Result<Self::Memory>;
 
     /// The address of a constant's data, where a run finds them. The host reads them with the program, at no address.
-    fn constant(&mut self, input: usize, bytes: usize) -> Result<u64> {
+    fn constant_address(&mut self, input: usize, bytes: usize) -> Result<u64> {
         let _ = (input, bytes);
         Ok(0)
     }
 
     /// The memory of an input or output at the sizes that are set, allocated if there is none. Fails as
-    /// [`Ports::bytes`] and [`allocate_port`](Self::allocate_port), or if memory that the caller bound is too small.
-    fn locate(&mut self, port: Port) -> Result<PortMemory> {
+    /// [`SessionPorts::port_bytes`] and [`allocate_port`](Self::allocate_port_memory), or if memory that the caller bound is too small.
+    fn locate_port(&mut self, port: Port) -> Result<PortMemory> {
         let ports = self.ports();
-        let holder = ports.holder(port)?;
-        let (bytes, storage) = (ports.bytes(holder)?, ports.storage(holder)?);
+        let holder = ports.memory_owner(port)?;
+        let (bytes, storage) = (ports.port_bytes(holder)?, ports.resolve_storage(holder)?);
         let address = match (storage, holder) {
-            (Storage::Caller(address), _) => address,
-            (Storage::Program(None), Port::Input(input)) => self.constant(input, bytes)?,
-            (Storage::Symmetric(offset) | Storage::Program(Some(offset)), _) => {
-                self.arena()?.address + offset as u64
+            (PortStorage::Caller(address), _) => address,
+            (PortStorage::Program(None), Port::Input(input)) => self.constant_address(input, bytes)?,
+            (PortStorage::Symmetric(offset) | PortStorage::Program(Some(offset)), _) => {
+                self.symmetric_arena()?.address + offset as u64
             }
-            (Storage::Session | Storage::Program(None), _) => self.own_memory(holder, bytes)?,
+            (PortStorage::Session | PortStorage::Program(None), _) => {
+                self.ensure_session_memory(holder, bytes)?
+            }
         };
-        Ok(PortMemory { extent: Extent { address, bytes }, storage })
+        Ok(PortMemory { range: DeviceRange { address, bytes }, storage })
     }
 
     /// The address of memory of the session's own for an input or output, which has this many bytes.
-    fn own_memory(&mut self, port: Port, bytes: usize) -> Result<u64> {
+    fn ensure_session_memory(&mut self, port: Port, bytes: usize) -> Result<u64> {
         let smaller = match &self.ports().state(port).memory {
-            Some(memory) if memory.extent().bytes >= bytes => return Ok(memory.extent().address),
+            Some(memory) if memory.range().bytes >= bytes => return Ok(memory.range().address),
             smaller => smaller.clone(),
         };
         let name = self.ports().state(port).name.clone();
-        let memory = Arc::new(self.allocate_port(&name, bytes, smaller)?);
-        let address = memory.extent().address;
+        let memory = Arc::new(self.allocate_port_memory(&name, bytes, smaller)?);
+        let address = memory.range().address;
         self.ports().state_mut(port).memory = Some(memory);
         Ok(address)
     }
 
-    /// As [`locate`](Self::locate), for a caller that may write an input there.
-    fn expose(&mut self, port: Port) -> Result<PortMemory> {
-        let memory = self.locate(port)?;
-        if let (Port::Input(_), Storage::Session | Storage::Symmetric(_)) = (port, memory.storage) {
-            self.ports().state_mut(port).given = true;
+    /// As [`locate`](Self::locate_port), for a caller that may write an input there.
+    fn expose_port(&mut self, port: Port) -> Result<PortMemory> {
+        let memory = self.locate_port(port)?;
+        if let (Port::Input(_), PortStorage::Session | PortStorage::Symmetric(_)) = (port, memory.storage) {
+            self.ports().state_mut(port).has_data = true;
         }
         Ok(memory)
     }
 
-    /// As [`expose`](Self::expose), for data of this many bytes that are written now. Fails as
-    /// [`expose`](Self::expose), or if the input has another size or is a constant.
-    fn expose_for(&mut self, input: usize, bytes: usize) -> Result<Extent> {
+    /// As [`expose`](Self::expose_port), for data of this many bytes that are written now. Fails as
+    /// [`expose`](Self::expose_port), or if the input has another size or is a constant.
+    fn expose_input(&mut self, input: usize, bytes: usize) -> Result<DeviceRange> {
         let port = Port::Input(input);
-        let memory = self.expose(port)?;
+        let memory = self.expose_port(port)?;
         self.ports().expect_bytes(port, bytes)?;
         match memory.storage {
-            Storage::Program(_) => Err(self.ports().is_constant(port)),
-            _ => Ok(memory.extent),
+            PortStorage::Program(_) => Err(self.ports().constant_error(port)),
+            _ => Ok(memory.range),
         }
     }
 }
 
 /// All inputs and outputs of a session, in memory of the kind `M`.
 #[derive(Debug)]
-pub struct Ports<M> {
+pub struct SessionPorts<M> {
     executor: Executor,
-    bindings: Option<Bindings>,
+    bindings: Option<SymbolBindings>,
     sized: Option<SizedProgram>,
     /// Programs with inputs in symmetric memory of the caller, the oldest first.
-    moved: Vec<SizedProgram>,
+    relocated_programs: Vec<SizedProgram>,
     inputs: Vec<PortState<M>>,
     outputs: Vec<PortState<M>>,
     /// The ports that were bound since all bound memory was found to serve a run; `None` stands for all.
     unchecked: Option<Vec<Port>>,
-    callers: CallersPart,
+    caller_arena: CallerArena,
     /// Where the program lies in a session that has or may have others.
-    placement: Option<Placement>,
+    placement: Option<ProgramPlacement>,
 }
 
-impl<M> Ports<M> {
+impl<M> SessionPorts<M> {
     /// Those of the plan of an executor on its rank, without data. Kernels of the device want memory at multiples of `align`,
     /// and `callers` bytes of symmetric memory are the caller's. Fails if the symmetric arena would be larger than any memory.
-    pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<Ports<M>> {
-        let (plan, source) = (executor.plan(), executor.source());
+    pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<SessionPorts<M>> {
+        let (plan, source) = (executor.plan(), executor.source_graph());
         let state = |kind: &str, value: ValueId| {
             let align = source.ty(value).dtype.size().max(align);
-            PortState::new(format!("{kind} %{}", source.name_of(value)), align)
+            PortState::new(format!("{kind} %{}", source.value_name(value)), align)
         };
         let mut inputs: Vec<PortState<M>> = source
             .inputs
             .iter()
             .map(|(id, input)| PortState {
-                renewed: is_renewed(source, id, input),
+                is_rewritable: may_be_rewritten(source, id, input),
                 ..state("input", input.value)
             })
             .collect();
         for memory in &plan.fixed {
-            if let Role::Bound { input } = memory.role
+            if let FixedRole::Bound { input } = memory.role
                 && let Some(state) = inputs.get_mut(input)
             {
                 let offset = |at: u64| usize::try_from(at).ok();
                 let end = memory.offset.checked_add(memory.size).and_then(offset);
-                state.fixed = offset(memory.offset).zip(end).map(|(start, end)| start..end);
+                state.fixed_range = offset(memory.offset).zip(end).map(|(start, end)| start..end);
             }
         }
-        Ok(Ports {
+        Ok(SessionPorts {
             bindings: None,
             sized: None,
-            moved: Vec::new(),
+            relocated_programs: Vec::new(),
             inputs,
             outputs: source.outputs.iter().map(|output| state("output", output.value)).collect(),
             unchecked: None,
-            callers: CallersPart::new(plan, callers)?,
+            caller_arena: CallerArena::new(plan, callers)?,
             placement: None,
             executor,
         })
     }
 
-    pub fn plan(&self) -> &ReadPlan {
+    pub fn plan(&self) -> &ParsedPlan {
         self.executor.plan()
     }
 
-    pub fn needs(&mut self) -> [Needs; 2] {
-        self.executor.needs()
+    pub fn scratch_needs(&mut self) -> [ScratchNeeds; 2] {
+        self.executor.scratch_needs()
     }
 
     /// Has the program lie where a session with several programs has it. What lay in its part of the symmetric arena stays where it
     /// was. Fails if the sizes that are set do not resolve any more.
-    pub fn place(&mut self, placement: Placement) -> Result<()> {
+    pub fn set_placement(&mut self, placement: ProgramPlacement) -> Result<()> {
         self.placement = Some(placement);
-        self.moved.clear();
+        self.relocated_programs.clear();
         if let Some(bindings) = self.bindings.clone() {
-            self.sized = Some(self.program(&bindings)?);
+            self.sized = Some(self.resolve_program(&bindings)?);
         }
         Ok(())
     }
 
     /// Sets the values of the imported program's symbols. Fails if no bucket serves them. The sizes stay as they were
     /// then.
-    pub fn set(&mut self, bindings: &Bindings) -> Result<()> {
-        self.sized = Some(self.program(bindings)?);
+    pub fn set_sizes(&mut self, bindings: &SymbolBindings) -> Result<()> {
+        self.sized = Some(self.resolve_program(bindings)?);
         self.bindings = Some(bindings.clone());
         self.unchecked = None;
         Ok(())
     }
 
     /// The program at these sizes, with inputs where they lie.
-    fn program(&mut self, bindings: &Bindings) -> Result<SizedProgram> {
-        let bound = self.executor.bind(bindings)?;
-        let mut parts = vec![self.executor.sizes(bindings)];
+    fn resolve_program(&mut self, bindings: &SymbolBindings) -> Result<SizedProgram> {
+        let bound = self.executor.resolve_bindings(bindings)?;
+        let mut parts = vec![self.executor.describe_sizes(bindings)];
         // What is kept by this text is never that of another program of the session.
         if let Some(placement) = self.placement.as_ref().filter(|placement| placement.program > 0) {
             parts.insert(0, format!("program {}", placement.program));
         }
         let mut moves = Vec::new();
         for input in &self.inputs {
-            let (Some(from), Some(to)) = (&input.fixed, input.placed) else { continue };
-            moves.push(Moved { from: from.clone(), to });
+            let (Some(from), Some(to)) = (&input.fixed_range, input.caller_offset) else { continue };
+            moves.push(RelocatedRange { from: from.clone(), to });
             parts.push(format!("{} in symmetric memory at {to}", input.name));
         }
         parts.retain(|part| !part.is_empty());
         let text = parts.join(", ");
-        if let Some(known) = self.moved.iter().find(|known| *known.text == *text) {
+        if let Some(known) = self.relocated_programs.iter().find(|known| *known.text == *text) {
             return Ok(known.clone());
         }
         let fnv = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let digest = text.bytes().fold(0x811c_9dc5, fnv);
-        let sized = SizedProgram { bound, digest, text: text.into() };
+        let sized = SizedProgram { program: bound, digest, text: text.into() };
         let bound = match &self.placement {
-            Some(placement) => Arc::new(sized.bound.placed(placement)),
+            Some(placement) => Arc::new(sized.program.with_placement(placement)),
             None if moves.is_empty() => return Ok(sized),
-            None => Arc::new(sized.bound.moved(&moves)),
+            None => Arc::new(sized.program.with_relocations(&moves)),
         };
-        let sized = SizedProgram { bound, ..sized };
-        if self.moved.len() == KEPT {
-            self.moved.remove(0);
+        let sized = SizedProgram { program: bound, ..sized };
+        if self.relocated_programs.len() == KEPT {
+            self.relocated_programs.remove(0);
         }
-        self.moved.push(sized.clone());
+        self.relocated_programs.push(sized.clone());
         Ok(sized)
     }
 
     /// The program at the sizes that are set. Fails if a symbol has no value.
-    pub fn sized(&self) -> Result<&SizedProgram> {
+    pub fn sized_program(&self) -> Result<&SizedProgram> {
         let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
         self.sized.as_ref().ok_or_else(none)
     }
 
     /// The bytes of an input or output at the sizes that are set. Fails if a symbol has no value, or there is no such
     /// input or output.
-    pub fn bytes(&self, port: Port) -> Result<usize> {
-        let bound = &self.sized()?.bound;
-        self.expect(port)?;
+    pub fn port_bytes(&self, port: Port) -> Result<usize> {
+        let bound = &self.sized_program()?.program;
+        self.expect_port(port)?;
         Ok(match port {
             Port::Input(i) => bound.inputs[i].bytes,
             Port::Output(k) => bound.outputs[k].bytes,
@@ -244,7 +246,7 @@ impl<M> Ports<M> {
     }
 
     /// Fails if the program has no such input or output.
-    pub fn expect(&self, port: Port) -> Result<()> {
+    pub fn expect_port(&self, port: Port) -> Result<()> {
         let exists = match port {
             Port::Input(i) => i < self.inputs.len(),
             Port::Output(k) => k < self.outputs.len(),
@@ -255,26 +257,30 @@ impl<M> Ports<M> {
 
     /// The port whose memory an input or output of the program has: the input that an output replaces in place, if the caller
     /// bound nothing else for the output.
-    fn holder(&self, port: Port) -> Result<Port> {
-        self.expect(port)?;
+    fn memory_owner(&self, port: Port) -> Result<Port> {
+        self.expect_port(port)?;
         let replaced = match port {
-            Port::Output(k) if self.state(port).bound.is_none() => self.sized()?.bound.outputs[k].held_by(),
+            Port::Output(k) if self.state(port).binding.is_none() => {
+                self.sized_program()?.program.outputs[k].input_in_place()
+            }
             _ => None,
         };
         Ok(replaced.map_or(port, Port::Input))
     }
 
     /// Where a [holder](Self::holder) is stored. Fails if memory that the caller bound is too small.
-    fn storage(&self, holder: Port) -> Result<Storage> {
+    fn resolve_storage(&self, holder: Port) -> Result<PortStorage> {
         let state = self.state(holder);
-        if let Some(memory) = state.bound {
-            state.expect_room(self.bytes(holder)?)?;
-            return Ok(Storage::Caller(memory.address));
+        if let Some(memory) = state.binding {
+            state.expect_capacity(self.port_bytes(holder)?)?;
+            return Ok(PortStorage::Caller(memory.address));
         }
         Ok(match holder {
-            Port::Output(_) => Storage::Session,
-            Port::Input(i) if self.sized()?.bound.constant(i).is_some() => Storage::Program(self.fixed(i)),
-            Port::Input(i) => self.fixed(i).map_or(Storage::Session, Storage::Symmetric),
+            Port::Output(_) => PortStorage::Session,
+            Port::Input(i) if self.sized_program()?.program.constant_data(i).is_some() => {
+                PortStorage::Program(self.fixed_offset(i))
+            }
+            Port::Input(i) => self.fixed_offset(i).map_or(PortStorage::Session, PortStorage::Symmetric),
         })
     }
 
@@ -292,26 +298,26 @@ impl<M> Ports<M> {
         }
     }
 
-    pub fn memories(&self) -> impl Iterator<Item = &Arc<M>> {
+    pub fn session_memories(&self) -> impl Iterator<Item = &Arc<M>> {
         self.inputs.iter().chain(&self.outputs).filter_map(|state| state.memory.as_ref())
     }
 
     /// Where an input of the program lies in the symmetric arena, if the plan holds it there in some bucket.
-    pub fn fixed(&self, input: usize) -> Option<usize> {
-        let offset = |at| self.placement.as_ref().map_or(at, |placement| placement.offset(at));
+    pub fn fixed_offset(&self, input: usize) -> Option<usize> {
+        let offset = |at| self.placement.as_ref().map_or(at, |placement| placement.session_offset(at));
         let state = &self.inputs[input];
-        state.fixed.as_ref().map(|plan| state.placed.unwrap_or_else(|| offset(plan.start)))
+        state.fixed_range.as_ref().map(|plan| state.caller_offset.unwrap_or_else(|| offset(plan.start)))
     }
 
     /// Whether an input of the program may be written there before each run, not before the first alone.
-    pub fn is_renewed(&self, input: usize) -> bool {
-        self.inputs[input].renewed
+    pub fn is_rewritable(&self, input: usize) -> bool {
+        self.inputs[input].is_rewritable
     }
 
     /// Fails if a run cannot use the memory that the caller bound: it is too small, or a run writes what something else is bound
     /// to as well.
     pub fn check_bound_memory(&mut self) -> Result<()> {
-        let program = &self.sized()?.bound;
+        let program = &self.sized_program()?.program;
         check_bound_memory(&self.inputs, &self.outputs, program, self.unchecked.as_deref())?;
         self.unchecked = Some(Vec::new());
         Ok(())
@@ -323,28 +329,30 @@ impl<M> Ports<M> {
     ///
     /// Fails if the memory has no address, is not aligned, or overlaps memory of the session, and if the plan relies on it that
     /// the input stays as it was when a run first read it. What was bound before stays bound then.
-    pub fn bind(
+    pub fn bind_memory(
         &mut self,
         port: Port,
-        memory: Option<Extent>,
-        arena: Option<Extent>,
-        mut reserved: Vec<(&str, Extent)>,
+        memory: Option<DeviceRange>,
+        arena: Option<DeviceRange>,
+        mut reserved: Vec<(&str, DeviceRange)>,
     ) -> Result<()> {
-        self.expect(port)?;
+        self.expect_port(port)?;
         let state = self.state(port);
         if let Some(arena) = arena {
-            reserved.extend(self.callers.others(arena).map(|part| ("the symmetric arena", part)));
+            reserved.extend(
+                self.caller_arena.surrounding_ranges(arena).map(|part| ("the symmetric arena", part)),
+            );
         }
         let in_symmetric_memory =
-            || memory.zip(arena).and_then(|(memory, arena)| self.callers.offset_of(memory, arena));
-        let placed = state.fixed.as_ref().and_then(|_| in_symmetric_memory());
+            || memory.zip(arena).and_then(|(memory, arena)| self.caller_arena.block_offset(memory, arena));
+        let placed = state.fixed_range.as_ref().and_then(|_| in_symmetric_memory());
         if let Some(at) = placed.filter(|at| !at.is_multiple_of(ALIGN as usize)) {
             return Err(RunError::Invalid(format!(
                 "{}: the memory at {at} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
                 state.name
             )));
         }
-        if state.loaded && !state.renewed {
+        if state.is_loaded && !state.is_rewritable {
             return Err(RunError::Invalid(format!(
                 "{}: the plan holds it in symmetric memory, where it was written before the first run",
                 state.name
@@ -353,9 +361,9 @@ impl<M> Ports<M> {
         if let Some(memory) = memory {
             state.expect_bindable(memory, &reserved)?;
         }
-        let is_elsewhere = state.placed != placed;
+        let is_elsewhere = state.caller_offset != placed;
         let state = self.state_mut(port);
-        (state.bound, state.placed) = (memory, placed);
+        (state.binding, state.caller_offset) = (memory, placed);
         self.unchecked = self.unchecked.take().and_then(|mut ports| {
             if !ports.contains(&port) {
                 ports.push(port);
@@ -363,18 +371,18 @@ impl<M> Ports<M> {
             (ports.len() <= FEW).then_some(ports)
         });
         if let Some(bindings) = self.bindings.clone().filter(|_| is_elsewhere) {
-            self.sized = Some(self.program(&bindings)?);
+            self.sized = Some(self.resolve_program(&bindings)?);
         }
         Ok(())
     }
 
-    pub fn callers(&mut self) -> &mut CallersPart {
-        &mut self.callers
+    pub fn caller_arena(&mut self) -> &mut CallerArena {
+        &mut self.caller_arena
     }
 
     /// Refuses to give the arenas back while the caller has memory there.
-    pub fn expect_no_callers(&self) -> Result<()> {
-        match self.callers.is_untouched() {
+    pub fn expect_no_caller_memory(&self) -> Result<()> {
+        match self.caller_arena.is_unused() {
             true => Ok(()),
             false => Err(RunError::Invalid(
                 "the caller has memory in the symmetric arena, which cannot be given back therefore".into(),
@@ -383,18 +391,18 @@ impl<M> Ports<M> {
     }
 
     /// Forgets what was in the symmetric arena.
-    pub fn lose_symmetric(&mut self) {
-        for input in self.inputs.iter_mut().filter(|input| input.fixed.is_some()) {
-            (input.given, input.loaded) = (false, false);
+    pub fn invalidate_symmetric(&mut self) {
+        for input in self.inputs.iter_mut().filter(|input| input.fixed_range.is_some()) {
+            (input.has_data, input.is_loaded) = (false, false);
         }
     }
 
     /// Refuses a run that would find nothing in an input. Fails if nobody gave its data, or a symbol has no value.
     pub fn expect_data(&self, input: usize) -> Result<()> {
-        let (port, bound) = (Port::Input(input), &self.sized()?.bound);
+        let (port, bound) = (Port::Input(input), &self.sized_program()?.program);
         let state = self.state(port);
-        let given = state.given || state.bound.is_some();
-        if given || self.bytes(port)? == 0 || bound.constant(input).is_some() {
+        let given = state.has_data || state.binding.is_some();
+        if given || self.port_bytes(port)? == 0 || bound.constant_data(input).is_some() {
             return Ok(());
         }
         Err(RunError::Invalid(format!(
@@ -404,9 +412,9 @@ impl<M> Ports<M> {
     }
 
     /// Refuses data of another size. Fails if an input or output has another number of bytes, or as
-    /// [`bytes`](Self::bytes).
+    /// [`bytes`](Self::port_bytes).
     pub fn expect_bytes(&self, port: Port, found: usize) -> Result<()> {
-        let expected = self.bytes(port)?;
+        let expected = self.port_bytes(port)?;
         if expected == found {
             return Ok(());
         }
@@ -415,12 +423,12 @@ impl<M> Ports<M> {
     }
 
     /// An access by the caller while runs may touch the memory.
-    pub fn busy(&self, port: Port) -> RunError {
+    pub fn busy_error(&self, port: Port) -> RunError {
         RunError::Invalid(format!("{}: {IN_PROGRESS}", self.state(port).name))
     }
 
     /// Data for a constant.
-    pub fn is_constant(&self, port: Port) -> RunError {
+    pub fn constant_error(&self, port: Port) -> RunError {
         RunError::Invalid(format!("{} is a constant of the program", self.state(port).name))
     }
 }
@@ -428,23 +436,23 @@ impl<M> Ports<M> {
 const IN_PROGRESS: &str = "a run is in progress: wait for its end first";
 
 /// What may not be done while a run is in progress.
-pub fn in_progress() -> RunError {
+pub fn run_in_progress_error() -> RunError {
     RunError::Invalid(IN_PROGRESS.into())
 }
 
-pub fn ended() -> RunError {
+pub fn session_ended_error() -> RunError {
     RunError::Invalid("the session has ended".into())
 }
 
 /// A session without arenas.
-pub fn gave_back() -> RunError {
+pub fn arenas_released_error() -> RunError {
     RunError::Invalid("the session gave its memory back: resume it first".into())
 }
 
 /// Whether the caller may write an input before each run: an argument, an input that an output replaces, or one whose size
 /// depends on a symbol.
-fn is_renewed(source: &Graph, id: InputId, input: &Input) -> bool {
+fn may_be_rewritten(source: &Graph, id: InputId, input: &GraphInput) -> bool {
     let is_replaced = source.outputs.iter().any(|output| output.kind == OutputKind::Mutates(id));
-    let varies = source.ty(input.value).concrete(&Bindings::new()).is_none();
+    let varies = source.ty(input.value).concrete_shape(&SymbolBindings::new()).is_none();
     input.kind == InputKind::Argument || is_replaced || varies
 }

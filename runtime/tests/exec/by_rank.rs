@@ -1,9 +1,9 @@
 //! Values that lie at their rank's piece of what one group gathers, touched by the peers of another group: every kind of
 //! collective under every variant, on meshes whose groups cross, nest and are numbered the other way round.
 
-use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
-use symmc_ir::{Variant, interp};
-use symmc_runtime::exec::{ExecConfig, Registry};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
+use symmc_ir::{CollectiveVariant, interp};
+use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig};
 
 use crate::support::{check_against_interpreter, planned};
 
@@ -31,21 +31,22 @@ fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
 #[test]
 fn peers_of_another_group_find_values_that_lie_by_rank() {
     let kinds = [
-        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
         CollectiveKind::AllGather,
-        CollectiveKind::ReduceScatter(ReduceOp::Sum),
-        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum),
+        CollectiveKind::AllToAll(AllToAllSplits::Even),
         CollectiveKind::Broadcast { root: 1 },
         CollectiveKind::Permute { pairs: vec![(0, 1), (1, 0)] },
     ];
-    let gathers =
-        Variant::ALL.iter().filter(|v| v.contract(&CollectiveKind::AllGather).is_some_and(|c| c.in_place));
+    let gathers = CollectiveVariant::ALL
+        .iter()
+        .filter(|v| v.contract(&CollectiveKind::AllGather).is_some_and(|c| c.in_place));
     let mut by_rank = 0;
     for ((ranks, group, outer), kind) in MESHES.iter().flat_map(|m| kinds.iter().map(move |k| (m, k))) {
         let size = |cells: &str| cells.split(']').next().map_or(0, |cell| cell.split(',').count());
         let (rows, n) = (16, size(group));
         let (op, from) = written(kind, rows, n);
-        for via in Variant::ALL.iter().filter(|v| v.contract(kind).is_some()) {
+        for via in CollectiveVariant::ALL.iter().filter(|v| v.contract(kind).is_some()) {
             for gather in gathers.clone() {
                 let program = format!(
                     "program \"by rank\" ranks {ranks}\ngroup @g {group}\ngroup @h {outer}\n\
@@ -56,7 +57,7 @@ fn peers_of_another_group_find_values_that_lie_by_rank() {
                 );
                 let planned = planned(&program);
                 by_rank += usize::from(planned.plan.buckets[0].places["a"].by_rank.is_some());
-                let none = (&Registry::new(), &interp::Registry::new());
+                let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
                 check_against_interpreter(&planned, none, ExecConfig::default(), &[], 2);
             }
         }

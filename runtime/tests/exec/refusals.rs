@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use symmc_ir::{Bindings, DType, Tensor};
-use symmc_plan::{Lane, Plan, ReadPlan};
-use symmc_runtime::exec::{Communicator, ExecConfig, Lanes, RankMemory, Registry, Span};
+use symmc_ir::{DType, SymbolBindings, Tensor};
+use symmc_plan::{Lane, ParsedPlan, Plan};
+use symmc_runtime::exec::{ByteSpan, Communicator, CustomKernelRegistry, ExecConfig, Lanes, RankMemory};
 use symmc_runtime::host::expect_kernels;
 use symmc_runtime::{CollectiveCall, RunError};
 
@@ -21,11 +21,11 @@ struct Scripted {
 }
 
 impl Communicator for Scripted {
-    fn begin(&self, _: usize) {
+    fn begin_step(&self, _: usize) {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
-    unsafe fn collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError> {
+    unsafe fn run_collective(&self, call: &CollectiveCall<'_>) -> Result<(), RunError> {
         if self.fails {
             let (step, node) = (call.step, call.name.to_string());
             return Err(RunError::Step {
@@ -49,21 +49,21 @@ impl Communicator for Scripted {
     }
 }
 
-fn none() -> Bindings {
-    Bindings::new()
+fn none() -> SymbolBindings {
+    SymbolBindings::new()
 }
 
 /// Runs the first rank of a plan on seeded inputs, after a change of its memory.
 fn run_changed(
     planned: &Planned,
     plan: &Plan,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     change: impl FnOnce(&mut RankMemory),
 ) -> Result<(), RunError> {
     let mut rank = Rank::new(planned, bindings, &inputs(&planned.graph, bindings, 1)[0]);
     let mut memory = rank.memory();
     change(&mut memory);
-    run_once(plan, &Registry::new(), ExecConfig::default(), bindings, &memory, &Alone).map(|_| ())
+    run_once(plan, &CustomKernelRegistry::new(), ExecConfig::default(), bindings, &memory, &Alone).map(|_| ())
 }
 
 fn message(result: Result<(), RunError>) -> String {
@@ -100,12 +100,13 @@ fn opaque_ops_are_refused_by_name_before_anything_runs() {
     let comm = Scripted::default();
     let mut rank = Rank::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
     let memory = rank.memory();
-    let result = run_once(&planned.plan, &Registry::new(), ExecConfig::default(), &none(), &memory, &comm);
+    let result =
+        run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &none(), &memory, &comm);
     assert_contains(&message(result.map(|_| ())), &["%z", "aten.foo", "opaque"]);
     assert_eq!(comm.begun.load(Ordering::Relaxed), 0);
     // Without anything started, the host says the same.
-    let kernels = Registry::new();
-    let plan = ReadPlan::read(Arc::new(planned.plan)).expect("programs");
+    let kernels = CustomKernelRegistry::new();
+    let plan = ParsedPlan::parse(Arc::new(planned.plan)).expect("programs");
     let told = expect_kernels(&plan, &kernels).expect_err("no kernel");
     assert!(matches!(&told, RunError::CannotRun { node, rank: None, .. } if node == "z"), "{told:?}");
 }
@@ -128,7 +129,8 @@ fn a_kernel_that_fails_names_its_step() {
     given[1] = Arc::new(Tensor::from_f64(DType::I64, [1], &[9.0]).expect("an index"));
     let mut rank = Rank::new(&planned, &none(), &given);
     let memory = rank.memory();
-    let result = run_once(&planned.plan, &Registry::new(), ExecConfig::default(), &none(), &memory, &comm);
+    let result =
+        run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &none(), &memory, &comm);
     let Err(error) = result else { panic!("it ran") };
     assert!(matches!(&error, RunError::Data { rank: 0, step: 0, .. }), "{error:?}");
     assert_contains(&error.to_string(), &["take", "%y", "index 9", "extent 4"]);
@@ -141,7 +143,7 @@ fn callers_memory_that_does_not_fit_is_refused() {
     let n = bindings(&planned.graph, &[("n", 3)]);
     let refused = |change: fn(&mut RankMemory)| message(run_changed(&planned, &planned.plan, &n, change));
     assert_contains(&refused(|m| m.inputs[0].len = 47), &["input 0", "%x", "48 bytes", "47"]);
-    assert_contains(&refused(|m| m.inputs[1] = Span::NONE), &["input 1", "%w", "64 bytes", "0 bytes"]);
+    assert_contains(&refused(|m| m.inputs[1] = ByteSpan::NONE), &["input 1", "%w", "64 bytes", "0 bytes"]);
     assert_contains(
         &refused(|m| m.outputs[0].ptr = m.outputs[0].ptr.wrapping_add(1)),
         &["output 0", "aligned"],
@@ -158,7 +160,8 @@ fn symbols_out_of_every_bucket_are_refused() {
     let mut rank = Rank::new(&planned, &fits, &inputs(&planned.graph, &fits, 1)[0]);
     let memory = rank.memory();
     let n = bindings(&planned.graph, &[("n", 9)]);
-    let result = run_once(&planned.plan, &Registry::new(), ExecConfig::default(), &n, &memory, &Alone);
+    let result =
+        run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &n, &memory, &Alone);
     assert_contains(&message(result.map(|_| ())), &["no bucket", "n=9"]);
 }
 
@@ -176,7 +179,7 @@ fn plans_that_leave_their_memory_are_refused() {
     };
     let bucket = &planned.plan.buckets[0];
     let in_buffer = bucket.places.iter().find_map(|(name, p)| match p.memory {
-        symmc_plan::Memory::Buffer(b) => Some((name.clone(), b)),
+        symmc_plan::MemoryRef::Buffer(b) => Some((name.clone(), b)),
         _ => None,
     });
     let (name, buffer) = in_buffer.expect("an intermediate lies in a buffer");
@@ -217,7 +220,7 @@ fn run_lanes(comm: &Scripted, change: impl FnOnce(&mut Plan)) -> RunError {
     let mut rank = Rank::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
     let memory = rank.memory();
     let config = ExecConfig { lanes: Lanes::Threads, ..ExecConfig::default() };
-    match run_once(&planned.plan, &Registry::new(), config, &none(), &memory, comm) {
+    match run_once(&planned.plan, &CustomKernelRegistry::new(), config, &none(), &memory, comm) {
         Ok(_) => panic!("it ran"),
         Err(error) => error,
     }

@@ -1,15 +1,15 @@
 //! Planned programs give what the interpreter gives, inline and with a thread for each lane.
 
 use symmc_ir::{DType, Tensor, interp};
-use symmc_runtime::custom::Signature;
-use symmc_runtime::exec::{ExecConfig, Lanes, Registry, Timing};
+use symmc_runtime::custom::KernelSignature;
+use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Lanes, Timing};
 
 use crate::support::{Alone, Rank, bindings, check_against_interpreter, inputs, planned, run_once};
 
 /// Checks a program in both modes for several values of its symbols.
 fn agrees(program: &str, values: &[&[(&str, i64)]]) {
     let planned = planned(program);
-    let none = (&Registry::new(), &interp::Registry::new());
+    let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
     for lanes in [Lanes::Inline, Lanes::Threads] {
         for values in values {
             let config = ExecConfig { lanes, ..ExecConfig::default() };
@@ -96,7 +96,7 @@ return %a
 "#
         )
     };
-    let none = (&Registry::new(), &interp::Registry::new());
+    let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
     for (how, n) in [
         ("permute_ranks %h pairs=[0->1, 1->2, 2->0]", 2),
         ("permute_ranks %h pairs=[0->1, 2->2]", 9),
@@ -280,13 +280,13 @@ arg %x: f32[6]
 return %y
 "#,
     );
-    let mut kernels = Registry::new();
-    kernels.register("my::twice", Signature::new(&[DType::F32], &[DType::F32]), |call| {
+    let mut kernels = CustomKernelRegistry::new();
+    kernels.register("my::twice", KernelSignature::new(&[DType::F32], &[DType::F32]), |call| {
         let x = call.operand::<f32>(0)?;
         call.result::<f32>(0)?.iter_mut().zip(x.iter()).for_each(|(y, x)| *y = 2.0 * x);
         Ok(())
     });
-    let mut oracle = interp::Registry::new();
+    let mut oracle = interp::ReferenceKernelRegistry::new();
     oracle.register("my::twice", |call| {
         let twice = |x: &Tensor| x.to_f64().iter().map(|x| 2.0 * x).collect::<Vec<_>>();
         let result =
@@ -301,7 +301,7 @@ fn steps_are_timed_where_asked() {
     let planned = planned("program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = exp %x\nreturn %y\n");
     let none = bindings(&planned.graph, &[]);
     let mut rank = Rank::new(&planned, &none, &inputs(&planned.graph, &none, 1)[0]);
-    let (memory, registry) = (rank.memory(), Registry::new());
+    let (memory, registry) = (rank.memory(), CustomKernelRegistry::new());
     let timed = ExecConfig { timing: Timing::Steps, ..ExecConfig::default() };
     let report = run_once(&planned.plan, &registry, timed, &none, &memory, &Alone).expect("runs");
     assert_eq!(report.step_ns.map(|ns| ns.len()), Some(planned.plan.buckets[0].steps.len()));

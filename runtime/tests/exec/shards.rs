@@ -1,7 +1,7 @@
 //! Shards: each rank takes its piece, along every axis, of values in every layout, on groups of every shape.
 
 use symmc_ir::interp;
-use symmc_runtime::exec::{ExecConfig, Registry};
+use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig};
 
 use crate::support::{check_against_interpreter, planned};
 
@@ -33,7 +33,7 @@ fn ranks_take_their_pieces() {
             rows = 8 / n,
             columns = 12 / n,
         );
-        let none = (&Registry::new(), &interp::Registry::new());
+        let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
         check_against_interpreter(&planned(&program), none, ExecConfig::default(), &[], 2);
     }
 }
@@ -42,7 +42,7 @@ fn ranks_take_their_pieces() {
 fn pieces_of_values_without_elements_are_empty() {
     let program = "program \"none\" ranks 2\ngroup @g world\nsymbol t in 0..=3\narg %x: i64[2*t, 0]\narg %y: i64[2*t, 2]\n\
                    %a: i64[t, 0] = shard %x axis=0 group=@g\n%b: i64[t, 2] = shard %y axis=0 group=@g\nreturn %a, %b\n";
-    let none = (&Registry::new(), &interp::Registry::new());
+    let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
     for t in [0, 3] {
         check_against_interpreter(&planned(program), none, ExecConfig::default(), &[("t", t)], 1);
     }

@@ -5,14 +5,16 @@ use std::thread;
 use std::time::Duration;
 
 use symmc_check::check;
-use symmc_control::Domain;
+use symmc_control::SharedRunMemory;
 use symmc_ir::entity::Entity;
-use symmc_ir::{Bindings, Graph, InputKind, OutputKind, Tensor, interp, text};
-use symmc_plan::{Plan, ReadPlan};
+use symmc_ir::{Graph, InputKind, OutputKind, SymbolBindings, Tensor, interp, text};
+use symmc_plan::{ParsedPlan, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
-use symmc_runtime::exec::{Communicator, ExecConfig, Executor, RankMemory, Registry, RunReport, Span};
-use symmc_runtime::host::{Comm, CommConfig};
-use symmc_runtime::{RunError, unread_plan};
+use symmc_runtime::exec::{
+    ByteSpan, Communicator, CustomKernelRegistry, ExecConfig, Executor, RankMemory, RunReport,
+};
+use symmc_runtime::host::{CommConfig, HostCommunicator};
+use symmc_runtime::{RunError, unread_plan_error};
 
 /// A program with its checked plan.
 pub struct Planned {
@@ -29,8 +31,8 @@ pub fn planned(program: &str) -> Planned {
 }
 
 /// Values of symbols by name.
-pub fn bindings(graph: &Graph, values: &[(&str, i64)]) -> Bindings {
-    let mut out = Bindings::new();
+pub fn bindings(graph: &Graph, values: &[(&str, i64)]) -> SymbolBindings {
+    let mut out = SymbolBindings::new();
     for &(name, value) in values {
         let (id, _) = graph.symbols.iter().find(|(_, s)| s.name == name).expect("a symbol of the program");
         out.set(id, value);
@@ -39,7 +41,7 @@ pub fn bindings(graph: &Graph, values: &[(&str, i64)]) -> Bindings {
 }
 
 /// Inputs of all ranks, drawn from a seed.
-pub fn inputs(graph: &Graph, bindings: &Bindings, seed: u64) -> Vec<Vec<Arc<Tensor>>> {
+pub fn inputs(graph: &Graph, bindings: &SymbolBindings, seed: u64) -> Vec<Vec<Arc<Tensor>>> {
     let ranks = graph.ranks.expect("closed");
     (0..ranks)
         .map(|r| {
@@ -71,8 +73,8 @@ impl Block {
         bytes.zip(tensor.data()).for_each(|(to, &from)| *to = from);
         out
     }
-    pub fn span(&mut self) -> Span {
-        Span { ptr: self.lines.as_mut_ptr().cast(), len: self.len }
+    pub fn span(&mut self) -> ByteSpan {
+        ByteSpan { ptr: self.lines.as_mut_ptr().cast(), len: self.len }
     }
     pub fn bytes(&self) -> Vec<u8> {
         self.lines.iter().flat_map(|l| l.0).take(self.len).collect()
@@ -89,7 +91,7 @@ pub struct Rank {
 
 impl Rank {
     /// Memory for a rank, with its inputs.
-    pub fn new(planned: &Planned, bindings: &Bindings, inputs: &[Arc<Tensor>]) -> Self {
+    pub fn new(planned: &Planned, bindings: &SymbolBindings, inputs: &[Arc<Tensor>]) -> Self {
         let graph = &planned.graph;
         let size = |v| graph.ty(v).bytes().eval(bindings).expect("bound") as usize;
         Rank {
@@ -114,8 +116,8 @@ impl Rank {
         &mut self,
         executor: &mut Executor,
         graph: &Graph,
-        bindings: &Bindings,
-        (comm, config): (&Comm, &ExecConfig),
+        bindings: &SymbolBindings,
+        (comm, config): (&HostCommunicator, &ExecConfig),
         (run, rank): (u64, u32),
     ) {
         let fresh =
@@ -125,22 +127,22 @@ impl Rank {
                 *block = Block::of(&tensor);
             }
         }
-        let symmetric = Span { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
+        let symmetric = ByteSpan { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
         let memory = RankMemory { symmetric, ..self.memory() };
-        let bound = executor.bind(bindings).expect("binds");
+        let bound = executor.resolve_bindings(bindings).expect("binds");
         // SAFETY: the spans outlive the run; all ranks run the same checked plan.
         unsafe {
             if run == 0 {
-                bound.load(&memory).expect("loads");
+                bound.load_fixed_inputs(&memory).expect("loads");
             }
             bound.run(&memory, comm, config, &mut Default::default()).expect("runs");
         }
     }
 
-    pub fn outputs(&self, graph: &Graph, bindings: &Bindings) -> Vec<Tensor> {
-        let read = |(o, block): (&symmc_ir::Output, &Block)| {
+    pub fn outputs(&self, graph: &Graph, bindings: &SymbolBindings) -> Vec<Tensor> {
+        let read = |(o, block): (&symmc_ir::GraphOutput, &Block)| {
             let ty = graph.ty(o.value);
-            Tensor::new(ty.dtype, ty.concrete(bindings).expect("bound"), block.bytes())
+            Tensor::new(ty.dtype, ty.concrete_shape(bindings).expect("bound"), block.bytes())
                 .expect("as long as its type")
         };
         graph.outputs.iter().zip(&self.outputs).map(read).collect()
@@ -151,7 +153,7 @@ impl Rank {
 pub struct Alone;
 
 impl Communicator for Alone {
-    unsafe fn collective(&self, call: &symmc_runtime::CollectiveCall<'_>) -> Result<(), RunError> {
+    unsafe fn run_collective(&self, call: &symmc_runtime::CollectiveCall<'_>) -> Result<(), RunError> {
         Err(RunError::Invalid(format!("%{} is a collective", call.name)))
     }
 }
@@ -159,18 +161,22 @@ impl Communicator for Alone {
 /// Loads and runs a plan once on one rank.
 pub fn run_once(
     plan: &Plan,
-    registry: &Registry,
+    registry: &CustomKernelRegistry,
     config: ExecConfig,
-    bindings: &Bindings,
+    bindings: &SymbolBindings,
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
-    let mut executor =
-        Executor::new(&ReadPlan::read(Arc::new(plan.clone())).map_err(unread_plan)?, 0, registry, config)?;
-    let bound = executor.bind(bindings)?;
+    let mut executor = Executor::new(
+        &ParsedPlan::parse(Arc::new(plan.clone())).map_err(unread_plan_error)?,
+        0,
+        registry,
+        config,
+    )?;
+    let bound = executor.resolve_bindings(bindings)?;
     // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
     unsafe {
-        bound.load(memory)?;
+        bound.load_fixed_inputs(memory)?;
         bound.run(memory, comm, &config, &mut Default::default())
     }
 }
@@ -179,7 +185,7 @@ pub fn run_once(
 /// which sees what earlier runs wrote into inputs.
 pub fn check_against_interpreter(
     planned: &Planned,
-    registry: (&Registry, &interp::Registry),
+    registry: (&CustomKernelRegistry, &interp::ReferenceKernelRegistry),
     config: ExecConfig,
     values: &[(&str, i64)],
     repeats: u64,
@@ -189,15 +195,16 @@ pub fn check_against_interpreter(
     let given = inputs(graph, bindings, 7);
     let expected = interpreted(graph, registry.1, bindings, &given, repeats);
     let ranks = graph.ranks.expect("closed");
-    let domain = Domain::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
+    let domain =
+        SharedRunMemory::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
     let domain = domain.expect("shared memory");
     thread::scope(|scope| {
         for rank in 0..ranks {
             let (domain, given, expected) = (domain.clone(), &given, &expected);
             scope.spawn(move || {
                 let comm = CommConfig::new(ranks, Duration::from_secs(20));
-                let comm = Comm::new(domain, rank, comm).expect("a communicator");
-                let plan = ReadPlan::read(Arc::new(planned.plan.clone())).expect("programs");
+                let comm = HostCommunicator::new(domain, rank, comm).expect("a communicator");
+                let plan = ParsedPlan::parse(Arc::new(planned.plan.clone())).expect("programs");
                 let mut executor = Executor::new(&plan, rank, registry.0, config).expect("a plan");
                 let mut own = Rank::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
@@ -217,8 +224,8 @@ pub fn check_against_interpreter(
 /// The outputs of each run and rank by the interpreter. Arguments are new in each run.
 fn interpreted(
     graph: &Graph,
-    registry: &interp::Registry,
-    bindings: &Bindings,
+    registry: &interp::ReferenceKernelRegistry,
+    bindings: &SymbolBindings,
     given: &[Vec<Arc<Tensor>>],
     repeats: u64,
 ) -> Vec<Vec<Vec<Tensor>>> {
@@ -233,7 +240,8 @@ fn interpreted(
                 }
             }
         }
-        let out = interp::run_with(graph, bindings, &state, registry).expect("the interpreter runs it");
+        let out =
+            interp::run_with_registry(graph, bindings, &state, registry).expect("the interpreter runs it");
         for (rank, out) in out.iter().enumerate() {
             for (o, tensor) in graph.outputs.iter().zip(out) {
                 if let OutputKind::Mutates(i) = o.kind {

@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
-use symmc_control::Domain;
-use symmc_ir::collective::{CollectiveKind, Exit, ReduceOp, Splits, Variant};
+use symmc_control::SharedRunMemory;
+use symmc_ir::collective::{
+    AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant, ExitBarrierPolicy,
+};
 use symmc_ir::tensor::{read_f64, read_i64, write_f64, write_i64};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
-use symmc_runtime::call::{CollectiveCall, Region, RegionMemory};
-use symmc_runtime::host::{Comm, CommConfig};
+use symmc_runtime::call::{CallRegion, CollectiveCall, RegionMemory};
+use symmc_runtime::host::{CommConfig, HostCommunicator};
 
 /// One collective.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub kind: CollectiveKind,
-    pub variant: Variant,
+    pub variant: CollectiveVariant,
     pub exit: Option<ExitBarrier>,
     pub dtype: DType,
     pub elements: usize,
@@ -24,8 +26,9 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn new(kind: CollectiveKind, variant: Variant, dtype: DType, elements: usize) -> Case {
-        let droppable = variant.contract(&kind).is_some_and(|c| c.exit == Exit::Droppable);
+    pub fn new(kind: CollectiveKind, variant: CollectiveVariant, dtype: DType, elements: usize) -> Case {
+        let droppable =
+            variant.contract(&kind).is_some_and(|c| c.exit_barrier == ExitBarrierPolicy::Droppable);
         let exit = droppable.then_some(ExitBarrier::Kept);
         Case { kind, variant, exit, dtype, elements, row: 1, in_place: false }
     }
@@ -53,7 +56,7 @@ impl Setup {
 pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
     let mut kinds = vec![
         CollectiveKind::AllGather,
-        CollectiveKind::AllToAll(Splits::Even),
+        CollectiveKind::AllToAll(AllToAllSplits::Even),
         CollectiveKind::Broadcast { root: n as u32 - 1 },
         CollectiveKind::Permute { pairs: (1..n as u32).map(|r| (r - 1, r)).collect() },
         CollectiveKind::Permute { pairs: (0..n as u32).map(|r| (r, (r + 1) % n as u32)).collect() },
@@ -61,19 +64,19 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
         CollectiveKind::Permute { pairs: (0..n as u32).step_by(n.max(3) - 1).zip(0..n as u32).collect() },
         CollectiveKind::Permute { pairs: vec![] },
     ];
-    for &op in ReduceOp::ALL {
+    for &op in CollectiveReduceOp::ALL {
         kinds.extend([CollectiveKind::AllReduce(op), CollectiveKind::ReduceScatter(op)]);
     }
     let mut out = Vec::new();
     for kind in kinds {
-        for &variant in Variant::ALL {
+        for &variant in CollectiveVariant::ALL {
             let Some(contract) = variant.contract(&kind) else { continue };
             for &dtype in dtypes {
                 let pieces = matches!(kind, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_));
                 let elements = if pieces { elements * n } else { elements };
                 let case = Case::new(kind.clone(), variant, dtype, elements);
                 out.push(case.clone());
-                if contract.exit == Exit::Droppable {
+                if contract.exit_barrier == ExitBarrierPolicy::Droppable {
                     out.push(Case { exit: Some(ExitBarrier::Dropped), ..case.clone() });
                 }
                 if contract.in_place {
@@ -93,7 +96,7 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     let zone = most(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
     let whole = most(&|c| bytes(c) * n) + 2 * n * SHIFT;
     let layout = &Layout { zone, whole };
-    let domain = Domain::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
+    let domain = SharedRunMemory::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
     std::thread::scope(|s| {
         for cell in &setup.cells {
             for (me, &rank) in cell.iter().enumerate() {
@@ -101,7 +104,7 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
                 s.spawn(move || {
                     let config = CommConfig::new(setup.ranks, Duration::from_secs(60));
                     let config = CommConfig { chaos: setup.chaos, first: setup.first, ..config };
-                    let comm = Comm::new(domain, rank, config).unwrap();
+                    let comm = HostCommunicator::new(domain, rank, config).unwrap();
                     for (i, case) in cases.iter().enumerate() {
                         if let Some((_, from)) = setup.stale.filter(|s| s.0 == i) {
                             let ones: Vec<u8> = 1u32.to_le_bytes().repeat((layout.zone - from) / 4);
@@ -151,13 +154,13 @@ impl Layout {
     }
 }
 
-fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout: &Layout) {
+fn run_case(comm: &HostCommunicator, cell: &[u32], me: usize, i: usize, case: &Case, layout: &Layout) {
     let n = cell.len();
     let operands: Vec<Vec<u8>> = cell.iter().map(|&r| operand(i, r, case)).collect();
     let splits: Vec<Vec<i64>> = cell.iter().map(|&r| splits(i, r, n, case)).collect();
     let expected = expected(case, &operands, &splits, me);
     let starts = starts(cell, &layout.case(case, i, n));
-    let [mut operand_at, result_at] = starts.each_ref().map(|list| Region {
+    let [mut operand_at, result_at] = starts.each_ref().map(|list| CallRegion {
         memory: RegionMemory::Symmetric,
         offset: list[comm.rank() as usize],
         by_rank: Some(list),
@@ -171,7 +174,7 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
     }
     let mut sizes: Vec<u8> = splits[me].iter().flat_map(|s| s.to_le_bytes()).collect();
     let mut received = vec![0xaau8; 8 * n];
-    let device = matches!(case.kind, CollectiveKind::AllToAll(Splits::Device));
+    let device = matches!(case.kind, CollectiveKind::AllToAll(AllToAllSplits::Device));
     let call = CollectiveCall {
         step: i,
         name: "x",
@@ -189,7 +192,7 @@ fn run_case(comm: &Comm, cell: &[u32], me: usize, i: usize, case: &Case, layout:
         splits: device.then(|| (own(&mut sizes), own(&mut received))),
     };
     // SAFETY: all regions are as large as the call says, and no case writes what an earlier one still needs.
-    unsafe { comm.collective(&call) }.expect("the collective runs");
+    unsafe { comm.run_collective(&call) }.expect("the collective runs");
     let found = read_arena(comm, result_at.offset, expected.len());
     if found != expected {
         let at = found.iter().zip(&expected).position(|(a, b)| a != b);
@@ -212,11 +215,11 @@ fn starts(cell: &[u32], places: &Places) -> [Vec<usize>; 2] {
 }
 
 /// Memory of this rank alone.
-fn own(bytes: &mut [u8]) -> Region<'static> {
-    Region { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
+fn own(bytes: &mut [u8]) -> CallRegion<'static> {
+    CallRegion { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
 }
 
-fn write_own(comm: &Comm, at: usize, bytes: &[u8]) {
+fn write_own(comm: &HostCommunicator, at: usize, bytes: &[u8]) {
     assert!(at + bytes.len() <= comm.arena().len());
     // SAFETY: the range lies within this rank's arena, and no peer touches it before this rank arrives.
     unsafe {
@@ -224,7 +227,7 @@ fn write_own(comm: &Comm, at: usize, bytes: &[u8]) {
     }
 }
 
-fn read_arena(comm: &Comm, at: usize, len: usize) -> Vec<u8> {
+fn read_arena(comm: &HostCommunicator, at: usize, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     assert!(at + len <= comm.arena().len());
     // SAFETY: the range lies within this rank's arena, and the collective has completed.
@@ -270,10 +273,10 @@ fn expected(case: &Case, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -
         CollectiveKind::ReduceScatter(op) => {
             reduced(*op, case, operands)[me * piece..(me + 1) * piece].to_vec()
         }
-        CollectiveKind::AllToAll(Splits::Even) => {
+        CollectiveKind::AllToAll(AllToAllSplits::Even) => {
             operands.iter().flat_map(|o| o[me * piece..(me + 1) * piece].to_vec()).collect()
         }
-        CollectiveKind::AllToAll(Splits::Device) => {
+        CollectiveKind::AllToAll(AllToAllSplits::Device) => {
             let row = case.row * case.dtype.size();
             let mut out = Vec::new();
             for (o, s) in operands.iter().zip(splits) {
@@ -291,7 +294,7 @@ fn expected(case: &Case, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -
     }
 }
 
-fn reduced(op: ReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
+fn reduced(op: CollectiveReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
     let mut out = vec![0; operands[0].len()];
     let d = case.dtype;
     for i in 0..case.elements {
@@ -301,14 +304,14 @@ fn reduced(op: ReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
             let y = all
                 .reduce(|a, b| {
                     narrow(match op {
-                        ReduceOp::Sum | ReduceOp::Avg => a + b,
-                        ReduceOp::Prod => a * b,
-                        ReduceOp::Max => a.max(b),
-                        ReduceOp::Min => a.min(b),
+                        CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => a + b,
+                        CollectiveReduceOp::Prod => a * b,
+                        CollectiveReduceOp::Max => a.max(b),
+                        CollectiveReduceOp::Min => a.min(b),
                     })
                 })
                 .unwrap();
-            let y = if op == ReduceOp::Avg { narrow(y / operands.len() as f64) } else { y };
+            let y = if op == CollectiveReduceOp::Avg { narrow(y / operands.len() as f64) } else { y };
             match d {
                 DType::F64 => write_f64(d, &mut out, i, y),
                 _ => store_f32(d, &mut out, i, y as f32),
@@ -317,13 +320,18 @@ fn reduced(op: ReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
             let all = operands.iter().map(|o| read_i64(d, o, i));
             let y = all
                 .reduce(|a, b| match op {
-                    ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
-                    ReduceOp::Prod => a.wrapping_mul(b),
-                    ReduceOp::Max => a.max(b),
-                    ReduceOp::Min => a.min(b),
+                    CollectiveReduceOp::Sum | CollectiveReduceOp::Avg => a.wrapping_add(b),
+                    CollectiveReduceOp::Prod => a.wrapping_mul(b),
+                    CollectiveReduceOp::Max => a.max(b),
+                    CollectiveReduceOp::Min => a.min(b),
                 })
                 .unwrap();
-            write_i64(d, &mut out, i, if op == ReduceOp::Avg { y / operands.len() as i64 } else { y });
+            write_i64(
+                d,
+                &mut out,
+                i,
+                if op == CollectiveReduceOp::Avg { y / operands.len() as i64 } else { y },
+            );
         }
     }
     out

@@ -4,7 +4,7 @@
 mod cases;
 
 use cases::{Case, Setup, every_way, run_cases};
-use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
 
@@ -37,7 +37,9 @@ fn more_than_one_chunk() {
     for n in [2, 3] {
         let cases = every_way(n, 150_001, &[DType::F32, DType::U8]);
         let sums = |c: &Case| match &c.kind {
-            CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => *op == ReduceOp::Sum,
+            CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => {
+                *op == CollectiveReduceOp::Sum
+            }
             _ => true,
         };
         let cases: Vec<Case> = cases.into_iter().filter(sums).collect();
@@ -73,8 +75,14 @@ fn counters_and_epochs_wrap() {
 #[test]
 fn flags_of_the_last_turn_of_epochs_are_cleared() {
     // Large messages, then small ones, and the first of the epochs again for the next large one.
-    let case =
-        |elements| Case::new(CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Ll, DType::F32, elements);
+    let case = |elements| {
+        Case::new(
+            CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
+            CollectiveVariant::Ll,
+            DType::F32,
+            elements,
+        )
+    };
     let cases = [500, 500, 10, 10, 10, 10, 500, 500].map(case);
     let setup = Setup { first: u32::MAX - 6, stale: Some((2, 3 * 64)), ..Setup::new(3, world(3)) };
     for seed in 0..4 {
@@ -87,10 +95,10 @@ fn dropped_exits_with_buffers_in_turn() {
     let mut cases = Vec::new();
     for _ in 0..300 {
         for (kind, variant) in [
-            (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::OneShot),
-            (CollectiveKind::AllGather, Variant::Pull),
-            (CollectiveKind::AllReduce(ReduceOp::Sum), Variant::Ll),
-            (CollectiveKind::AllToAll(Splits::Even), Variant::Pull),
+            (CollectiveKind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::OneShot),
+            (CollectiveKind::AllGather, CollectiveVariant::Pull),
+            (CollectiveKind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll),
+            (CollectiveKind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull),
         ] {
             let case = Case::new(kind, variant, DType::F32, 60);
             cases.push(Case { exit: case.exit.map(|_| ExitBarrier::Dropped), ..case });
@@ -118,7 +126,7 @@ fn puts_alone_keep_pairs_in_step() {
         let kinds = &kinds(n as u32)[..mixed];
         let case = |i: usize| {
             let elements = [20, 1, 0, 300][i / 7 % 4];
-            Case::new(kinds[i % kinds.len()].clone(), Variant::Put, DType::F32, elements)
+            Case::new(kinds[i % kinds.len()].clone(), CollectiveVariant::Put, DType::F32, elements)
         };
         let cases: Vec<Case> = (0..3000).map(case).collect();
         run_cases(&Setup { chaos: Some(n as u64), ..Setup::new(n, world(n)) }, &cases);
@@ -130,8 +138,8 @@ fn sizes_on_the_device() {
     for n in [1, 2, 3, 4] {
         let mut cases = Vec::new();
         for row in [1, 5, 40_000] {
-            let kind = CollectiveKind::AllToAll(Splits::Device);
-            for variant in [Variant::Plain, Variant::Pull] {
+            let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
+            for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
                 let case = Case::new(kind.clone(), variant, DType::F32, 4 * n * row);
                 cases.extend((0..3).map(|_| Case { row, ..case.clone() }));
             }

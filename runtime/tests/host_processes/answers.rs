@@ -1,7 +1,7 @@
 //! Ranks that do no job, and answer over the control channel.
 
 use std::time::Duration;
-use symmc_control::{LaunchConfig, LaunchedRank, LocateStep, RankCommand, Subject, launch_ranks};
+use symmc_control::{LaunchConfig, LaunchedRank, LocateStep, PlanSubject, RankCommand, launch_ranks};
 use symmc_runtime::RunError;
 use symmc_runtime::host::{CommConfig, SessionRank};
 
@@ -17,14 +17,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Sends an answer of so many characters, after all ranks have met.
 pub fn answer(rank: &mut LaunchedRank, characters: usize) -> Result<(), RunError> {
-    let subject = Subject { hash: "answers".into(), about: Vec::new() };
+    let subject = PlanSubject { hash: "answers".into(), about: Vec::new() };
     let comm = CommConfig::new(rank.ranks(), LIMIT);
     let joined = SessionRank::new(rank.join(subject, &[], LocateStep::default())?, comm)?;
     let sent = joined.start().and_then(|()| {
-        let all = joined.comm().exchange(&[joined.comm().rank() as u8])?;
+        let all = joined.comm().exchange_bytes(&[joined.comm().rank() as u8])?;
         joined.send_answer(&(text(characters), all.concat()))
     });
-    joined.conclude(sent)
+    joined.conclude_job(sent)
 }
 
 /// Characters of one to four bytes, and those that JSON escapes.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use symmc_control::RankCommand;
 use symmc_ir::{DType, interp, text};
 use symmc_runtime::RunError;
-use symmc_runtime::custom::{CustomCall, CustomError, Mismatch, Registry, Signature};
+use symmc_runtime::custom::{CustomCall, CustomError, CustomKernelRegistry, KernelSignature, ValueMismatch};
 use symmc_runtime::host::{HostConfig, LaneThreads};
 
 use crate::Test;
@@ -114,22 +114,22 @@ fn spread(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
 }
 
 /// The kernels of the programs here, and those that fail, on rank 1.
-pub fn kernels() -> Registry {
+pub fn kernels() -> CustomKernelRegistry {
     let f32 = DType::F32;
-    let mut kernels = Registry::new();
-    kernels.register("my::fused", Signature::new(&[f32, f32], &[f32]), fused);
-    kernels.register("my::sum", Signature::new(&[f32, f32], &[f32]).reading_peers(&[0]), sum);
-    kernels.register("my::spread", Signature::new(&[f32], &[f32]).writing_peers(&[0]), spread);
-    let reads = || Signature::new(&[f32], &[f32]).reading_peers(&[0]);
+    let mut kernels = CustomKernelRegistry::new();
+    kernels.register("my::fused", KernelSignature::new(&[f32, f32], &[f32]), fused);
+    kernels.register("my::sum", KernelSignature::new(&[f32, f32], &[f32]).reading_peers(&[0]), sum);
+    kernels.register("my::spread", KernelSignature::new(&[f32], &[f32]).writing_peers(&[0]), spread);
+    let reads = || KernelSignature::new(&[f32], &[f32]).reading_peers(&[0]);
     kernels.register("my::fails", reads(), |call| match call.rank() {
         1 => Err("it does not converge".into()),
         _ => Ok(()),
     });
-    kernels.register("my::panics", Signature::new(&[f32], &[f32]), |call| {
+    kernels.register("my::panics", KernelSignature::new(&[f32], &[f32]), |call| {
         assert!(call.rank() != 1, "no such case");
         Ok(())
     });
-    kernels.register("my::curious", Signature::new(&[f32, f32], &[f32]).reading_peers(&[0]), |call| {
+    kernels.register("my::curious", KernelSignature::new(&[f32, f32], &[f32]).reading_peers(&[0]), |call| {
         let found = [
             call.operand::<f64>(0).err(),
             call.operand::<f32>(2).err(),
@@ -140,7 +140,7 @@ pub fn kernels() -> Registry {
         ];
         Err(found.map(|e| e.map_or("nothing".into(), |e| e.to_string())).join("; ").into())
     });
-    kernels.register("my::careless", Signature::new(&[f32], &[f32]).writing_peers(&[0]), |call| {
+    kernels.register("my::careless", KernelSignature::new(&[f32], &[f32]).writing_peers(&[0]), |call| {
         let shared = call.result::<f32>(0).err();
         let beyond = call.peer_result::<f32>(0, 0)?.write(usize::MAX, &[1.0]).err();
         Err([shared, beyond].map(|e| e.map_or("nothing".into(), |e| e.to_string())).join("; ").into())
@@ -154,10 +154,10 @@ fn rank_with(kernels: &str) -> RankCommand {
 }
 
 /// The kernels of such a rank.
-pub fn kernels_of(name: &str) -> Registry {
-    let mut kernels = Registry::new();
+pub fn kernels_of(name: &str) -> CustomKernelRegistry {
+    let mut kernels = CustomKernelRegistry::new();
     if name == "other" {
-        let signature = Signature::new(&[DType::F32, DType::BF16], &[DType::F32]);
+        let signature = KernelSignature::new(&[DType::F32, DType::BF16], &[DType::F32]);
         kernels.register("my::fused", signature, fused);
     }
     kernels
@@ -248,12 +248,17 @@ fn a_failing_kernel_ends_the_run() {
     each.config.threads = LaneThreads::Each;
     expect(&each, "custom \"my::panics\"", "the kernel panicked: no such case");
     let graph = text::parse(&fails.plan.source.text).unwrap();
-    let interpreted = interp::run_with(&graph, &fails.bindings, &fails.inputs, &kernels().interpreted());
+    let interpreted = interp::run_with_registry(
+        &graph,
+        &fails.bindings,
+        &fails.inputs,
+        &kernels().to_interpreter_registry(),
+    );
     assert!(interpreted.unwrap_err().to_string().contains("rank 1: it does not converge"));
 }
 
 /// How a job ends on ranks with no kernels, and on threads of a registry.
-fn cannot_run(result: Result<Vec<Vec<symmc_ir::Tensor>>, RunError>) -> (Option<u32>, String, Mismatch) {
+fn cannot_run(result: Result<Vec<Vec<symmc_ir::Tensor>>, RunError>) -> (Option<u32>, String, ValueMismatch) {
     match result {
         Err(RunError::CannotRun { rank, op, why, .. }) => (rank, op, why),
         other => panic!("expected a refusal, found {other:?}"),
@@ -266,7 +271,7 @@ fn a_rank_without_kernels_is_named() {
     for result in [launch(&owned.job(), &rank_with("none")), run_threads(&owned.job(), &kernels_of("none"))] {
         let (rank, found, why) = cannot_run(result);
         assert!(rank.is_some_and(|r| r < 2), "{rank:?}");
-        assert_eq!((found, why), (op.clone(), Mismatch::NoKernel));
+        assert_eq!((found, why), (op.clone(), ValueMismatch::NoKernel));
     }
 }
 
@@ -275,25 +280,25 @@ fn a_kernel_of_another_signature_is_refused() {
     let other = "operand 1: expected bf16, found f32".to_string();
     for result in [launch(&owned.job(), &rank_with("other")), run_threads(&owned.job(), &kernels_of("other"))]
     {
-        assert_eq!(cannot_run(result).2, Mismatch::Signature(other.clone()));
+        assert_eq!(cannot_run(result).2, ValueMismatch::Signature(other.clone()));
     }
-    let differs = |signature: Signature| {
+    let differs = |signature: KernelSignature| {
         let mut kernels = kernels();
         kernels.register("my::sum", signature, sum);
         match cannot_run(run_threads(&owned.job(), &kernels)).2 {
-            Mismatch::Signature(what) => what,
+            ValueMismatch::Signature(what) => what,
             other => panic!("expected another signature, found {other:?}"),
         }
     };
     let f32 = DType::F32;
-    assert_eq!(differs(Signature::new(&[f32], &[f32])), "expected 1 operand(s), found 2");
-    assert_eq!(differs(Signature::new(&[f32; 2], &[f32; 2])), "expected 2 result(s), found 1");
+    assert_eq!(differs(KernelSignature::new(&[f32], &[f32])), "expected 1 operand(s), found 2");
+    assert_eq!(differs(KernelSignature::new(&[f32; 2], &[f32; 2])), "expected 2 result(s), found 1");
     assert_eq!(
-        differs(Signature::new(&[f32; 2], &[f32])),
+        differs(KernelSignature::new(&[f32; 2], &[f32])),
         "operands that peers read: expected positions [], found [0]"
     );
     assert_eq!(
-        differs(Signature::new(&[f32; 2], &[f32]).reading_peers(&[0]).writing_peers(&[0])),
+        differs(KernelSignature::new(&[f32; 2], &[f32]).reading_peers(&[0]).writing_peers(&[0])),
         "results that peers write: expected positions [0], found []"
     );
 }

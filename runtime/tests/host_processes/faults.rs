@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::socket::{MsgFlags, recv, send};
 use nix::unistd::Pid;
 use symmc_control::RankCommand;
-use symmc_runtime::Registry;
+use symmc_runtime::CustomKernelRegistry;
 use symmc_runtime::RunError;
 
 use crate::Test;
@@ -175,7 +175,8 @@ fn a_failing_step_ends_the_run() {
             bucket.symbols.values_mut().for_each(|range| *range = [60, 64]);
         }
     });
-    for result in [run_threads(&owned.job(), &Registry::new()), launch(&owned.job(), &command())] {
+    for result in [run_threads(&owned.job(), &CustomKernelRegistry::new()), launch(&owned.job(), &command())]
+    {
         let error = result.expect_err("no bucket serves the size");
         match error.cause() {
             RunError::Invalid(text) => assert!(text.contains("no bucket"), "{text}"),

@@ -10,7 +10,7 @@ use symmc_control::Membership;
 use symmc_ir::Tensor;
 use symmc_runtime::RunError;
 use symmc_runtime::job::{RankJob, run_rank};
-use symmc_support::{Mapped, Part};
+use symmc_support::{BackingSlice, MappedFile};
 
 use crate::programs::{Owned, Task, command, launch, open};
 use crate::{Test, custom};
@@ -48,11 +48,11 @@ fn with_file(path: &Path) -> (Owned, usize) {
             end += tensor.data().len();
         }
     }
-    let backing = Arc::new(Mapped::open(path).expect("it opens"));
+    let backing = Arc::new(MappedFile::open(path).expect("it opens"));
     for (rank, i, range) in parts {
         let input = &mut owned.inputs[rank][i];
-        let part = Part::new(backing.clone(), range).expect("it is as long");
-        *input = Arc::new(Tensor::shared(input.dtype(), input.shape(), part).expect("it fits"));
+        let part = BackingSlice::new(backing.clone(), range).expect("it is as long");
+        *input = Arc::new(Tensor::from_backing(input.dtype(), input.shape(), part).expect("it fits"));
     }
     (owned, end)
 }
@@ -102,7 +102,7 @@ fn a_file_that_is_shortened_under_a_run_is_named() {
             let result = match way {
                 0 => {
                     let task = |job| Task::RunOnShortened { path: path.clone(), length, job };
-                    symmc_runtime::job::launch(&owned.job(), &command(), task).map(|ran| ran.outputs)
+                    symmc_runtime::job::launch_job(&owned.job(), &command(), task).map(|ran| ran.outputs)
                 }
                 _ => joined(&owned, &format!("cut to {cut}"), &|rank| shorten(&path, length, rank)),
             };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::sync::Arc;
 
 use nix::sys::signal::{Signal, raise};
-use symmc_control::{Content, Membership, Term};
+use symmc_control::{JoinTerm, Membership, TermContent};
 use symmc_runtime::job::{RankJob, SessionRequest, run_rank};
 
 use crate::programs::{Owned, open};
@@ -38,8 +38,10 @@ pub fn member() -> ExitCode {
         // Enough runs to be stopped in.
         owned.repeats = u32::MAX;
         // Ranks that identify their contents otherwise read them.
-        settings
-            .push(Term::content("contents", Arc::new(Stops { at: stops.clone(), name: variable("RANK") })));
+        settings.push(JoinTerm::content(
+            "contents",
+            Arc::new(Stops { at: stops.clone(), name: variable("RANK") }),
+        ));
     }
     let result = Membership::from_env().and_then(|place| {
         let place = place.expect("the environment names a rank");
@@ -89,7 +91,7 @@ struct Stops {
     name: String,
 }
 
-impl Content for Stops {
+impl TermContent for Stops {
     fn identity(&self) -> std::io::Result<String> {
         Ok(self.name.clone())
     }

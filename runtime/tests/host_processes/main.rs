@@ -15,7 +15,7 @@ mod results;
 
 use std::process::ExitCode;
 
-use symmc_runtime::Registry;
+use symmc_runtime::CustomKernelRegistry;
 
 type Test = (&'static str, fn());
 
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn rank(fd: Option<&String>, kernels: &Registry) -> ExitCode {
+fn rank(fd: Option<&String>, kernels: &CustomKernelRegistry) -> ExitCode {
     let fd = fd.and_then(|fd| fd.parse().ok()).unwrap_or(-1);
     match symmc_control::rank_main(fd, |rank| programs::work(rank, kernels)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,13 +6,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use symmc_check::CheckedPlan;
 use symmc_control::{LaunchedRank, RankCommand};
-use symmc_ir::{Bindings, DType, Graph, InputKind, SymbolId, Tensor, entity::Entity, interp, text};
+use symmc_ir::{DType, Graph, InputKind, SymbolBindings, SymbolId, Tensor, entity::Entity, interp, text};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::HostConfig;
-use symmc_runtime::job::{self, Job, JobText, SessionRequest, open_on_host};
+use symmc_runtime::job::{self, Job, JobMessage, SessionRequest, open_on_host};
 use symmc_runtime::session::DeviceSession;
-use symmc_runtime::{Registry, RunError};
+use symmc_runtime::{CustomKernelRegistry, RunError};
 
 /// Most variants, two groups, a symbol, and a state that outputs mutate.
 const MIXED: &str = r#"
@@ -43,7 +43,7 @@ mutate %state = %next
 /// A job with what it borrows.
 pub struct Owned {
     pub plan: CheckedPlan,
-    pub bindings: Bindings,
+    pub bindings: SymbolBindings,
     pub inputs: Vec<Vec<Arc<Tensor>>>,
     pub config: HostConfig,
     pub repeats: u32,
@@ -59,11 +59,11 @@ impl Owned {
     /// replaces.
     pub fn new(program: &str, n: i64) -> Owned {
         let graph = text::parse(program).expect("the program parses");
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         bindings.set(SymbolId::new(0), n);
         let draw = |rank, i| {
             let ty = graph.ty(graph.inputs.values().nth(i).expect("an input").value);
-            let shape = ty.concrete(&bindings).expect("a shape");
+            let shape = ty.concrete_shape(&bindings).expect("a shape");
             let seed = if graph.inputs.values().nth(i).map(|i| i.kind) == Some(InputKind::Parameter) {
                 9
             } else {
@@ -101,11 +101,11 @@ impl Owned {
     /// What the interpreter gives; it runs again with the state that it left, as often as the job.
     pub fn expected(&self) -> Vec<Vec<Tensor>> {
         let graph = text::parse(&self.plan.source.text).expect("the program parses");
-        let kernels = crate::custom::kernels().interpreted();
+        let kernels = crate::custom::kernels().to_interpreter_registry();
         let mut inputs = self.inputs.clone();
         let mut outputs = Vec::new();
         for _ in 0..self.repeats {
-            outputs = interp::run_with(&graph, &self.bindings, &inputs, &kernels).expect("it runs");
+            outputs = interp::run_with_registry(&graph, &self.bindings, &inputs, &kernels).expect("it runs");
             for (inputs, outputs) in inputs.iter_mut().zip(&outputs) {
                 inputs[1] = Arc::new(outputs[1].clone());
             }
@@ -140,16 +140,16 @@ pub fn command() -> RankCommand {
 #[derive(Serialize, Deserialize)]
 pub enum Task {
     /// A job.
-    Run(JobText),
+    Run(JobMessage),
     /// A job, before which rank 0 shortens the file of the inputs.
-    RunOnShortened { path: std::path::PathBuf, length: u64, job: JobText },
+    RunOnShortened { path: std::path::PathBuf, length: u64, job: JobMessage },
     /// Sends so many characters and the rank.
     Answer { characters: usize },
 }
 
 /// Does what a rank is told, with these kernels of custom ops.
-pub fn work(rank: &mut LaunchedRank, kernels: &Registry) -> Result<(), RunError> {
-    match rank.task()? {
+pub fn work(rank: &mut LaunchedRank, kernels: &CustomKernelRegistry) -> Result<(), RunError> {
+    match rank.receive_task()? {
         Task::Run(job) => job.run(rank, &open(kernels)),
         Task::RunOnShortened { path, length, job } => {
             crate::files::shorten(&path, length, rank.rank());
@@ -161,17 +161,17 @@ pub fn work(rank: &mut LaunchedRank, kernels: &Registry) -> Result<(), RunError>
 
 /// Opens the sessions of the host.
 pub fn open(
-    kernels: &Registry,
+    kernels: &CustomKernelRegistry,
 ) -> impl Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>, RunError> + Sync {
     |request| open_on_host(request, kernels)
 }
 
 /// Runs a job on processes; the outputs of each rank.
 pub fn launch(job: &Job<'_>, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunError> {
-    job::launch(job, command, Task::Run).map(|ran| ran.outputs)
+    job::launch_job(job, command, Task::Run).map(|ran| ran.outputs)
 }
 
 /// Runs a job on threads; the outputs of each rank.
-pub fn run_threads(job: &Job<'_>, kernels: &Registry) -> Result<Vec<Vec<Tensor>>, RunError> {
+pub fn run_threads(job: &Job<'_>, kernels: &CustomKernelRegistry) -> Result<Vec<Vec<Tensor>>, RunError> {
     job::run_threads(job, &open(kernels)).map(|ran| ran.outputs)
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use symmc_ir::Tensor;
-use symmc_runtime::Registry;
+use symmc_runtime::CustomKernelRegistry;
 use symmc_runtime::RunError;
 use symmc_runtime::host::{HostConfig, LaneThreads};
-use symmc_support::{Backing, Part};
+use symmc_support::{Backing, BackingSlice};
 
 use crate::Test;
 use crate::programs::{Owned, command, launch, run_threads};
@@ -34,9 +34,9 @@ fn processes_give_the_numbers() {
 fn threads_give_the_numbers() {
     for n in [1, 64] {
         let mut owned = Owned::mixed(n);
-        assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
+        assert_eq!(run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(), owned.expected());
         owned.config.threads = LaneThreads::Each;
-        assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
+        assert_eq!(run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(), owned.expected());
     }
 }
 
@@ -46,7 +46,11 @@ fn chaos_changes_no_number() {
     let expected = owned.expected();
     for seed in 0..12 {
         owned.config = HostConfig { chaos: Some(seed), ..owned.config };
-        assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), expected, "threads, seed {seed}");
+        assert_eq!(
+            run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(),
+            expected,
+            "threads, seed {seed}"
+        );
         if seed < 4 {
             assert_eq!(launch(&owned.job(), &command()).unwrap(), expected, "processes, seed {seed}");
         }
@@ -58,7 +62,7 @@ fn a_state_lives_through_repeats() {
     owned.repeats = 7;
     // Counters wrap on the way.
     owned.config.first = u32::MAX - 9;
-    assert_eq!(run_threads(&owned.job(), &Registry::new()).unwrap(), owned.expected());
+    assert_eq!(run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(), owned.expected());
     assert_eq!(launch(&owned.job(), &command()).unwrap(), owned.expected());
 }
 
@@ -97,8 +101,8 @@ fn inputs_in_a_file_are_read_from_there() {
     let backing = Arc::new(OfFile { file, bytes });
     for (inputs, ranges) in owned.inputs.iter_mut().zip(ranges) {
         for (input, range) in inputs.iter_mut().zip(ranges) {
-            let part = Part::new(backing.clone(), range).unwrap();
-            *input = Arc::new(Tensor::shared(input.dtype(), input.shape(), part).unwrap());
+            let part = BackingSlice::new(backing.clone(), range).unwrap();
+            *input = Arc::new(Tensor::from_backing(input.dtype(), input.shape(), part).unwrap());
         }
     }
     assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
@@ -112,7 +116,7 @@ fn inputs_in_a_file_are_read_from_there() {
 fn inputs_that_do_not_fit_are_named() {
     let refused = |owned: &Owned| {
         let (threads, processes) =
-            (run_threads(&owned.job(), &Registry::new()), launch(&owned.job(), &command()));
+            (run_threads(&owned.job(), &CustomKernelRegistry::new()), launch(&owned.job(), &command()));
         assert_eq!(threads, processes);
         match threads {
             Err(RunError::Invalid(text)) => text,

@@ -3,8 +3,11 @@
 use std::f64::consts::PI;
 
 use symmc_cases::agree;
-use symmc_ir::attention::causal_if;
-use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Scalar, Side, Tensor, UnaryOp};
+use symmc_ir::attention::causal_bounds_if;
+use symmc_ir::{
+    ArgOp, AttentionBound, BinaryOp, BoundSide, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar,
+    Tensor, UnaryOp,
+};
 use symmc_runtime::kernels::KernelError;
 use symmc_support::random::SplitMix;
 
@@ -160,18 +163,19 @@ fn reductions() {
     let f = |op, axes: &[usize], shape: &[usize]| {
         one(&Op::Reduce { op, axes: axes.to_vec(), keep: false }, std::slice::from_ref(&x), DType::F32, shape)
     };
-    assert_floats(&f(Reduction::Sum, &[0], &[3]), &[5.0, 7.0, 9.0]);
-    assert_floats(&f(Reduction::Mean, &[1], &[2]), &[2.0, 5.0]);
-    assert_floats(&f(Reduction::Prod, &[0, 1], &[]), &[720.0]);
-    assert_floats(&f(Reduction::Max, &[], &[2, 3]), &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    let any = Op::Reduce { op: Reduction::Any, axes: vec![0], keep: true };
+    assert_floats(&f(ReductionKind::Sum, &[0], &[3]), &[5.0, 7.0, 9.0]);
+    assert_floats(&f(ReductionKind::Mean, &[1], &[2]), &[2.0, 5.0]);
+    assert_floats(&f(ReductionKind::Prod, &[0, 1], &[]), &[720.0]);
+    assert_floats(&f(ReductionKind::Max, &[], &[2, 3]), &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let any = Op::Reduce { op: ReductionKind::Any, axes: vec![0], keep: true };
     assert_eq!(one(&any, &[i64s(&[0, 2])], DType::Bool, &[1]).to_i64(), [1]);
     let nothing =
         |op| run(&Op::Reduce { op, axes: vec![0], keep: false }, &[f32s(&[])], &[(DType::F32, &[])]);
-    assert_floats(&nothing(Reduction::Sum).expect("defined")[0], &[0.0]);
-    assert_eq!(nothing(Reduction::Max), Err(KernelError::Empty { op: "max".into() }));
+    assert_floats(&nothing(ReductionKind::Sum).expect("defined")[0], &[0.0]);
+    assert_eq!(nothing(ReductionKind::Max), Err(KernelError::Empty { op: "max".into() }));
     let large = floats(DType::F32, &[100_000], &vec![0.1; 100_000]);
-    let sum = one(&Op::Reduce { op: Reduction::Sum, axes: vec![0], keep: false }, &[large], DType::F32, &[]);
+    let sum =
+        one(&Op::Reduce { op: ReductionKind::Sum, axes: vec![0], keep: false }, &[large], DType::F32, &[]);
     assert!((sum.get_f64(0) - 10_000.0).abs() < 1e-2, "{}", sum.get_f64(0));
 }
 
@@ -199,10 +203,10 @@ fn softmax_and_norms() {
         &one(&Op::Softmax { axis: 0, log: true }, &[f32s(&x)], DType::F32, &[3]),
         &[p.ln(), (1.0 - p).ln(), -INF],
     );
-    let rms = Op::RmsNorm { axes: 1, eps: Float(0.0), round_first: false };
+    let rms = Op::RmsNorm { axes: 1, eps: FloatAttribute(0.0), round_first: false };
     let y = one(&rms, &[f32s(&[3.0, 4.0]), f32s(&[1.0, 2.0])], DType::F32, &[2]);
     assert_floats(&y, &[3.0 / 12.5f64.sqrt(), 8.0 / 12.5f64.sqrt()]);
-    let layer = Op::LayerNorm { axes: 1, eps: Float(0.0) };
+    let layer = Op::LayerNorm { axes: 1, eps: FloatAttribute(0.0) };
     let y = one(&layer, &[f32s(&[1.0, 3.0]), f32s(&[2.0, 2.0]), f32s(&[10.0, 20.0])], DType::F32, &[2]);
     assert_floats(&y, &[8.0, 22.0]);
 }
@@ -212,7 +216,7 @@ fn rms_norm_rounds_first_where_asked() {
     let x = floats(DType::BF16, &[3], &[1.0, 1.0078125, 0.5]);
     let w = floats(DType::BF16, &[3], &[1.0078125, 3.015625, 1.0]);
     let norm = |round_first| {
-        let op = Op::RmsNorm { axes: 1, eps: Float(1e-6), round_first };
+        let op = Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-6), round_first };
         one(&op, &[x.clone(), w.clone()], DType::BF16, &[3]).to_f64()
     };
     let scale = 1.0 / ((1.0 + 1.0078125f64.powi(2) + 0.25) / 3.0 + 1e-6).sqrt();
@@ -229,9 +233,9 @@ fn rms_norm_rounds_first_where_asked() {
 #[test]
 fn attention_rows_that_see_nothing_are_zero() {
     let op = |causal| Op::Attention {
-        scale: Float(1.0),
+        scale: FloatAttribute(1.0),
         cap: None,
-        bounds: causal_if(causal),
+        bounds: causal_bounds_if(causal),
         sink: false,
         log_sum_exp: false,
     };
@@ -253,10 +257,15 @@ fn attention_passes_over_blocks_that_no_row_sees() {
     let seen = |j: usize| (700..700 + window).contains(&j);
     let k = floats(DType::F32, &[1, s, 1], &vec![0.0; s]);
     let v: Vec<f64> = (0..s).map(|j| if seen(j) { j as f64 } else { f64::NAN }).collect();
-    let bound =
-        |side, add: i64, operand| Bound { side, row: true, add: Dim::from(add), chunk: None, operand };
-    let bounds = vec![bound(Side::Below, window as i64, true), bound(Side::From, 700, false)];
-    let op = Op::Attention { scale: Float(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
+    let bound = |side, add: i64, operand| AttentionBound {
+        side,
+        row: true,
+        add: Dim::from(add),
+        chunk: None,
+        operand,
+    };
+    let bounds = vec![bound(BoundSide::Below, window as i64, true), bound(BoundSide::From, 700, false)];
+    let op = Op::Attention { scale: FloatAttribute(1.0), cap: None, bounds, sink: false, log_sum_exp: false };
     let operands = [floats(DType::F32, &[1, l, 1], &[1.0]), k, floats(DType::F32, &[1, s, 1], &v)];
     let at = ints(DType::I32, &[1], &[700]);
     let out = one(&op, &[&operands[..], &[at]].concat(), DType::F32, &[1, l, 1]);
@@ -288,9 +297,9 @@ fn scatters() {
         one(&Op::ScatterElements { axis: 0, combine }, &[x.clone(), i64s(index), f32s(src)], DType::F32, &[3])
     };
     assert_floats(&scatter(None, &[0, 0], &[8.0, 9.0]), &[9.0, 2.0, 3.0]);
-    assert_floats(&scatter(Some(Reduction::Sum), &[0, 0], &[8.0, 9.0]), &[18.0, 2.0, 3.0]);
-    assert_floats(&scatter(Some(Reduction::Mean), &[2, 2], &[6.0, 0.0]), &[1.0, 2.0, 3.0]);
-    assert_floats(&scatter(Some(Reduction::Max), &[1], &[-5.0]), &[1.0, 2.0, 3.0]);
+    assert_floats(&scatter(Some(ReductionKind::Sum), &[0, 0], &[8.0, 9.0]), &[18.0, 2.0, 3.0]);
+    assert_floats(&scatter(Some(ReductionKind::Mean), &[2, 2], &[6.0, 0.0]), &[1.0, 2.0, 3.0]);
+    assert_floats(&scatter(Some(ReductionKind::Max), &[1], &[-5.0]), &[1.0, 2.0, 3.0]);
     let add = Op::IndexAdd { axis: 0 };
     let y = floats(DType::BF16, &[2, 1], &[256.0, 0.0]);
     let ones = floats(DType::BF16, &[4, 1], &[1.0; 4]);
@@ -332,8 +341,8 @@ fn movement() {
     );
     assert_floats(&one(&Op::Reshape, &[x], DType::BF16, &[4]), &[1.0, 2.0, 3.0, 4.0]);
     assert_eq!(one(&Op::Iota { start: 3, step: -2 }, &[], DType::I32, &[3]).to_i64(), [3, 1, -1]);
-    assert_floats(&one(&Op::Full(Scalar::Float(Float(0.5))), &[], DType::F16, &[2]), &[0.5, 0.5]);
-    assert_eq!(one(&Op::Full(Scalar::Float(Float(0.5))), &[], DType::Bool, &[1]).to_i64(), [1]);
+    assert_floats(&one(&Op::Full(Scalar::Float(FloatAttribute(0.5))), &[], DType::F16, &[2]), &[0.5, 0.5]);
+    assert_eq!(one(&Op::Full(Scalar::Float(FloatAttribute(0.5))), &[], DType::Bool, &[1]).to_i64(), [1]);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use symmc_cases::Layout;
 use symmc_ir::{DType, Op, Tensor};
 use symmc_runtime::kernels::{
-    KernelError, Scratch, Shaped, View, ViewMut, compute, compute_with, may_refuse_data, needs,
+    KernelError, Scratch, TensorLayout, TensorView, TensorViewMut, compute, compute_with, may_refuse_data,
+    scratch_needs,
 };
 use symmc_support::random::SplitMix;
 
@@ -78,16 +79,16 @@ impl Placed {
         self.bytes().iter().zip(own).all(|(&b, own)| own || b == CANARY)
     }
 
-    pub fn view(&self) -> View<'_> {
+    pub fn view(&self) -> TensorView<'_> {
         let ptr = self.words.as_ptr().cast::<u8>().wrapping_add(self.layout.offset * self.dtype.size());
         // SAFETY: `with` made room for every element; the words are aligned for every dtype.
-        unsafe { View::new(self.dtype, &self.shape, &self.layout.strides, ptr) }
+        unsafe { TensorView::new(self.dtype, &self.shape, &self.layout.strides, ptr) }
     }
 
-    pub fn view_mut(&mut self) -> ViewMut<'_> {
+    pub fn view_mut(&mut self) -> TensorViewMut<'_> {
         let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.layout.offset * self.dtype.size());
         // SAFETY: as above; `room` gives strides under which no two elements meet.
-        unsafe { ViewMut::new(self.dtype, &self.shape, &self.layout.strides, ptr) }
+        unsafe { TensorViewMut::new(self.dtype, &self.shape, &self.layout.strides, ptr) }
     }
 
     /// The memory as operand and result at once.
@@ -95,8 +96,8 @@ impl Placed {
         let ptr = self.words.as_mut_ptr().cast::<u8>().wrapping_add(self.layout.offset * self.dtype.size());
         // SAFETY: as above; the kernel itself is the only one to write.
         let (x, y) = unsafe {
-            let x = View::new(self.dtype, &self.shape, &self.layout.strides, ptr);
-            (x, ViewMut::new(self.dtype, &self.shape, &self.layout.strides, ptr))
+            let x = TensorView::new(self.dtype, &self.shape, &self.layout.strides, ptr);
+            (x, TensorViewMut::new(self.dtype, &self.shape, &self.layout.strides, ptr))
         };
         compute(op, &[x], &mut [y])
     }
@@ -104,14 +105,14 @@ impl Placed {
 
 /// Runs a kernel on placed operands. It takes no more memory than was told, and refuses data only where that was told.
 pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), KernelError> {
-    fn shaped(placed: &[Placed]) -> Vec<Shaped<'_>> {
+    fn shaped(placed: &[Placed]) -> Vec<TensorLayout<'_>> {
         placed.iter().map(|p| (p.dtype, &p.shape[..], &p.layout.strides[..])).collect()
     }
-    let told = needs(op, &shaped(operands), &shaped(results));
+    let told = scratch_needs(op, &shaped(operands), &shaped(results));
     let may_refuse = may_refuse_data(op, &shaped(operands));
-    let mut scratch = Scratch::of(&told);
-    let operands: Vec<View<'_>> = operands.iter().map(Placed::view).collect();
-    let mut results: Vec<ViewMut<'_>> = results.iter_mut().map(Placed::view_mut).collect();
+    let mut scratch = Scratch::with_needs(&told);
+    let operands: Vec<TensorView<'_>> = operands.iter().map(Placed::view).collect();
+    let mut results: Vec<TensorViewMut<'_>> = results.iter_mut().map(Placed::view_mut).collect();
     let done = compute_with(op, &operands, &mut results, &mut scratch);
     assert!(scratch.bytes() <= told.bytes(), "{op:?} on {operands:?}: told {told:?}, taken {scratch:?}");
     let refused = done.as_ref().err().and_then(KernelError::data_fault);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use symmc_ir::builder::BuildError;
 use symmc_ir::collective::Collective;
 use symmc_ir::{
-    BinaryOp, Bindings, BoundsChecks, Builder, CollectiveKind, DType, Dim, Graph, InputKind, Members, Op,
-    ReduceOp, Scalar, SymbolId, Tensor, Type, ValueId, verify,
+    BinaryOp, BoundsChecks, CollectiveKind, CollectiveReduceOp, DType, Dim, Graph, GraphBuilder,
+    GroupMembers, InputKind, Op, Scalar, SymbolBindings, SymbolId, Tensor, TensorType, ValueId, verify,
 };
 use symmc_support::random::SplitMix;
 
@@ -29,10 +29,10 @@ pub fn program(seed: u64) -> Graph {
 }
 
 /// All sizes of a program.
-pub fn sizes(graph: &Graph) -> Vec<Bindings> {
-    let mut out = vec![Bindings::new()];
+pub fn sizes(graph: &Graph) -> Vec<SymbolBindings> {
+    let mut out = vec![SymbolBindings::new()];
     for (id, symbol) in graph.symbols.iter() {
-        let with = |of: &Bindings, value| {
+        let with = |of: &SymbolBindings, value| {
             let mut of = of.clone();
             of.set(id, value);
             of
@@ -46,9 +46,9 @@ pub fn sizes(graph: &Graph) -> Vec<Bindings> {
 ///
 /// # Panics
 /// A symbol has no value.
-pub fn inputs(graph: &Graph, bindings: &Bindings, rank: u32) -> Vec<Arc<Tensor>> {
+pub fn inputs(graph: &Graph, bindings: &SymbolBindings, rank: u32) -> Vec<Arc<Tensor>> {
     let mut next = i64::from(rank) * 100;
-    let mut input = |input: &symmc_ir::Input| {
+    let mut input = |input: &symmc_ir::GraphInput| {
         if let Some(data) = &input.data {
             return data.clone();
         }
@@ -71,7 +71,7 @@ pub fn inputs(graph: &Graph, bindings: &Bindings, rank: u32) -> Vec<Arc<Tensor>>
 }
 
 struct Grower {
-    builder: Builder,
+    builder: GraphBuilder,
     symbols: [SymbolId; 2],
     /// What nodes may take: all of one dtype.
     values: Vec<ValueId>,
@@ -82,7 +82,7 @@ struct Grower {
 impl Grower {
     fn new(r: &mut SplitMix, seed: u64) -> Grower {
         let ranks = 1 + r.below(4) as u32 / 3;
-        let mut builder = Builder::new(format!("bounds {seed}"), Some(ranks));
+        let mut builder = GraphBuilder::new(format!("bounds {seed}"), Some(ranks));
         let t = builder.symbol("t", r.below(2) as i64, LARGEST);
         let k = builder.symbol("k", r.below(2) as i64, LARGEST - 2);
         let dtype = r.pick(&[DType::I64, DType::F32, DType::I32]);
@@ -102,7 +102,7 @@ impl Grower {
     }
 
     fn input(&mut self, kind: InputKind, name: &str, shape: Vec<Dim>) {
-        let value = self.builder.input(kind, name, name, Type::new(self.dtype, shape), None);
+        let value = self.builder.input(kind, name, name, TensorType::new(self.dtype, shape), None);
         self.values.push(value);
     }
 
@@ -127,7 +127,7 @@ impl Grower {
                 true
             }
             _ => {
-                self.builder = Builder::from_graph(before.0);
+                self.builder = GraphBuilder::from_graph(before.0);
                 self.values = before.1;
                 false
             }
@@ -137,7 +137,7 @@ impl Grower {
     /// Whether the program is valid and, mostly, runs at some size.
     fn is_useful(&self, r: &mut SplitMix) -> bool {
         let graph = self.builder.graph();
-        let checks = BoundsChecks::of(graph);
+        let checks = BoundsChecks::derive(graph);
         let runs = || sizes(graph).iter().any(|bindings| checks.evaluate(graph, bindings).is_ok());
         verify::verify(graph).is_ok() && (r.one_in(40) || runs())
     }
@@ -171,7 +171,7 @@ impl Grower {
     fn index(&mut self, r: &mut SplitMix) -> Result<ValueId, BuildError> {
         let dtype = r.pick(&[DType::I64, DType::I64, DType::I32]);
         let start = Self::position(r);
-        let b = |count: Dim| Type::new(dtype, vec![count]);
+        let b = |count: Dim| TensorType::new(dtype, vec![count]);
         let index = match r.below(4) {
             0 => {
                 let ty = b(self.count(r));
@@ -199,7 +199,7 @@ impl Grower {
             1 => {
                 let n = self.shape(index)[0].clone();
                 let column = self.builder.reshape("index", index, vec![n.clone(), Dim::from(1)])?;
-                let ty = Type::new(dtype, vec![n, self.count(r)]);
+                let ty = TensorType::new(dtype, vec![n, self.count(r)]);
                 self.builder.op_as("index", Op::Expand, &[column], ty)
             }
             _ => Ok(index),
@@ -227,17 +227,17 @@ impl Grower {
                     _ => Dim::from(Self::position(r)),
                 };
                 let op = Op::Slice { axis, start, step: r.pick(&[1, 1, 1, 2]) };
-                let ty = Type::new(self.dtype, with(axis, self.count(r)));
+                let ty = TensorType::new(self.dtype, with(axis, self.count(r)));
                 self.builder.op_as("slice", op, &[x], ty)
             }
             5 => {
-                let ty = Type::new(self.dtype, with(axis, Dim::from(1 + r.below(4) as i64)));
-                let places = Type::new(DType::I64, ty.shape.clone());
+                let ty = TensorType::new(self.dtype, with(axis, Dim::from(1 + r.below(4) as i64)));
+                let places = TensorType::new(DType::I64, ty.shape.clone());
                 let op = Op::TopK { axis, largest: r.one_in(2) };
                 self.builder.node_as("topk", op, &[x], vec![ty, places]).map(|results| results[0])
             }
             6 => {
-                let ty = Type::new(DType::I64, with(axis, self.count(r)));
+                let ty = TensorType::new(DType::I64, with(axis, self.count(r)));
                 let full = Op::Full(Scalar::Int(Self::position(r)));
                 let index = self.builder.op_as("index", full, &[], ty)?;
                 self.builder.op("gather", Op::GatherElements { axis }, &[x, index])
@@ -248,7 +248,7 @@ impl Grower {
                     "one",
                     Op::Full(Scalar::Int(1)),
                     &[],
-                    Type::new(self.dtype, vec![]),
+                    TensorType::new(self.dtype, vec![]),
                 )?;
                 self.builder.op("put", Op::IndexPut { axis, accumulate: r.one_in(2) }, &[x, source, index])
             }
@@ -270,7 +270,7 @@ impl Grower {
                 let mut padded = shape.clone();
                 padded[axis] = padded[axis].clone() + low[axis].clone() + Dim::from(r.below(2) as i64);
                 let op = Op::Pad { low, value: Scalar::Int(-7) };
-                self.builder.op_as("pad", op, &[x], Type::new(self.dtype, padded))
+                self.builder.op_as("pad", op, &[x], TensorType::new(self.dtype, padded))
             }
             2 => {
                 let mut perm: Vec<usize> = (0..shape.len()).collect();
@@ -284,11 +284,11 @@ impl Grower {
             4 => {
                 let mut wide = shape.clone();
                 wide.insert(0, self.count(r));
-                self.builder.op_as("expand", Op::Expand, &[x], Type::new(self.dtype, wide))
+                self.builder.op_as("expand", Op::Expand, &[x], TensorType::new(self.dtype, wide))
             }
             5 => {
                 let full = Op::Full(Scalar::Int(Self::position(r)));
-                self.builder.op_as("full", full, &[], Type::new(self.dtype, shape))
+                self.builder.op_as("full", full, &[], TensorType::new(self.dtype, shape))
             }
             _ => {
                 let op = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(3), scalar_left: false };
@@ -303,8 +303,8 @@ impl Grower {
         for value in last {
             let mut value = value;
             if self.ranks > 1 {
-                let group = self.builder.group("all", Members::World);
-                let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+                let group = self.builder.group("all", GroupMembers::World);
+                let kind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
                 let op = Op::Collective(Collective { kind, group, variant: None });
                 value = self.builder.op("sum", op, &[value]).unwrap_or(value);
             }

@@ -5,10 +5,10 @@
 //! casts on either side, several collectives side by side, reductions and slices of gathered values. Groups overlap, are reversed, have
 //! one rank, or have the cells of another under another name.
 
-use symmc_ir::collective::{Collective, Splits};
+use symmc_ir::collective::{AllToAllSplits, Collective};
 use symmc_ir::{
-    ArgOp, BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputKind, Members, Op,
-    ReduceOp, Reduction, Scalar, Type, UnaryOp, ValueId,
+    ArgOp, BinaryOp, CollectiveKind, CollectiveReduceOp, DType, Dim, FloatAttribute, Graph, GraphBuilder,
+    GroupId, GroupMembers, InputKind, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId,
 };
 use symmc_support::random::SplitMix;
 
@@ -27,7 +27,7 @@ const MOST: i64 = 4096;
 pub fn program(seed: u64) -> Idioms {
     let mut r = SplitMix(seed ^ 0x1d10_4d5e);
     let ranks = r.pick(&[1, 2, 2, 3, 4, 4, 4, 6, 8]);
-    let mut b = Builder::new(format!("idioms {seed}"), Some(ranks));
+    let mut b = GraphBuilder::new(format!("idioms {seed}"), Some(ranks));
     let groups = groups(&mut b, ranks);
     let dtype = r.pick(&[
         DType::F32,
@@ -48,7 +48,7 @@ pub fn program(seed: u64) -> Idioms {
     let columns = Dim::from(r.pick(&[1, 3, 4, 8]));
     let mut grower = Grower { b, r, groups, values: Vec::new(), has_open_sums: false };
     for i in 0..3 {
-        let ty = Type::new(dtype, vec![rows.clone(), columns.clone()]);
+        let ty = TensorType::new(dtype, vec![rows.clone(), columns.clone()]);
         let name = format!("in{i}");
         let value = grower.b.input(InputKind::Argument, &name, &name, ty, None);
         grower.values.push(value);
@@ -60,25 +60,26 @@ pub fn program(seed: u64) -> Idioms {
 }
 
 /// All ranks, under two names and in reverse; halves; the ranks at equal places of the halves; pairs in turn; single ranks.
-fn groups(b: &mut Builder, ranks: u32) -> Vec<GroupId> {
+fn groups(b: &mut GraphBuilder, ranks: u32) -> Vec<GroupId> {
     let all: Vec<u32> = (0..ranks).collect();
-    let mut groups = vec![b.group("w", Members::World), b.group("v", Members::Cells(vec![all.clone()]))];
-    groups.push(b.group("back", Members::Cells(vec![all.iter().rev().copied().collect()])));
-    groups.push(b.group("one", Members::Cells(all.iter().map(|&rank| vec![rank]).collect())));
+    let mut groups =
+        vec![b.group("w", GroupMembers::World), b.group("v", GroupMembers::Cells(vec![all.clone()]))];
+    groups.push(b.group("back", GroupMembers::Cells(vec![all.iter().rev().copied().collect()])));
+    groups.push(b.group("one", GroupMembers::Cells(all.iter().map(|&rank| vec![rank]).collect())));
     if ranks.is_multiple_of(2) && ranks > 2 {
         let half = ranks / 2;
         let rows = vec![(0..half).collect(), (half..ranks).collect()];
         let columns = (0..half).map(|rank| vec![rank, rank + half]).collect();
         let turned = (0..half).map(|rank| vec![rank + half, rank]).collect();
-        groups.push(b.group("rows", Members::Cells(rows)));
-        groups.push(b.group("columns", Members::Cells(columns)));
-        groups.push(b.group("turned", Members::Cells(turned)));
+        groups.push(b.group("rows", GroupMembers::Cells(rows)));
+        groups.push(b.group("columns", GroupMembers::Cells(columns)));
+        groups.push(b.group("turned", GroupMembers::Cells(turned)));
     }
     groups
 }
 
 struct Grower {
-    b: Builder,
+    b: GraphBuilder,
     r: SplitMix,
     groups: Vec<GroupId>,
     values: Vec<ValueId>,
@@ -101,7 +102,7 @@ impl Grower {
         Idioms { graph: self.b.finish(), has_open_sums: self.has_open_sums }
     }
 
-    fn ty(&self, v: ValueId) -> Type {
+    fn ty(&self, v: ValueId) -> TensorType {
         self.b.graph().ty(v).clone()
     }
 
@@ -124,7 +125,7 @@ impl Grower {
 
     fn keep(&mut self, v: ValueId) -> Option<()> {
         let graph = self.b.graph();
-        if graph.ty(v).numel().upper(&graph.symbols) <= MOST {
+        if graph.ty(v).numel().upper_bound(&graph.symbols) <= MOST {
             self.values.push(v);
         }
         Some(())
@@ -137,21 +138,21 @@ impl Grower {
     fn gather(&mut self, group: GroupId, x: ValueId) -> Option<ValueId> {
         let ranks = i64::from(self.b.graph().group_size(group)?);
         let wide = self.ty(x).numel() * Dim::from(ranks);
-        if wide.upper(&self.b.graph().symbols) > MOST {
+        if wide.upper_bound(&self.b.graph().symbols) > MOST {
             return None;
         }
         self.collective(CollectiveKind::AllGather, group, x)
     }
 
-    fn reduction(&mut self) -> ReduceOp {
-        use ReduceOp::{Avg, Max, Min, Prod, Sum};
+    fn reduction(&mut self) -> CollectiveReduceOp {
+        use CollectiveReduceOp::{Avg, Max, Min, Prod, Sum};
         self.r.pick(&[Sum, Sum, Sum, Max, Max, Min, Avg, Prod])
     }
 
     /// Element-wise work of one value.
     fn worked(&mut self, x: ValueId) -> Option<ValueId> {
         let is_float = self.ty(x).dtype.is_float();
-        let scalar = |s: f64| if is_float { Scalar::Float(Float(s)) } else { Scalar::Int(s as i64) };
+        let scalar = |s: f64| if is_float { Scalar::Float(FloatAttribute(s)) } else { Scalar::Int(s as i64) };
         let by = |op, s| Op::BinaryScalar { op, scalar: scalar(s), scalar_left: false };
         let op = match self.r.below(6) {
             0 => Op::Unary(UnaryOp::Neg),
@@ -172,7 +173,7 @@ impl Grower {
         } else {
             self.r.pick(&[I32, I64, U8])
         };
-        self.b.op_as("t", Op::Cast, &[x], Type::new(to, ty.shape)).ok()
+        self.b.op_as("t", Op::Cast, &[x], TensorType::new(to, ty.shape)).ok()
     }
 
     /// A cast of a value, perhaps of its columns one after another, with its own shape in the end.
@@ -220,7 +221,7 @@ impl Grower {
             let own = self.alike(x);
             let own = if self.r.one_in(2) { self.worked(own)? } else { own };
             let group = if self.r.one_in(4) { self.r.pick(&self.groups) } else { group };
-            terms.push(self.collective(CollectiveKind::AllReduce(ReduceOp::Sum), group, own)?);
+            terms.push(self.collective(CollectiveKind::AllReduce(CollectiveReduceOp::Sum), group, own)?);
         }
         for _ in 0..self.r.below(3) {
             terms.push(self.alike(x));
@@ -263,7 +264,7 @@ impl Grower {
         let kind = match self.r.below(5) {
             0 => CollectiveKind::AllReduce(self.reduction()),
             1 => CollectiveKind::ReduceScatter(self.reduction()),
-            2 => CollectiveKind::AllToAll(Splits::Even),
+            2 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             3 => CollectiveKind::Broadcast { root: 0 },
             _ => {
                 let whole = self.gather(group, x)?;
@@ -293,7 +294,7 @@ impl Grower {
                     let op = self.reduction();
                     self.collective(CollectiveKind::ReduceScatter(op), group, v)?
                 }
-                4 => self.collective(CollectiveKind::AllToAll(Splits::Even), group, v)?,
+                4 => self.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, v)?,
                 _ => {
                     let root = self.r.below(self.b.graph().group_size(group)? as usize) as u32;
                     self.collective(CollectiveKind::Broadcast { root }, group, v)?
@@ -314,7 +315,7 @@ impl Grower {
             CollectiveKind::AllReduce(op),
             CollectiveKind::AllGather,
             CollectiveKind::ReduceScatter(op),
-            CollectiveKind::AllToAll(Splits::Even),
+            CollectiveKind::AllToAll(AllToAllSplits::Even),
         ]);
         let mut found = Vec::new();
         for _ in 0..2 + self.r.below(3) {
@@ -359,16 +360,16 @@ impl Grower {
                 self.b.op("a", Op::ArgReduce { op, axis, keep: true }, &[whole]).ok()?
             }
             2 if least > 0 => {
-                let op = self.r.pick(&[Reduction::Max, Reduction::Min]);
+                let op = self.r.pick(&[ReductionKind::Max, ReductionKind::Min]);
                 self.b.op("a", reduce(op), &[whole]).ok()?
             }
             3 => {
                 self.has_open_sums = true;
-                self.b.op("a", reduce(Reduction::Sum), &[whole]).ok()?
+                self.b.op("a", reduce(ReductionKind::Sum), &[whole]).ok()?
             }
             _ if least > 0 => {
                 let start = shape[axis].clone() - Dim::from(1);
-                let mut part = Type::new(self.ty(whole).dtype, shape);
+                let mut part = TensorType::new(self.ty(whole).dtype, shape);
                 part.shape[axis] = Dim::from(1);
                 self.b.op_as("l", Op::Slice { axis, start, step: 1 }, &[whole], part).ok()?
             }
@@ -382,7 +383,7 @@ impl Grower {
         let ty = self.ty(x);
         let known = if self.r.one_in(2) {
             let scalar = if ty.dtype.is_float() {
-                Scalar::Float(Float(self.r.pick(&[0.0, -0.0, 1.5])))
+                Scalar::Float(FloatAttribute(self.r.pick(&[0.0, -0.0, 1.5])))
             } else {
                 Scalar::Int(3)
             };

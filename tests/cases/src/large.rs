@@ -1,8 +1,11 @@
 //! Cases of the size of real layers, against the CPU kernels.
 
-use symmc_ir::attention::causal_if;
-use symmc_ir::{ArgOp, BinaryOp, Bound, DType, Dim, Float, Op, Reduction, Side, Tensor, UnaryOp};
-use symmc_runtime::kernels::{View, ViewMut, compute, contiguous_strides};
+use symmc_ir::attention::causal_bounds_if;
+use symmc_ir::{
+    ArgOp, AttentionBound, BinaryOp, BoundSide, DType, Dim, FloatAttribute, Op, ReductionKind, Tensor,
+    UnaryOp,
+};
+use symmc_runtime::kernels::{TensorView, TensorViewMut, compute, contiguous_strides};
 use symmc_support::random::SplitMix;
 
 use crate::case::Case;
@@ -20,9 +23,9 @@ fn columns_first(tensor: Tensor) -> Placed {
     out
 }
 
-fn view<'a>(t: &'a Tensor, strides: &'a [isize], words: &'a [u64]) -> View<'a> {
+fn view<'a>(t: &'a Tensor, strides: &'a [isize], words: &'a [u64]) -> TensorView<'a> {
     // SAFETY: the words hold the tensor's bytes, row-major.
-    unsafe { View::new(t.dtype(), t.shape(), strides, words.as_ptr().cast()) }
+    unsafe { TensorView::new(t.dtype(), t.shape(), strides, words.as_ptr().cast()) }
 }
 
 fn words(bytes: &[u8]) -> Vec<u64> {
@@ -34,17 +37,17 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 fn case(name: &str, op: Op, operands: Vec<Placed>, results: &[(DType, &[usize])], scale: f64) -> Case {
     let data: Vec<Vec<u64>> = operands.iter().map(|p| words(p.tensor.data())).collect();
     let strides: Vec<Vec<isize>> = operands.iter().map(|p| contiguous_strides(p.tensor.shape())).collect();
-    let views: Vec<View<'_>> =
+    let views: Vec<TensorView<'_>> =
         operands.iter().zip(&strides).zip(&data).map(|((p, s), d)| view(&p.tensor, s, d)).collect();
     let mut rooms: Vec<Vec<u64>> = results
         .iter()
         .map(|(d, s)| vec![0u64; (s.iter().product::<usize>() * d.size()).div_ceil(8) + 1])
         .collect();
     let room_strides: Vec<Vec<isize>> = results.iter().map(|(_, s)| contiguous_strides(s)).collect();
-    let mut outs: Vec<ViewMut<'_>> = Vec::new();
+    let mut outs: Vec<TensorViewMut<'_>> = Vec::new();
     for (((dtype, shape), strides), room) in results.iter().zip(&room_strides).zip(&mut rooms) {
         // SAFETY: the room has as many elements.
-        outs.push(unsafe { ViewMut::new(*dtype, shape, strides, room.as_mut_ptr().cast()) });
+        outs.push(unsafe { TensorViewMut::new(*dtype, shape, strides, room.as_mut_ptr().cast()) });
     }
     let computed = compute(&op, &views, &mut outs);
     let tensors = results.iter().zip(&rooms).map(|((dtype, shape), room)| {
@@ -168,9 +171,9 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
                     _ => {}
                 }
                 let op = Op::Attention {
-                    scale: Float(0.1),
+                    scale: FloatAttribute(0.1),
                     cap: None,
-                    bounds: causal_if(causal),
+                    bounds: causal_bounds_if(causal),
                     sink: false,
                     log_sum_exp: false,
                 };
@@ -183,32 +186,40 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// Bounds of attention of so many sequences, queries and keys, with the operands they have.
-fn kinds_of_bounds([b, l, s]: [usize; 3]) -> Vec<(&'static str, Vec<Bound>, Vec<Tensor>)> {
+fn kinds_of_bounds([b, l, s]: [usize; 3]) -> Vec<(&'static str, Vec<AttentionBound>, Vec<Tensor>)> {
     let (n, apart) = (s as i64, s as i64 - l as i64);
-    let row = |side, add: i64| Bound::of_row(side, add);
-    let given = |side, add: i64| Bound { side, row: false, add: Dim::from(add), chunk: None, operand: true };
+    let row = |side, add: i64| AttentionBound::relative_to_row(side, add);
+    let given =
+        |side, add: i64| AttentionBound { side, row: false, add: Dim::from(add), chunk: None, operand: true };
     let ints = |dtype, shape: &[usize], of: &dyn Fn(i64) -> i64| {
         let all: Vec<i64> = (0..shape.iter().product::<usize>() as i64).map(of).collect();
         of_ints(dtype, shape, &all)
     };
     let lengths = |of: &dyn Fn(i64) -> i64| ints(DType::I32, &[b, 1, 1, 1], of);
     let places = ints(DType::I64, &[l, 1], &|i| (i * 7 + 3) % n);
-    let causal = Bound::causal();
+    let causal = AttentionBound::causal();
     vec![
         ("causal", vec![causal.clone()], vec![]),
-        ("window", vec![row(Side::Below, apart + 1), row(Side::From, apart - 20)], vec![]),
+        ("window", vec![row(BoundSide::Below, apart + 1), row(BoundSide::From, apart - 20)], vec![]),
         (
             "chunks",
-            vec![row(Side::Below, apart + 1), Bound { chunk: Some(48), ..row(Side::From, apart) }],
+            vec![
+                row(BoundSide::Below, apart + 1),
+                AttentionBound { chunk: Some(48), ..row(BoundSide::From, apart) },
+            ],
             vec![],
         ),
-        ("to the end of a chunk", vec![Bound { chunk: Some(64), ..row(Side::Below, 0) }], vec![]),
-        ("lengths", vec![given(Side::Below, 0)], vec![lengths(&|i| n / 2 + 3 - i * n)]),
-        ("padded in front", vec![causal, given(Side::From, 2)], vec![lengths(&|i| i * 9)]),
-        ("places in a cache", vec![given(Side::Below, 1)], vec![places.clone()]),
+        (
+            "to the end of a chunk",
+            vec![AttentionBound { chunk: Some(64), ..row(BoundSide::Below, 0) }],
+            vec![],
+        ),
+        ("lengths", vec![given(BoundSide::Below, 0)], vec![lengths(&|i| n / 2 + 3 - i * n)]),
+        ("padded in front", vec![causal, given(BoundSide::From, 2)], vec![lengths(&|i| i * 9)]),
+        ("places in a cache", vec![given(BoundSide::Below, 1)], vec![places.clone()]),
         (
             "window of a cache",
-            vec![given(Side::Below, 1), given(Side::From, -30)],
+            vec![given(BoundSide::Below, 1), given(BoundSide::From, -30)],
             vec![places.clone(), places],
         ),
     ]
@@ -240,8 +251,14 @@ fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
                 let values = of(Tensor::from_f64(dtype, [b, g, s, f], &values));
                 let first = [tensor(r, dtype, &[b, h, l, e]), tensor(r, dtype, &[b, g, s, e]), values];
                 let operands = first.into_iter().chain(positions).map(Placed::dense).collect();
-                let cap = (k % 3 == 1).then_some(Float(1.5));
-                let op = Op::Attention { scale: Float(0.1), cap, bounds, sink: false, log_sum_exp: false };
+                let cap = (k % 3 == 1).then_some(FloatAttribute(1.5));
+                let op = Op::Attention {
+                    scale: FloatAttribute(0.1),
+                    cap,
+                    bounds,
+                    sink: false,
+                    log_sum_exp: false,
+                };
                 let name = format!("bounded attention {dtype} {:?} {what}", [b, h, g, l, s, e, f]);
                 out.push(case(&name, op, operands, &[(dtype, &[b, h, l, f])], 3.0));
             }
@@ -262,8 +279,15 @@ fn sunk(r: &mut SplitMix, out: &mut Vec<Case>) {
             let operands = [[h, l, e], [g, s, e], [g, s, f]].map(|shape| tensor(r, dtype, &shape));
             let sinks = tensor(r, if l == 1 { DType::F32 } else { dtype }, &[h, 1, 1]);
             let operands = operands.into_iter().chain([sinks]).map(Placed::dense).collect();
-            let bounds = vec![Bound::of_row(Side::Below, Dim::from((s - l + 1) as i64))];
-            let op = Op::Attention { scale: Float(0.1), cap: None, bounds, sink: true, log_sum_exp: false };
+            let bounds =
+                vec![AttentionBound::relative_to_row(BoundSide::Below, Dim::from((s - l + 1) as i64))];
+            let op = Op::Attention {
+                scale: FloatAttribute(0.1),
+                cap: None,
+                bounds,
+                sink: true,
+                log_sum_exp: false,
+            };
             let name = format!("sink attention {dtype} {:?}", [h, g, l, s, e, f]);
             out.push(case(&name, op, operands, &[(dtype, &[h, l, f])], 3.0));
         }
@@ -284,16 +308,19 @@ fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
         for (i, [h, g, l, s, e, f]) in shapes.into_iter().enumerate() {
             let bounds = match (i + d) % 3 {
                 0 => vec![],
-                1 => vec![Bound::causal()],
+                1 => vec![AttentionBound::causal()],
                 _ => {
-                    vec![Bound::of_row(Side::Below, 1 + s as i64 - l as i64), Bound::of_row(Side::From, -20)]
+                    vec![
+                        AttentionBound::relative_to_row(BoundSide::Below, 1 + s as i64 - l as i64),
+                        AttentionBound::relative_to_row(BoundSide::From, -20),
+                    ]
                 }
             };
             let forward = [[h, l, e], [g, s, e], [g, s, f]].map(|shape| tensor(r, dtype, &shape));
             let operands: Vec<Placed> = forward.into_iter().map(Placed::dense).collect();
             let shape = [h, g, l, s, e, f];
-            let op = |bounds: &[Bound]| Op::Attention {
-                scale: Float(0.1),
+            let op = |bounds: &[AttentionBound]| Op::Attention {
+                scale: FloatAttribute(0.1),
                 cap: None,
                 bounds: bounds.to_vec(),
                 sink: false,
@@ -308,7 +335,7 @@ fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
             let operands = std::iter::once(gradient).chain(found).chain(operands).collect();
             let results: [(DType, &[usize]); 3] =
                 [(dtype, &[h, l, e]), (dtype, &[g, s, e]), (dtype, &[g, s, f])];
-            let op = Op::AttentionGradient { scale: Float(0.1), bounds };
+            let op = Op::AttentionGradient { scale: FloatAttribute(0.1), bounds };
             let name = format!("attention gradient {dtype} {shape:?}");
             let mut found = case(&name, op, operands, &results, 1.0);
             let all = found.expected.iter().flatten().flat_map(|t| t.tensor.to_f64());
@@ -345,7 +372,7 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
             let w = Placed::dense(tensor(r, dtype, tail));
             let b = Placed::dense(tensor(r, dtype, tail));
             let same: &[(DType, &[usize])] = &[(dtype, &shape)];
-            let rms = |round_first| Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first };
+            let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
             out.push(case(
                 &format!("rms_norm {dtype} {shape:?}"),
                 rms(false),
@@ -360,13 +387,13 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
                 same,
                 8.0,
             ));
-            let layer = Op::LayerNorm { axes: 1, eps: Float(1e-5) };
+            let layer = Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) };
             out.push(case(&format!("layer_norm {dtype} {shape:?}"), layer, vec![x(), w, b], same, 4.0));
             for axis in [0, 1] {
                 let op = Op::Softmax { axis, log: axis == 0 };
                 out.push(case(&format!("softmax {dtype} {shape:?} axis {axis}"), op, vec![x()], same, 1.0));
                 let kept = [shape[1 - axis]];
-                for op in [Reduction::Sum, Reduction::Max, Reduction::Mean] {
+                for op in [ReductionKind::Sum, ReductionKind::Max, ReductionKind::Mean] {
                     let name = format!("{op} {dtype} {shape:?} axis {axis}");
                     let reduce = Op::Reduce { op, axes: vec![axis], keep: false };
                     out.push(case(&name, reduce, vec![x()], &[(dtype, &kept)], shape[axis] as f64));
@@ -396,12 +423,14 @@ fn few_rows(out: &mut Vec<Case>) {
             let count = axes.iter().map(|&a| shape[a]).product::<usize>() as f64;
             let ops = match dtype {
                 DType::Bool => vec![
-                    (Reduction::Any, DType::Bool),
-                    (Reduction::All, DType::Bool),
-                    (Reduction::Sum, DType::I64),
+                    (ReductionKind::Any, DType::Bool),
+                    (ReductionKind::All, DType::Bool),
+                    (ReductionKind::Sum, DType::I64),
                 ],
-                DType::I32 => vec![(Reduction::Sum, DType::I64), (Reduction::Min, dtype)],
-                _ => [Reduction::Sum, Reduction::Mean, Reduction::Max].map(|op| (op, dtype)).to_vec(),
+                DType::I32 => vec![(ReductionKind::Sum, DType::I64), (ReductionKind::Min, dtype)],
+                _ => [ReductionKind::Sum, ReductionKind::Mean, ReductionKind::Max]
+                    .map(|op| (op, dtype))
+                    .to_vec(),
             };
             for (op, to) in ops {
                 let name = format!("{op} {dtype} {shape:?} all of few rows {axes:?}");
@@ -417,7 +446,7 @@ fn sum_beyond_its_range(out: &mut Vec<Case>) {
     let half = 10_000;
     let values: Vec<f64> = (0..2 * half).map(|i| if i < half { 3e38 } else { -3e38 }).collect();
     let x = Placed::dense(of(Tensor::from_f64(DType::F32, [2 * half], &values)));
-    let sum = Op::Reduce { op: Reduction::Sum, axes: vec![0], keep: false };
+    let sum = Op::Reduce { op: ReductionKind::Sum, axes: vec![0], keep: false };
     out.push(case("sum beyond f32, all of few rows", sum, vec![x], &[(DType::F32, &[])], 1.0));
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use symmc_ir::attention::causal_if;
+use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{
-    ArgOp, BinaryOp, Bindings, Bound, DType, Dim, Float, Graph, InputKind, Op, Output, OutputKind, Reduction,
-    Scalar, Side, Tensor, Type, UnaryOp, infer, interp,
+    ArgOp, AttentionBound, BinaryOp, BoundSide, DType, Dim, FloatAttribute, Graph, GraphOutput, InputKind,
+    Op, OutputKind, ReductionKind, Scalar, SymbolBindings, Tensor, TensorType, UnaryOp, infer, interp,
 };
 use symmc_support::random::SplitMix;
 
@@ -45,7 +45,7 @@ pub struct Draft {
     /// Its operands.
     pub operands: Vec<Tensor>,
     /// The results' types where the op leaves them open.
-    results: Option<Vec<Type>>,
+    results: Option<Vec<TensorType>>,
     /// The size of values that results are sums of.
     pub scale: f64,
 }
@@ -72,27 +72,28 @@ impl Draft {
 
     /// Whether the op takes operands of these types.
     pub(crate) fn fits(&self) -> bool {
-        let types: Vec<Type> = self.operands.iter().map(|t| ty(t.dtype(), t.shape())).collect();
-        let operands: Vec<&Type> = types.iter().collect();
+        let types: Vec<TensorType> = self.operands.iter().map(|t| ty(t.dtype(), t.shape())).collect();
+        let operands: Vec<&TensorType> = types.iter().collect();
         match &self.results {
             Some(results) => {
-                infer::check(&self.op, &operands, &results.iter().collect::<Vec<_>>(), None).is_ok()
+                infer::check_types(&self.op, &operands, &results.iter().collect::<Vec<_>>(), None).is_ok()
             }
-            None => infer::infer(&self.op, &operands, None).is_ok(),
+            None => infer::infer_types(&self.op, &operands, None).is_ok(),
         }
     }
 
     /// The dtype and shape of each result.
     pub fn types(&self) -> Vec<(DType, Vec<usize>)> {
         let (graph, _) = self.program();
-        let bind = |t: &Type| (t.dtype, t.concrete(&Bindings::new()).expect("constant dims"));
+        let bind =
+            |t: &TensorType| (t.dtype, t.concrete_shape(&SymbolBindings::new()).expect("constant dims"));
         graph.outputs.iter().map(|o| bind(graph.ty(o.value))).collect()
     }
 
     /// Its results by the interpreter; `None` where that refuses the data.
     pub fn expected(&self) -> Option<Vec<Tensor>> {
         let (graph, inputs) = self.program();
-        interp::run(&graph, &Bindings::new(), &[inputs]).ok()?.pop()
+        interp::run(&graph, &SymbolBindings::new(), &[inputs]).ok()?.pop()
     }
 
     /// The program of the op alone, and its inputs.
@@ -104,24 +105,24 @@ impl Draft {
             let ty = ty(t.dtype(), t.shape());
             inputs.push(graph.add_input(InputKind::Argument, format!("x{i}"), "", ty, None));
         }
-        let types: Vec<&Type> = inputs.iter().map(|&v| graph.ty(v)).collect();
+        let types: Vec<&TensorType> = inputs.iter().map(|&v| graph.ty(v)).collect();
         let types = match &self.results {
             Some(types) => types.clone(),
-            None => infer::infer(&self.op, &types, None)
+            None => infer::infer_types(&self.op, &types, None)
                 .expect("the case type-checks")
                 .expect("the op fixes its types"),
         };
         let named = types.into_iter().enumerate().map(|(i, t)| (format!("y{i}"), t)).collect();
         let node = graph.add_node(self.op.clone(), inputs, named);
         for value in graph.nodes[node].outputs.clone() {
-            graph.outputs.push(Output { value, kind: OutputKind::Returned });
+            graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
         }
         (graph, self.operands.iter().cloned().map(Arc::new).collect())
     }
 }
 
-fn ty(dtype: DType, shape: &[usize]) -> Type {
-    Type::new(dtype, shape.iter().map(|&n| Dim::from(n as i64)).collect::<Vec<_>>())
+fn ty(dtype: DType, shape: &[usize]) -> TensorType {
+    TensorType::new(dtype, shape.iter().map(|&n| Dim::from(n as i64)).collect::<Vec<_>>())
 }
 
 /// The float dtypes.
@@ -149,12 +150,12 @@ fn elementwise(r: &mut SplitMix) -> Draft {
     match r.below(5) {
         0 => {
             let op = r.pick(UnaryOp::ALL);
-            let dtype = any(r, |dtype| op.takes(dtype));
+            let dtype = any(r, |dtype| op.supports_dtype(dtype));
             case(Op::Unary(op), vec![tensor(r, dtype, &s)]).scaled(1e-3)
         }
         1 | 2 => {
             let op = r.pick(BinaryOp::ALL);
-            let dtype = any(r, |dtype| op.takes(dtype));
+            let dtype = any(r, |dtype| op.supports_dtype(dtype));
             let (mut a, mut b) = (s.clone(), narrower(r, &s));
             if r.one_in(2) {
                 std::mem::swap(&mut a, &mut b);
@@ -229,8 +230,8 @@ fn reduction(r: &mut SplitMix) -> Draft {
     let n = s.iter().product::<usize>() as f64;
     match r.below(4) {
         0 | 1 => {
-            let op = r.pick(Reduction::ALL);
-            let dtype = if op == Reduction::Mean { r.pick(&FLOATS) } else { r.pick(DType::ALL) };
+            let op = r.pick(ReductionKind::ALL);
+            let dtype = if op == ReductionKind::Mean { r.pick(&FLOATS) } else { r.pick(DType::ALL) };
             let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
             case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
@@ -254,13 +255,13 @@ fn normalisation(r: &mut SplitMix) -> Draft {
     match r.below(3) {
         0 => case(Op::Softmax { axis: r.below(s.len()), log: r.one_in(2) }, vec![x]),
         1 => {
-            let op = Op::RmsNorm { axes, eps: Float(1e-5), round_first: r.one_in(2) };
+            let op = Op::RmsNorm { axes, eps: FloatAttribute(1e-5), round_first: r.one_in(2) };
             let weight = r.one_in(2).then(|| tensor(r, dtype, tail));
             case(op, std::iter::once(x).chain(weight).collect()).scaled(4.0)
         }
         _ => {
             let parameters = (0..r.below(3)).map(|_| tensor(r, dtype, tail)).collect::<Vec<_>>();
-            let op = Op::LayerNorm { axes, eps: Float(1e-2) };
+            let op = Op::LayerNorm { axes, eps: FloatAttribute(1e-2) };
             case(op, std::iter::once(x).chain(parameters).collect()).scaled(4.0)
         }
     }
@@ -282,8 +283,9 @@ fn attention(r: &mut SplitMix) -> Draft {
         let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOATS) };
         operands.push(tensor(r, mask_dtype, &mask));
     }
-    let bounds = causal_if(r.one_in(2));
-    let mut op = Op::Attention { scale: Float(0.3), cap: None, bounds, sink: false, log_sum_exp: false };
+    let bounds = causal_bounds_if(r.one_in(2));
+    let mut op =
+        Op::Attention { scale: FloatAttribute(0.3), cap: None, bounds, sink: false, log_sum_exp: false };
     if r.one_in(4) {
         // The heads behind the rows, or the last batch axis behind all.
         let rank = batch.len() + 3;
@@ -303,8 +305,8 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
     let mut bounds = Vec::new();
     for _ in 0..r.below(4) {
         let near = |r: &mut SplitMix| r.below((l + s + 4) as usize) as i64 - l;
-        let bound = Bound {
-            side: r.pick(&[Side::Below, Side::From]),
+        let bound = AttentionBound {
+            side: r.pick(&[BoundSide::Below, BoundSide::From]),
             row: r.one_in(2),
             add: Dim::from(near(r)),
             chunk: r.one_in(3).then(|| 1 + r.below(9) as u64),
@@ -321,8 +323,8 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
         }
         bounds.push(bound);
     }
-    let cap = r.one_in(3).then_some(Float(2.0));
-    let op = Op::Attention { scale: Float(0.3), cap, bounds, sink: false, log_sum_exp: false };
+    let cap = r.one_in(3).then_some(FloatAttribute(2.0));
+    let op = Op::Attention { scale: FloatAttribute(0.3), cap, bounds, sink: false, log_sum_exp: false };
     let op = match perm {
         Some(perm) => Op::Permuted { op: Box::new(op), perm },
         None => op,
@@ -358,8 +360,8 @@ fn attention_gradient(r: &mut SplitMix) -> Draft {
 /// The gradient of an attention, where that of its result is random.
 pub(crate) fn gradient_of(
     r: &mut SplitMix,
-    scale: Float,
-    bounds: Vec<Bound>,
+    scale: FloatAttribute,
+    bounds: Vec<AttentionBound>,
     operands: Vec<Tensor>,
     perm: Option<Vec<usize>>,
 ) -> Draft {
@@ -445,7 +447,7 @@ fn indexing(r: &mut SplitMix) -> Draft {
         4 => {
             let at = smaller(r, &s, axis);
             let index = indices(r, &at, n);
-            let mut combine = r.one_in(2).then(|| r.pick(Reduction::ALL));
+            let mut combine = r.one_in(2).then(|| r.pick(ReductionKind::ALL));
             if dtype == DType::Bool {
                 combine = None;
             }

@@ -8,10 +8,11 @@
 use std::sync::Arc;
 
 use symmc_ir::builder::BuildError;
-use symmc_ir::collective::{Collective, Splits};
+use symmc_ir::collective::{AllToAllSplits, Collective};
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op,
-    Output, OutputKind, ReduceOp, Reduction, Scalar, Tensor, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, Dim, FloatAttribute, Graph,
+    GraphBuilder, GraphOutput, GroupId, GroupMembers, InputId, InputKind, Op, OutputKind, ReductionKind,
+    Scalar, Tensor, TensorType, UnaryOp, ValueId,
 };
 use symmc_support::random::SplitMix;
 
@@ -42,7 +43,7 @@ pub fn program(seed: u64, nodes: usize, variants: Variants) -> Graph {
 /// The ranks of a mesh and its groups.
 struct Mesh {
     ranks: u32,
-    groups: Vec<Members>,
+    groups: Vec<GroupMembers>,
 }
 
 impl Mesh {
@@ -83,17 +84,17 @@ impl Mesh {
             if r.one_in(3) {
                 cells.iter_mut().for_each(|cell| shuffle(r, cell));
             }
-            groups.push(Members::Cells(cells));
+            groups.push(GroupMembers::Cells(cells));
         }
         if r.one_in(3) {
-            groups.push(Members::World);
+            groups.push(GroupMembers::World);
         }
         if r.one_in(4) {
-            groups.push(Members::Cells(at.iter().map(|&rank| vec![rank]).collect()));
+            groups.push(GroupMembers::Cells(at.iter().map(|&rank| vec![rank]).collect()));
         }
-        if let (true, Some(Members::Cells(cells))) = (r.one_in(3), groups.first()) {
+        if let (true, Some(GroupMembers::Cells(cells))) = (r.one_in(3), groups.first()) {
             let reversed = cells.iter().map(|cell| cell.iter().rev().copied().collect());
-            groups.push(Members::Cells(reversed.collect()));
+            groups.push(GroupMembers::Cells(reversed.collect()));
         }
         while groups.len() > 4 {
             groups.remove(r.below(groups.len()));
@@ -126,7 +127,7 @@ fn shuffle<T>(r: &mut SplitMix, list: &mut [T]) {
 }
 
 struct Grower {
-    b: Builder,
+    b: GraphBuilder,
     values: Vec<ValueId>,
     /// Extents that values have.
     extents: Vec<Dim>,
@@ -142,7 +143,7 @@ struct Grower {
 impl Grower {
     fn new(r: &mut SplitMix, name: String, variants: Variants) -> Grower {
         let mesh = Mesh::drawn(r);
-        let mut b = Builder::new(name, Some(mesh.ranks));
+        let mut b = GraphBuilder::new(name, Some(mesh.ranks));
         let groups = mesh.groups.into_iter().enumerate().map(|(i, m)| b.group(&format!("g{i}"), m)).collect();
         let mut extents: Vec<Dim> = [1, 2, 3, 4, 8, 16].map(Dim::from).into();
         for name in ["t", "u"].into_iter().take(r.below(3)) {
@@ -165,7 +166,7 @@ impl Grower {
         if !r.one_in(3) {
             shape[0] = shape[0].clone() * Dim::from(ranks);
         }
-        let ty = Type::new(r.pick(&self.dtypes), shape);
+        let ty = TensorType::new(r.pick(&self.dtypes), shape);
         let fixed: Option<Vec<usize>> =
             ty.shape.iter().map(|d| d.as_const().and_then(|n| usize::try_from(n).ok())).collect();
         let name = format!("in{index}");
@@ -206,19 +207,19 @@ impl Grower {
         for v in added {
             let graph = self.b.graph();
             // Too large ones stay in the program, but nothing grows on them.
-            if graph.ty(v).bytes().upper(&graph.symbols) <= self.most {
+            if graph.ty(v).bytes().upper_bound(&graph.symbols) <= self.most {
                 self.values.push(v);
             }
         }
         Some(())
     }
 
-    fn ty(&self, v: ValueId) -> Type {
+    fn ty(&self, v: ValueId) -> TensorType {
         self.b.graph().ty(v).clone()
     }
 
-    fn small(&self, ty: &Type) -> bool {
-        ty.bytes().upper(&self.b.graph().symbols) <= self.most
+    fn small(&self, ty: &TensorType) -> bool {
+        ty.bytes().upper_bound(&self.b.graph().symbols) <= self.most
     }
 
     /// Another value of the same type, or this one.
@@ -232,20 +233,26 @@ impl Grower {
     fn collective(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
         let group = r.pick(&self.groups);
         let n = self.b.graph().group_size(group)?;
-        let sums =
-            [ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Prod, ReduceOp::Avg];
+        let sums = [
+            CollectiveReduceOp::Sum,
+            CollectiveReduceOp::Sum,
+            CollectiveReduceOp::Max,
+            CollectiveReduceOp::Min,
+            CollectiveReduceOp::Prod,
+            CollectiveReduceOp::Avg,
+        ];
         let kind = match r.below(12) {
             0..3 => CollectiveKind::AllReduce(r.pick(&sums)),
             3..6 => CollectiveKind::AllGather,
             6 | 7 => CollectiveKind::ReduceScatter(r.pick(&sums)),
-            8 | 9 => CollectiveKind::AllToAll(Splits::Even),
+            8 | 9 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             10 => CollectiveKind::Broadcast { root: r.below(n as usize) as u32 },
             _ => CollectiveKind::Permute { pairs: pairs(r, n) },
         };
         let wider = if kind == CollectiveKind::AllGather { n } else { 1 };
         let ty = self.ty(x);
         let grown: Vec<Dim> = ty.shape.iter().cloned().chain([Dim::from(i64::from(wider))]).collect();
-        if !self.small(&Type::new(ty.dtype, grown)) {
+        if !self.small(&TensorType::new(ty.dtype, grown)) {
             return None;
         }
         // An operand that a node made may lie inside the result.
@@ -263,14 +270,16 @@ impl Grower {
         if self.ty(x).shape.is_empty() {
             return None;
         }
-        let sizes = Type::new(DType::I64, vec![Dim::from(i64::from(n))]);
+        let sizes = TensorType::new(DType::I64, vec![Dim::from(i64::from(n))]);
         // New in each run, as what fits turns on the rows of the run.
         let mut sizes = self.b.input(InputKind::Argument, "sizes", "sizes", sizes, None);
         self.sizes.push(sizes);
         if r.one_in(3) {
-            sizes = *self.communicate(r, CollectiveKind::AllToAll(Splits::Even), group, &[sizes])?.first()?;
+            sizes = *self
+                .communicate(r, CollectiveKind::AllToAll(AllToAllSplits::Even), group, &[sizes])?
+                .first()?;
         }
-        let there = CollectiveKind::AllToAll(Splits::Device);
+        let there = CollectiveKind::AllToAll(AllToAllSplits::Device);
         let mut added = self.communicate(r, there.clone(), group, &[x, sizes])?;
         if r.one_in(2) {
             let operands = added.clone();
@@ -286,8 +295,8 @@ impl Grower {
         group: GroupId,
         operands: &[ValueId],
     ) -> Option<Vec<ValueId>> {
-        let runs: Vec<Variant> =
-            Variant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
+        let runs: Vec<CollectiveVariant> =
+            CollectiveVariant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
         let variant = (self.variants == Variants::Drawn).then(|| r.pick(&runs));
         self.b.node("c", Op::Collective(Collective { kind, group, variant }), operands).ok()
     }
@@ -336,7 +345,7 @@ impl Grower {
             _ => {
                 let new = r.pick(&[2, 3]);
                 shape.insert(0, Dim::from(new));
-                let wide = Type::new(ty.dtype, shape);
+                let wide = TensorType::new(ty.dtype, shape);
                 return self
                     .small(&wide)
                     .then(|| self.b.op_as("e", Op::Expand, &[x], wide).ok())?
@@ -359,7 +368,7 @@ impl Grower {
         }
         let mut grown = ty.shape.clone();
         grown.push(Dim::from(operands.len() as i64));
-        if !self.small(&Type::new(ty.dtype, grown)) {
+        if !self.small(&TensorType::new(ty.dtype, grown)) {
             return None;
         }
         self.b.op("cat", Op::Concat { axis }, &operands).ok().map(|v| vec![v])
@@ -381,14 +390,18 @@ impl Grower {
             }
             0 => self.b.op("sum", Op::CumSum { axis }, &[x]),
             1 => self.b.op("soft", Op::Softmax { axis, log: false }, &[x]),
-            2 => self.b.op("norm", Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first: false }, &[x]),
+            2 => self.b.op(
+                "norm",
+                Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first: false },
+                &[x],
+            ),
             _ => {
                 let mut perm: Vec<usize> = (0..rank).collect();
                 perm.swap(rank.checked_sub(1)?, rank.checked_sub(2)?);
                 let turned = self.b.op("turned", Op::Permute { perm }, &[x]).ok()?;
                 let square: Vec<Dim> =
                     ty.shape[..rank - 1].iter().chain([&ty.shape[rank - 2]]).cloned().collect();
-                if !self.small(&Type::new(ty.dtype, square)) {
+                if !self.small(&TensorType::new(ty.dtype, square)) {
                     return None;
                 }
                 self.b.op("m", Op::MatMul, &[x, turned])
@@ -401,14 +414,14 @@ impl Grower {
     fn grouped(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
         let ty = self.ty(x);
         let [rows, k] = &ty.shape[..] else { return None };
-        let square = Type::new(ty.dtype, vec![rows.clone(), rows.clone()]);
+        let square = TensorType::new(ty.dtype, vec![rows.clone(), rows.clone()]);
         if rows.bounds(&self.b.graph().symbols).0 < 2 || !ty.dtype.is_float() || !self.small(&square) {
             return None;
         }
         let ends = Op::Iota { start: r.below(2) as i64, step: r.below(2) as i64 };
-        let ends = self.b.op_as("ends", ends, &[], Type::new(DType::I64, vec![Dim::from(2)])).ok()?;
+        let ends = self.b.op_as("ends", ends, &[], TensorType::new(DType::I64, vec![Dim::from(2)])).ok()?;
         let turned = self.b.op("turned", Op::Permute { perm: vec![1, 0] }, &[x]).ok()?;
-        let each = Type::new(ty.dtype, vec![Dim::from(2), k.clone(), rows.clone()]);
+        let each = TensorType::new(ty.dtype, vec![Dim::from(2), k.clone(), rows.clone()]);
         let each = self.b.op_as("each", Op::Expand, &[turned], each).ok()?;
         let by_rows = self.b.op("grouped", Op::GroupedMatMul, &[x, each, ends]).ok()?;
         let by_terms = self.b.op("gradients", Op::GroupedMatMul, &[turned, by_rows, ends]).ok()?;
@@ -417,7 +430,7 @@ impl Grower {
 
     /// Rows of two values at the same positions of others, all in order or all at the first.
     fn stored(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
-        let at = Type::new(DType::I64, vec![self.ty(x).shape.first()?.clone()]);
+        let at = TensorType::new(DType::I64, vec![self.ty(x).shape.first()?.clone()]);
         let op = Op::Iota { start: 0, step: r.below(2) as i64 };
         let at = self.b.op_as("at", op, &[], at).ok()?;
         let mut put = || {
@@ -436,7 +449,11 @@ impl Grower {
         let added = match r.below(3) {
             0 => {
                 let least = extent.bounds(&self.b.graph().symbols).0;
-                let op = if least > 0 { r.pick(&[Reduction::Max, Reduction::Sum]) } else { Reduction::Sum };
+                let op = if least > 0 {
+                    r.pick(&[ReductionKind::Max, ReductionKind::Sum])
+                } else {
+                    ReductionKind::Sum
+                };
                 self.b.op("fold", Op::Reduce { op, axes: vec![axis], keep: r.one_in(2) }, &[x])
             }
             _ => {
@@ -472,12 +489,13 @@ impl Grower {
                     true => r.pick(&[DType::F32, DType::BF16, DType::F64]),
                     false => r.pick(&[DType::I64, DType::I32, DType::F32]),
                 };
-                self.b.op_as("n", Op::Cast, &[x], Type::new(to, ty.shape))
+                self.b.op_as("n", Op::Cast, &[x], TensorType::new(to, ty.shape))
             }
             _ => {
                 let op = r.pick(&[BinaryOp::Add, BinaryOp::Sub, BinaryOp::Max, BinaryOp::Min, BinaryOp::Mul]);
-                let wide = symmc_ir::infer::broadcast(&[&ty.shape, &self.ty(y).shape]).ok()?;
-                self.small(&Type::new(ty.dtype, wide)).then(|| self.b.op("n", Op::Binary(op), &[x, y]))?
+                let wide = symmc_ir::infer::broadcast_shapes(&[&ty.shape, &self.ty(y).shape]).ok()?;
+                self.small(&TensorType::new(ty.dtype, wide))
+                    .then(|| self.b.op("n", Op::Binary(op), &[x, y]))?
             }
         };
         added.ok().map(|v| vec![v])
@@ -498,7 +516,7 @@ impl Grower {
         for (input, old, kind) in inputs {
             let new = self.alike(&mut r, old);
             if new != old && !self.sizes.contains(&old) && kind != InputKind::Constant && r.one_in(3) {
-                let output = Output { value: new, kind: OutputKind::Mutates(input) };
+                let output = GraphOutput { value: new, kind: OutputKind::Mutates(input) };
                 self.b.graph_mut().outputs.push(output);
             }
         }
@@ -519,7 +537,7 @@ fn pairs(r: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
 fn scalar(dtype: DType, value: i64) -> Scalar {
     match dtype {
         DType::Bool => Scalar::Bool(value != 0),
-        d if d.is_float() => Scalar::Float(Float(value as f64)),
+        d if d.is_float() => Scalar::Float(FloatAttribute(value as f64)),
         _ => Scalar::Int(value),
     }
 }

@@ -10,8 +10,8 @@ pub(crate) fn tensor(r: &mut SplitMix, dtype: DType, shape: &[usize]) -> Tensor 
         DType::Bool => r.below(2) as f64,
         DType::U8 => r.below(256) as f64,
         DType::I32 | DType::I64 => r.below(21) as f64 - 10.0,
-        _ if r.one_in(4) => (r.symmetric() * 6.0).round() / 2.0,
-        _ => r.symmetric() * 3.0,
+        _ if r.one_in(4) => (r.symmetric_unit() * 6.0).round() / 2.0,
+        _ => r.symmetric_unit() * 3.0,
     };
     let elements: Vec<f64> = (0..n).map(|_| element(r)).collect();
     of(Tensor::from_f64(dtype, shape, &elements))

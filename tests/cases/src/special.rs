@@ -1,8 +1,8 @@
 //! Every op on the values at the edges of its dtypes: zeros of both signs, infinities, NaN, the least and the largest
 //! numbers, subnormal ones, and numbers whose squares overflow. The expected results are the interpreter's.
 
-use symmc_ir::attention::causal_if;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Tensor, UnaryOp};
+use symmc_ir::attention::causal_bounds_if;
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
 
 use crate::case::Case;
@@ -199,7 +199,7 @@ fn elementwise(dtype: DType, out: &mut Vec<Draft>) {
 fn scalars(dtype: DType) -> Vec<Scalar> {
     match dtype {
         DType::Bool => vec![Scalar::Bool(false), Scalar::Bool(true)],
-        d if d.is_float() => floats(d).into_iter().map(|x| Scalar::Float(Float(x))).collect(),
+        d if d.is_float() => floats(d).into_iter().map(|x| Scalar::Float(FloatAttribute(x))).collect(),
         d => integers(d).into_iter().map(Scalar::Int).collect(),
     }
 }
@@ -207,7 +207,7 @@ fn scalars(dtype: DType) -> Vec<Scalar> {
 fn reductions(dtype: DType, out: &mut Vec<Draft>) {
     for x in in_rows(dtype) {
         for (axis, x) in [(1, x.clone()), (0, transposed(&x))] {
-            for &op in Reduction::ALL {
+            for &op in ReductionKind::ALL {
                 let op = Op::Reduce { op, axes: vec![axis], keep: false };
                 out.push(Draft::new(op, vec![x.clone()]));
             }
@@ -239,14 +239,14 @@ fn rows(dtype: DType, out: &mut Vec<Draft>) {
         let n = x.shape()[1];
         let weight: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 2.0 } else { -0.5 }).collect();
         let weight = of(Tensor::from_f64(dtype, [n], &weight));
-        for eps in [0.0, 1e-6].map(Float) {
+        for eps in [0.0, 1e-6].map(FloatAttribute) {
             for round_first in [false, true] {
                 let op = Op::RmsNorm { axes: 1, eps, round_first };
                 out.push(Draft::new(op.clone(), vec![x.clone()]));
                 out.push(Draft::new(op, vec![x.clone(), weight.clone()]));
             }
             let op = Op::LayerNorm { axes: 1, eps };
-            let x = if eps == Float(0.0) { without_least(&x) } else { x.clone() };
+            let x = if eps == FloatAttribute(0.0) { without_least(&x) } else { x.clone() };
             out.push(Draft::new(op.clone(), vec![x.clone()]));
             out.push(Draft::new(op, vec![x.clone(), weight.clone(), weight.clone()]));
         }
@@ -296,9 +296,9 @@ fn attention(dtype: DType, out: &mut Vec<Draft>) {
                 vec![part(0, &[1, l, e]), part(1, &[1, s, e]), part(2, &[1, s, e]), part(3, &[1, l, s])];
             for causal in [false, true] {
                 let op = Op::Attention {
-                    scale: Float(0.25),
+                    scale: FloatAttribute(0.25),
                     cap: None,
-                    bounds: causal_if(causal),
+                    bounds: causal_bounds_if(causal),
                     sink: false,
                     log_sum_exp: false,
                 };
@@ -335,7 +335,7 @@ fn indexing(dtype: DType, out: &mut Vec<Draft>) {
         of(Tensor::new(dtype, [1, n], first.data()[at * bytes..(at + 1) * bytes].to_vec()))
     };
     let (x, src) = (row(0), row(1));
-    for combine in std::iter::once(None).chain(Reduction::ALL.iter().copied().map(Some)) {
+    for combine in std::iter::once(None).chain(ReductionKind::ALL.iter().copied().map(Some)) {
         let op = Op::ScatterElements { axis: 0, combine };
         out.push(Draft::new(op, vec![x.clone(), index(&[1, n]), src.clone()]));
     }

@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use symmc::unstable::cuda::device::driver::{Device, Memory, Stream};
-use symmc::{Bind, CheckedPlan, Config, Gpu, Group, Profile, Program, Session, SessionConfig};
+use symmc::unstable::cuda::device::driver::{Device, DeviceBuffer, Stream};
+use symmc::{
+    ArgumentBinding, CheckedPlan, CompileConfig, GpuConfig, Group, MachineProfile, Program, Session,
+    SessionConfig,
+};
 
 pub const RANKS: u32 = 2;
 
@@ -35,12 +38,12 @@ pub fn on_ranks<T: Send>(work: impl Fn(&Group, &Arc<Device>) -> Result<T> + Sync
 }
 
 pub fn config(group: &Group) -> SessionConfig {
-    SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(group.rank()))
+    SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(group.rank()))
 }
 
 /// Memory of the caller on a GPU.
 pub struct Block {
-    memory: Memory,
+    memory: DeviceBuffer,
     /// Where it begins in that.
     from: usize,
     stream: Stream,
@@ -54,7 +57,7 @@ impl Block {
     /// The same, so many bytes behind a multiple of 256.
     pub fn at(device: &Arc<Device>, bytes: usize, from: usize) -> Result<Block> {
         device.enter()?;
-        let memory = Memory::new(device, "a block of the caller", bytes + from)?;
+        let memory = DeviceBuffer::new(device, "a block of the caller", bytes + from)?;
         Ok(Block { memory, from, stream: Stream::new(device)? })
     }
 
@@ -99,24 +102,24 @@ pub fn values(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-pub fn planned(program: &Program, bind: Bind) -> Result<CheckedPlan> {
-    let machine = Profile::nearest(program.graph.ranks.unwrap_or(1));
-    let profile = Profile::builtin(machine).with_context(|| format!("no profile {machine}"))?;
-    Ok(symmc::compile(program, &Config::default().with_profile(profile).with_bind(bind))?)
+pub fn planned(program: &Program, bind: ArgumentBinding) -> Result<CheckedPlan> {
+    let machine = MachineProfile::nearest_builtin(program.graph.ranks.unwrap_or(1));
+    let profile = MachineProfile::builtin(machine).with_context(|| format!("no profile {machine}"))?;
+    Ok(symmc::compile(program, &CompileConfig::default().with_profile(profile).with_bind(bind))?)
 }
 
 pub fn counted() -> Result<CheckedPlan> {
-    planned(&Program::from_text(COUNTED)?, Bind::None)
+    planned(&Program::from_text(COUNTED)?, ArgumentBinding::None)
 }
 
 /// A session of the counting program with its weight and its state written.
 pub fn opened(plan: &CheckedPlan, group: &Group) -> Result<Session> {
-    opened_on(plan, group, Gpu::new(group.rank()))
+    opened_on(plan, group, GpuConfig::new(group.rank()))
 }
 
 /// The same on a GPU as it is described.
-pub fn opened_on(plan: &CheckedPlan, group: &Group, gpu: Gpu) -> Result<Session> {
-    opened_as(plan, group, &SessionConfig::default().with_limit(LIMIT).with_gpu(gpu))
+pub fn opened_on(plan: &CheckedPlan, group: &Group, gpu: GpuConfig) -> Result<Session> {
+    opened_as(plan, group, &SessionConfig::default().with_timeout(LIMIT).with_gpu(gpu))
 }
 
 /// The same, opened as this says.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use anyhow::{Context, Result, anyhow, ensure};
 use nccl_sys::{Comm, Nccl, UniqueId, data_type, red_op};
 use symmc::unstable::cuda::device::driver::{Device, Stream};
-use symmc::{CheckedPlan, Config, Gpu, Group, Profile, Program, Session};
+use symmc::{CheckedPlan, CompileConfig, GpuConfig, Group, MachineProfile, Program, Session};
 
 use crate::common::{Block, COUNTED, RANKS, floats, on_ranks, opened, opened_on, values};
 
@@ -28,7 +28,7 @@ impl Engine {
         }
         id.1.wait();
         let id = id.0.lock().unwrap_or_else(PoisonError::into_inner).context("no id")?;
-        let made = nccl.comm_init_rank(RANKS, id, group.rank(), &nccl_sys::Config::default());
+        let made = nccl.comm_init_rank(RANKS, id, group.rank(), &nccl_sys::NcclConfig::default());
         let communicator = made.map_err(|e| anyhow!("{e}"))?;
         Ok(Engine { device: device.clone(), stream: Stream::new(device)?, nccl, communicator })
     }
@@ -36,7 +36,7 @@ impl Engine {
     fn open(&self, plan: &CheckedPlan, group: &Group) -> Result<Session> {
         // SAFETY: both live until the session has ended, belong to this GPU, and the library is the one that symmc finds.
         let gpu = unsafe {
-            Gpu::new(group.rank())
+            GpuConfig::new(group.rank())
                 .with_stream(self.stream.handle().cast())
                 .with_communicator(self.communicator.0, (0..RANKS).collect())
         };
@@ -51,7 +51,7 @@ impl Engine {
         let code = unsafe {
             all_reduce(at, at, 4, data_type::F32, red_op::SUM, self.communicator, self.stream.handle().cast())
         };
-        self.nccl.check("ncclAllReduce", code).map_err(|e| anyhow!("{e}"))
+        self.nccl.check_code("ncclAllReduce", code).map_err(|e| anyhow!("{e}"))
     }
 
     /// Whether stream, communicator and context work.
@@ -66,14 +66,14 @@ impl Engine {
     fn end(self) -> Result<()> {
         // SAFETY: nothing runs on it.
         let code = unsafe { (self.nccl.functions().comm_destroy)(self.communicator) };
-        self.nccl.check("ncclCommDestroy", code).map_err(|e| anyhow!("{e}"))
+        self.nccl.check_code("ncclCommDestroy", code).map_err(|e| anyhow!("{e}"))
     }
 }
 
 /// Sessions whose collectives are NCCL's, among an engine's own on one stream and one communicator.
 pub fn lent() -> Result<()> {
-    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
-    let plain = Config::default().with_profile(profile).with_variants(vec![]);
+    let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
+    let plain = CompileConfig::default().with_profile(profile).with_variants(vec![]);
     let plan = symmc::compile(&Program::from_text(COUNTED)?, &plain)?;
     let id = (Mutex::new(None), Barrier::new(RANKS as usize));
     on_ranks(|group, device| {

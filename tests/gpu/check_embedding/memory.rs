@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use symmc::{Bind, CheckedPlan, Config, DType, Profile, Program, Session, Storage, Tensor, Variant};
+use symmc::{
+    ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, DType, MachineProfile, PortStorage,
+    Program, Session, Tensor,
+};
 
 use crate::common::{LIMIT, config, floats, on_ranks, opened, planned, values};
 
@@ -15,7 +18,7 @@ fn wide() -> Result<CheckedPlan> {
         "program \"wide\" ranks 2\ngroup @all world\narg %x: f32[4, {WIDE}]\nparam %w: f32[{WIDE}, {WIDE}]\n\
          %m: f32[4, {WIDE}] = matmul %x, %w\n%y: f32[4, {WIDE}] = all_reduce %m op=sum group=@all\nreturn %y\n"
     );
-    planned(&Program::from_text(&text)?, Bind::None)
+    planned(&Program::from_text(&text)?, ArgumentBinding::None)
 }
 
 /// Two sessions of a process read one copy of a weight, which goes with the last of them.
@@ -40,7 +43,7 @@ pub fn weights() -> Result<()> {
         ensure!(taken.0 >= bytes && taken.0 < 2 * bytes && taken.1 == taken.0, "{taken:?} bytes of {bytes}");
         let [first, second] = &mut sessions;
         let at = [first.address("w")?, second.address("w")?];
-        ensure!(at[0] == at[1] && matches!(at[0].storage, Storage::Caller(_)), "{at:?}");
+        ensure!(at[0] == at[1] && matches!(at[0].storage, PortStorage::Caller(_)), "{at:?}");
         ensure!(Arc::strong_count(&weight) == 1, "the copy of the host is the caller's alone");
         drop(weight);
         let right = |session: &mut Session| -> Result<()> {
@@ -107,15 +110,18 @@ const SUMS: &str = "program \"sums\" ranks 2\nsymbol n in 1..=64\ngroup @all wor
 
 /// Symmetric buffers take turns where peers read them.
 pub fn symmetric() -> Result<()> {
-    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
-    let variants = vec![Variant::OneShot, Variant::Pull];
-    let config_of = Config::default().with_profile(profile).with_bind(Bind::All).with_variants(variants);
+    let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
+    let variants = vec![CollectiveVariant::OneShot, CollectiveVariant::Pull];
+    let config_of = CompileConfig::default()
+        .with_profile(profile)
+        .with_bind(ArgumentBinding::All)
+        .with_variants(variants);
     let plan = symmc::compile(&Program::from_text(SUMS)?, &config_of)?;
     on_ranks(|group, _| {
-        let mut session = Session::open(&plan, group, &config(group).with_symmetric(1 << 20))?;
+        let mut session = Session::open(&plan, group, &config(group).with_symmetric_bytes(1 << 20))?;
         session.set("n", 64)?;
         ensure!(
-            matches!(session.address("x")?.storage, Storage::Symmetric(_)),
+            matches!(session.address("x")?.storage, PortStorage::Symmetric(_)),
             "the plan holds %x in symmetric memory"
         );
         let row = 4096;

@@ -7,10 +7,10 @@ use anyhow::{Context, Result, ensure};
 use symmc::unstable::cuda::CudaSession;
 use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::unstable::runtime::host::HostConfig;
-use symmc::unstable::runtime::session::{DeviceSession, Extent, Port, RawStream};
+use symmc::unstable::runtime::session::{DeviceRange, DeviceSession, Port, RawStream};
 use symmc::{
-    Bind, CheckedPlan, Config, Draw, Gpu, Group, OpenOptions, Profile, Program, Recordings, Session, Storage,
-    TensorFile, Variant, Workload,
+    ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, DrawConfig, GpuConfig, Group,
+    MachineProfile, OpenOptions, PortStorage, Program, RecordingCounts, Session, TensorFile, Workload,
 };
 
 use crate::common::{Block, LIMIT, config, floats, on_ranks, opened, planned, values};
@@ -43,25 +43,27 @@ impl Caller<'_> {
         device: &'d Arc<Device>,
     ) -> Result<Caller<'d>> {
         let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
-        let mut session = CudaSession::open(plan, group, &Gpu::new(group.rank()), &config)?;
-        session.set(&work.bindings)?;
+        let mut session = CudaSession::open(plan, group, &GpuConfig::new(group.rank()), &config)?;
+        session.set_sizes(&work.bindings)?;
         let mut lent = Vec::new();
         let source = plan.source_program();
         for (i, tensor) in work.inputs[group.rank() as usize].iter().enumerate() {
-            let (port, tensor) = (Port::Input(i), tensor.loaded()?);
+            let (port, tensor) = (Port::Input(i), tensor.load_to_memory()?);
             if source.inputs.values().nth(i).is_some_and(|input| input.data.is_some()) {
                 continue;
             }
             let data = tensor.data();
             // What the plan holds in symmetric memory is written there, so that nothing is copied.
-            if matches!(session.memory_of(port)?.storage, Storage::Symmetric(_)) {
-                session.write(i, data)?;
+            if matches!(session.port_memory(port)?.storage, PortStorage::Symmetric(_)) {
+                session.write_input(i, data)?;
                 continue;
             }
             let (block, bytes) = (Block::holding(device, data)?, data.len());
             lent.push(Lent { port, bytes, data: Some(Block::holding(device, data)?), block });
         }
-        for (k, output) in session.bound()?.outputs.iter().enumerate().filter(|(_, o)| o.mutates.is_none()) {
+        for (k, output) in
+            session.resolved_program()?.outputs.iter().enumerate().filter(|(_, o)| o.mutates.is_none())
+        {
             let block = Block::of(device, output.bytes)?;
             lent.push(Lent { port: Port::Output(k), bytes: output.bytes, data: None, block });
         }
@@ -73,9 +75,9 @@ impl Caller<'_> {
 
     fn lend(&mut self, l: usize) -> Result<()> {
         let Lent { port, bytes, block, .. } = &self.lent[l];
-        let memory = Extent { address: block.address(), bytes: *bytes };
+        let memory = DeviceRange { address: block.address(), bytes: *bytes };
         // SAFETY: blocks live as long as the session.
-        unsafe { self.session.lend(*port, Some(memory))? };
+        unsafe { self.session.bind_port(*port, Some(memory))? };
         Ok(())
     }
 
@@ -151,8 +153,8 @@ pub fn moves(stem: &str) -> Result<()> {
     let tensors = Arc::new(TensorFile::open(&folder.join(format!("{stem}.safetensors")))?);
     let options = OpenOptions::default().with_tensors(tensors.clone());
     let program = Program::open(&folder.join(format!("{stem}.pt2")), &options)?;
-    let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())?;
-    let plan = planned(&program, Bind::All)?;
+    let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &DrawConfig::default())?;
+    let plan = planned(&program, ArgumentBinding::All)?;
     let said = on_ranks(|group, device| {
         let mut caller = Caller::open(&plan, &work, group, device)?;
         caller.run()?;
@@ -165,7 +167,7 @@ pub fn moves(stem: &str) -> Result<()> {
         (0..count).try_for_each(|l| caller.shift(l))?;
         caller.run()?;
         caller.compare()?;
-        let Recordings { moved, made: recorded, .. } = caller.session.recordings();
+        let RecordingCounts { retargeted: moved, created: recorded, .. } = caller.session.recording_counts();
         ensure!(moved > 0, "nothing was moved, {recorded} runs were recorded");
         Box::new(caller.session).close()?;
         Ok((count, moved, recorded, copies))
@@ -190,14 +192,15 @@ pub fn copied() -> Result<()> {
         text += &format!("%y{sum}: f32[16, 64] = all_reduce %p{sum} op=sum group=@all\n");
     }
     text += &format!("return %y{SUMS}\n");
-    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
-    let one_shot = Config::default().with_profile(profile).with_variants(vec![Variant::OneShot]);
-    let plan = symmc::compile(&Program::from_text(&text)?, &one_shot.with_bind(Bind::All))?;
+    let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
+    let one_shot =
+        CompileConfig::default().with_profile(profile).with_variants(vec![CollectiveVariant::OneShot]);
+    let plan = symmc::compile(&Program::from_text(&text)?, &one_shot.with_bind(ArgumentBinding::All))?;
     let bytes = 16 * 64 * 4;
     let said = on_ranks(|group, device| {
         let mut session = Session::open(&plan, group, &config(group))?;
         ensure!(
-            matches!(session.address("x")?.storage, Storage::Symmetric(_)),
+            matches!(session.address("x")?.storage, PortStorage::Symmetric(_)),
             "the plan holds %x in symmetric memory"
         );
         let x: Vec<Block> = (0..3)
@@ -216,7 +219,7 @@ pub fn copied() -> Result<()> {
             );
         }
         let recordings = session.recordings();
-        ensure!(recordings.moved > 0, "nothing was moved: {recordings:?}");
+        ensure!(recordings.retargeted > 0, "nothing was moved: {recordings:?}");
         session.close()?;
         Ok(recordings)
     })?;

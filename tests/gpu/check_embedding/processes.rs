@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use symmc::unstable::cuda::device::driver::{Device, Stream};
-use symmc::{Bind, ErrorKind, Gpu, Group, Program, Session, SessionConfig};
+use symmc::{ArgumentBinding, ErrorKind, GpuConfig, Group, Program, Session, SessionConfig};
 use symmc_tests::Processes;
 
 use crate::common::{Block, GPUS, floats, planned};
@@ -77,10 +77,10 @@ fn endure(group: &Group) -> Result<()> {
     let device = Device::open(group.rank() % GPUS)?;
     let (x, y) = (Block::holding(&device, &floats(&[1.0; 64 * 256]))?, Block::of(&device, 64 * 256 * 4)?);
     let stream = Stream::new(&device)?;
-    let plan = planned(&Program::from_text(STEP)?, Bind::None)?;
+    let plan = planned(&Program::from_text(STEP)?, ArgumentBinding::None)?;
     // SAFETY: the stream lives until the session has ended.
-    let gpu = unsafe { Gpu::new(group.rank() % GPUS).with_stream(stream.handle().cast()) };
-    let config = SessionConfig::default().with_limit(SHORT).with_gpu(gpu);
+    let gpu = unsafe { GpuConfig::new(group.rank() % GPUS).with_stream(stream.handle().cast()) };
+    let config = SessionConfig::default().with_timeout(SHORT).with_gpu(gpu);
     let mut session = Session::open(&plan, group, &config)?;
     session.write("w", &floats(&[1.0; 256 * 256]))?;
     // SAFETY: the blocks live until the session has ended.

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use symmc::unstable::ir::InputKind;
-use symmc::unstable::ir::interp::{Runs, Tolerance, compare, output_histories};
+use symmc::unstable::ir::interp::{RunCount, Tolerance, compare, output_histories};
 use symmc::{
-    Bind, CheckedPlan, Config, Gpu, Group, OpenOptions, Profile, Program, Session, SessionConfig, Tensor,
-    TensorFile, Variant, Workload,
+    ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, GpuConfig, Group, MachineProfile,
+    OpenOptions, Program, Session, SessionConfig, Tensor, TensorFile, Workload,
 };
 
 use crate::common::{GPUS, LIMIT, on_ranks};
@@ -54,27 +54,29 @@ impl Recorded {
         self.program.graph.ranks.unwrap_or(1)
     }
 
-    pub fn plan(&self, bind: Bind) -> Result<CheckedPlan> {
-        let profile = Profile::builtin(Profile::nearest(self.ranks())).context("no profile")?;
-        let alone = |variant: &Variant| !variant.is_library() || *variant == Variant::Plain;
-        let variants = Variant::ALL.iter().copied().filter(alone).collect();
+    pub fn plan(&self, bind: ArgumentBinding) -> Result<CheckedPlan> {
+        let profile =
+            MachineProfile::builtin(MachineProfile::nearest_builtin(self.ranks())).context("no profile")?;
+        let alone =
+            |variant: &CollectiveVariant| !variant.is_library() || *variant == CollectiveVariant::Plain;
+        let variants = CollectiveVariant::ALL.iter().copied().filter(alone).collect();
         let shared = (self.ranks() > GPUS).then_some(variants);
-        let config = Config::default().with_profile(profile).with_bind(bind).with_variants(shared);
+        let config = CompileConfig::default().with_profile(profile).with_bind(bind).with_variants(shared);
         Ok(symmc::compile(&self.program, &config)?)
     }
 
     /// Runs one rank on a GPU, and compares its outputs.
     pub fn check(&self, plan: &CheckedPlan, group: &Group, gpu: u32, memory: Memory) -> Result<()> {
-        let config = SessionConfig::default().with_limit(LIMIT).with_gpu(Gpu::new(gpu));
+        let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(gpu));
         let mut session = Session::open(plan, group, &config)?;
         let rank = group.rank() as usize;
         let found = self.run(&mut session, rank, memory)?;
         let expected = self.work.expected.as_ref().and_then(|expected| expected.get(rank));
-        let histories = output_histories(&self.program.graph, Runs::One);
+        let histories = output_histories(&self.program.graph, RunCount::One);
         let expected = expected.context("no outputs of this rank")?;
         for ((found, expected), history) in found.iter().zip(expected).zip(&histories) {
             let Some(expected) = expected else { continue };
-            let comparison = compare(found, expected, Tolerance::of_history(history, expected));
+            let comparison = compare(found, expected, Tolerance::for_history(history, expected));
             ensure!(comparison.agrees(), "{}, rank {rank}, {memory:?}: {comparison}", self.stem);
         }
         Ok(session.close()?)
@@ -96,7 +98,7 @@ impl Recorded {
                 InputKind::Argument => format!("in.{number}"),
                 _ => format!("w.{}", input.source),
             };
-            let tensor = tensor.loaded()?;
+            let tensor = tensor.load_to_memory()?;
             if memory == Memory::Placed {
                 session.write_tensor(&name, &tensor)?;
                 continue;
@@ -150,7 +152,7 @@ pub fn of_one_rank() -> Result<()> {
         |list: &Mutex<Vec<String>>, text| list.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     let one = |stem: &str, gpu| {
         let recorded = Recorded::open(stem)?;
-        let plan = recorded.plan(Bind::None)?;
+        let plan = recorded.plan(ArgumentBinding::None)?;
         let group = Group::threads(1).remove(0);
         [Memory::Placed, Memory::Bound].into_iter().try_for_each(|m| recorded.check(&plan, &group, gpu, m))
     };
@@ -176,7 +178,7 @@ pub fn of_one_rank() -> Result<()> {
 pub fn of_two_ranks() -> Result<()> {
     for stem in stems(2)? {
         let recorded = Recorded::open(&stem)?;
-        for bind in [Bind::None, Bind::All] {
+        for bind in [ArgumentBinding::None, ArgumentBinding::All] {
             let plan = recorded.plan(bind)?;
             for memory in [Memory::Placed, Memory::Bound] {
                 on_ranks(|group, _| recorded.check(&plan, group, group.rank(), memory))?;
@@ -191,7 +193,7 @@ pub fn of_two_ranks() -> Result<()> {
 pub fn as_a_process(group: &Group) -> Result<()> {
     for stem in stems(group.ranks())? {
         let recorded = Recorded::open(&stem)?;
-        let plan = recorded.plan(Bind::All)?;
+        let plan = recorded.plan(ArgumentBinding::All)?;
         for memory in [Memory::Placed, Memory::Bound] {
             recorded.check(&plan, group, group.rank() % GPUS, memory)?;
         }

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use symmc::unstable::cuda::device::driver::{Device, Stream};
-use symmc::{CheckedPlan, Config, Gpu, Profile, Program, Progress, Session, SessionConfig, Variant};
+use symmc::{
+    CheckedPlan, CollectiveVariant, CompileConfig, GpuConfig, MachineProfile, Program, ProgressReporting,
+    Session, SessionConfig,
+};
 
 use crate::common::{
     Block, COUNTED, GPUS, LIMIT, RANKS, config, floats, on_ranks, opened, opened_as, values,
@@ -157,14 +160,15 @@ pub fn dropped(plan: &CheckedPlan) -> Result<()> {
 
 /// A rank that waits in one of NCCL's collectives for a peer that does not come.
 pub fn stuck() -> Result<()> {
-    let profile = Profile::builtin("h200x2").context("no profile h200x2")?;
-    let config_of = Config::default().with_profile(profile).with_variants(vec![Variant::Plain]);
+    let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
+    let config_of =
+        CompileConfig::default().with_profile(profile).with_variants(vec![CollectiveVariant::Plain]);
     let plan = symmc::compile(&Program::from_text(COUNTED)?, &config_of)?;
     let (limit, both) = (Duration::from_secs(2), Barrier::new(RANKS as usize));
-    for progress in [Progress::Told, Progress::Untold] {
+    for progress in [ProgressReporting::Enabled, ProgressReporting::Disabled] {
         on_ranks(|group, _| {
-            let gpu = Gpu::new(group.rank()).with_progress(progress);
-            let config = SessionConfig::default().with_limit(limit).with_gpu(gpu);
+            let gpu = GpuConfig::new(group.rank()).with_progress(progress);
+            let config = SessionConfig::default().with_timeout(limit).with_gpu(gpu);
             let ready = opened_as(&plan, group, &config).and_then(|mut session| {
                 session.run()?;
                 Ok(session)
@@ -236,19 +240,19 @@ pub fn budget(plan: &CheckedPlan) -> Result<()> {
         session.run()?;
         device.enter()?;
         let driver = before.saturating_sub(device.free()?);
-        let (told, taken) = (Session::budget(plan, group.rank(), &config(group))?, session.taken());
+        let (told, taken) = (Session::budget(plan, group.rank(), &config(group))?, session.memory_usage());
         ensure!(
-            driver.abs_diff(taken.total()) <= ROUNDING,
+            driver.abs_diff(taken.total_bytes()) <= ROUNDING,
             "the driver gave {driver} bytes, taken were {taken:?}"
         );
         ensure!(
             (told.ordinary, told.symmetric, told.flags) == (taken.ordinary, taken.symmetric, taken.flags)
                 && told.scratch >= taken.scratch
-                && told.held >= taken.held,
+                && told.ports >= taken.ports,
             "told {told:?}, taken {taken:?}"
         );
         session.close()?;
-        Ok((told.total(), taken.total(), driver))
+        Ok((told.total_bytes(), taken.total_bytes(), driver))
     })?;
     println!(
         "sessions take what was told before; bytes told at most, taken, and given by the driver: {found:?}"

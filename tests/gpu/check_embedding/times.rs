@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use symmc::unstable::cuda::device::driver::Device;
-use symmc::{Bind, Group, OpenOptions, Program, Session, Value};
+use symmc::{ArgumentBinding, Group, OpenOptions, Program, Session, SessionValue};
 
 use crate::common::{Block, LIMIT, RANKS, config, on_ranks, planned};
 
@@ -57,7 +57,7 @@ struct Places {
 impl Places {
     const STEP: usize = 256;
 
-    fn of(device: &Arc<Device>, value: &Value) -> Result<Places> {
+    fn of(device: &Arc<Device>, value: &SessionValue) -> Result<Places> {
         Ok(Places { block: Block::of(device, value.bytes + RUNS * Places::STEP)?, bytes: value.bytes })
     }
 
@@ -106,7 +106,7 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
 }
 
 /// The first argument in memory of the caller, which changes.
-fn one_bound(session: &mut Session, argument: &Value, device: &Arc<Device>) -> Result<Vec<String>> {
+fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device>) -> Result<Vec<String>> {
     let (name, places) = (&argument.name, Places::of(device, argument)?);
     let two = enqueued(session, RUNS, |s, run| places.bind(s, name, run % 2))?;
     let new = enqueued(session, RUNS, |s, run| places.bind(s, name, run))?;
@@ -125,7 +125,7 @@ fn one_bound(session: &mut Session, argument: &Value, device: &Arc<Device>) -> R
 }
 
 /// A new pointer of each input in turn, in memory that is taken for it alone.
-fn each_bound(session: &mut Session, values: &[Value], device: &Arc<Device>) -> Result<String> {
+fn each_bound(session: &mut Session, values: &[SessionValue], device: &Arc<Device>) -> Result<String> {
     let mut times = Vec::new();
     for value in values {
         let places = Places::of(device, value)?;
@@ -140,7 +140,7 @@ fn each_bound(session: &mut Session, values: &[Value], device: &Arc<Device>) -> 
 /// Times of a program: opening, the host's part of a run, runs with other pointers, and the run.
 pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
     let program = Program::open(file.as_ref(), &OpenOptions::default().with_ranks(RANKS))?;
-    let plan = planned(&program, Bind::None)?;
+    let plan = planned(&program, ArgumentBinding::None)?;
     let steps = plan.buckets.first().map_or(0, |bucket| bucket.steps.len());
     // Of processes that a launcher started, or of threads of this one.
     let launched = Group::from_env()?;
@@ -151,7 +151,7 @@ pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
         for (symbol, value) in symbols {
             session.set(symbol, *value)?;
         }
-        let values: Vec<Value> = session.inputs()?.into_iter().chain(session.parameters()?).collect();
+        let values: Vec<SessionValue> = session.inputs()?.into_iter().chain(session.parameters()?).collect();
         for value in &values {
             session.address(&value.name)?;
         }

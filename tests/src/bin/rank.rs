@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use symmc::{Config, Group, Program, Session, SessionConfig};
+use symmc::{CompileConfig, Group, Program, Session, SessionConfig};
 
 const SUM: &str = "program \"sum\" ranks 2\ngroup @all world\narg %x: f32[256]\n\
     %y: f32[256] = neg %x\n%z: f32[256] = all_reduce %y op=sum group=@all\nreturn %z\n";
@@ -25,11 +25,11 @@ fn main() {
 fn run_task(task: &str, peer: &str) -> Result<(), symmc::Error> {
     let group = Group::from_env()?.expect("a launcher's environment");
     let program = Program::from_text(SUM)?;
-    let plan = symmc::compile(&program, &Config::default())?;
+    let plan = symmc::compile(&program, &CompileConfig::default())?;
     // A rank that leaves is noticed without the limit.
     let is_patient = matches!(peer, "drop" | "panic" | "leave" | "abort" | "fork" | "follow");
     let limit = Duration::from_millis(if is_patient { 120_000 } else { 1500 });
-    let config = SessionConfig::default().with_limit(limit);
+    let config = SessionConfig::default().with_timeout(limit);
     let mut session = Session::open(&plan, &group, &config)?;
     session.write("x", &1f32.to_ne_bytes().repeat(256))?;
     session.run()?;

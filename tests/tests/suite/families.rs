@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use symmc::{
-    Backend, BucketSpec, Config, Draw, Graph, OpenOptions, Program, RunConfig, TensorFile, Workload,
+    Backend, BucketSpec, CompileConfig, DrawConfig, Graph, OpenOptions, Program, RunConfig, TensorFile,
+    Workload,
 };
-use symmc_ir::interp::{Runs, Tolerance, compare};
+use symmc_ir::interp::{RunCount, Tolerance, compare};
 use symmc_ir::{Op, text};
 use symmc_tests::program;
 
@@ -70,17 +71,17 @@ fn families_give_what_pytorch_gave() {
     let mut failures = Vec::new();
     for (stem, _, _) in FAMILIES {
         let (program, tensors) = open(stem);
-        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
-        let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
+        let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &DrawConfig::default())
             .expect("a workload");
         let expected = work.expected.clone().expect("recorded outputs");
-        let histories = plan.output_histories(plan.buckets[0].program, Runs::One).expect("histories");
+        let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
         for backend in [Backend::Interpreter, Backend::Threads] {
             let found = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
             let outputs = found.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
             for (k, (found, expected)) in outputs {
                 let Some(expected) = expected else { continue };
-                let comparison = compare(found, expected, Tolerance::of_history(&histories[k], expected));
+                let comparison = compare(found, expected, Tolerance::for_history(&histories[k], expected));
                 if !comparison.agrees() {
                     failures.push(format!("{stem} on {backend:?}: {comparison}"));
                 }
@@ -113,7 +114,7 @@ fn sees(call: &str) -> String {
 fn what_attention_sees_and_rotary_embeddings_are_known() {
     let mut failures = Vec::new();
     for (stem, rotary, expected) in FAMILIES {
-        let graph = symmc::canonical(&open(stem).0).expect("a program");
+        let graph = symmc::canonicalize_program(&open(stem).0).expect("a program");
         let found = seen(&graph);
         if found != expected {
             failures.push(format!("{stem}: {found:?}"));
@@ -139,7 +140,7 @@ fn no_buffer_of_a_plan_for_4096_tokens_holds_tokens_by_tokens() {
         let program = open(stem).0;
         let batch = program.graph.symbols.values().find(|s| s.name == "batch");
         let buckets = batch.map(|s| BucketSpec::new(s.name.clone(), [1, s.max]));
-        let config = Config::default().with_buckets(buckets);
+        let config = CompileConfig::default().with_buckets(buckets);
         let plan = symmc::compile(&program, &config).expect("a plan");
         let tokens = |ranges: &mut dyn Iterator<Item = (&String, &[i64; 2])>| ranges.map(|r| r.1[1]).max();
         let single = plan.buckets.iter().filter(|b| b.symbols.get("batch").is_none_or(|range| range[1] == 1));

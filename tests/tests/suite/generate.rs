@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
-use symmc::unstable::plan::Memory;
-use symmc::{Backend, CheckedPlan, Config, Draw, OpenOptions, Program, RunConfig, TensorFile, Workload};
+use symmc::unstable::plan::MemoryRef;
+use symmc::{
+    Backend, CheckedPlan, CompileConfig, DrawConfig, OpenOptions, Program, RunConfig, TensorFile, Workload,
+};
 use symmc_ir::{DType, InputKind, OutputKind, Tensor, text};
 use symmc_tests::root;
 
@@ -30,7 +32,7 @@ impl Part {
         let weights = Arc::new(TensorFile::open(&file("model.safetensors")).expect("weights"));
         let options = OpenOptions::default().with_tensors(weights.clone());
         let program = Program::open(&file(name), &options).expect("a program");
-        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         Part { program, plan, weights }
     }
 
@@ -50,7 +52,7 @@ impl Part {
     /// Runs tokens that stand in the cache from a position on; the next token of each rank. Caches have their new content.
     fn next(&self, backend: &Backend, tokens: &[u8], position: usize, caches: &mut Caches) -> Vec<u8> {
         let symbol = self.program.graph.symbols.values().map(|s| (&s.name, tokens.len() as i64));
-        let draw = Draw::default().with_arguments(true).with_symbols(symbol);
+        let draw = DrawConfig::default().with_arguments(true).with_symbols(symbol);
         let mut work =
             Workload::gather(&self.program.graph, &self.program.weights, Some(&self.weights), &draw)
                 .expect("a workload");
@@ -86,8 +88,10 @@ type Caches = Vec<Vec<Arc<Tensor>>>;
 
 fn unwritten(part: &Part) -> Caches {
     let graph = &part.program.graph;
-    let shape = |o: &symmc_ir::Output| match o.kind {
-        OutputKind::Mutates(input) => graph.ty(graph.inputs[input].value).concrete(&symmc::Bindings::new()),
+    let shape = |o: &symmc_ir::GraphOutput| match o.kind {
+        OutputKind::Mutates(input) => {
+            graph.ty(graph.inputs[input].value).concrete_shape(&symmc::SymbolBindings::new())
+        }
         OutputKind::Returned => None,
     };
     let shapes: Vec<Vec<usize>> = graph.outputs.iter().filter_map(shape).collect();
@@ -136,7 +140,7 @@ fn caches_are_updated_where_they_lie() {
     for name in ["prefill.pt2", "decode.pt2"] {
         let part = Part::open(name);
         let graph = &part.program.graph;
-        let of = |output: &symmc_ir::Output| match output.kind {
+        let of = |output: &symmc_ir::GraphOutput| match output.kind {
             OutputKind::Mutates(input) => Some(graph.inputs[input].source.clone()),
             OutputKind::Returned => None,
         };
@@ -146,7 +150,7 @@ fn caches_are_updated_where_they_lie() {
         for bucket in &part.plan.buckets {
             for (k, source) in changed.iter().enumerate().filter_map(|(k, s)| Some((k, s.as_ref()?))) {
                 let place = &bucket.places[source];
-                assert_eq!(place.memory, Memory::Output(k), "{name}: {source}: {}", place.why);
+                assert_eq!(place.memory, MemoryRef::Output(k), "{name}: {source}: {}", place.why);
             }
             assert!(bucket.copies.is_empty(), "{name}: {:?}", bucket.copies);
         }
@@ -156,7 +160,7 @@ fn caches_are_updated_where_they_lie() {
 #[test]
 fn attention_sees_the_filled_part_of_the_cache() {
     for name in ["prefill.pt2", "decode.pt2"] {
-        let graph = symmc::canonical(&Part::open(name).program).expect("a program");
+        let graph = symmc::canonicalize_program(&Part::open(name).program).expect("a program");
         let printed = text::print(&graph);
         // The last layer of a prefill computes the last query alone.
         let bounds = match name {

@@ -1,8 +1,8 @@
 //! A program with attention and its gradients: planned for any number of tokens without memory for pairs of them, checked, and
 //! run on host ranks as by the interpreter.
 
-use symmc::{Backend, Config, Draw, OpenOptions, Program, RunConfig, Workload};
-use symmc_ir::interp::{Runs, Tolerance, compare};
+use symmc::{Backend, CompileConfig, DrawConfig, OpenOptions, Program, RunConfig, Workload};
+use symmc_ir::interp::{RunCount, Tolerance, compare};
 use symmc_tests::program;
 
 fn open() -> Program {
@@ -11,7 +11,7 @@ fn open() -> Program {
 
 #[test]
 fn no_buffer_holds_pairs_of_tokens() {
-    let plan = symmc::compile(&open(), &Config::default()).expect("a plan");
+    let plan = symmc::compile(&open(), &CompileConfig::default()).expect("a plan");
     let largest = plan.buckets.iter().filter(|b| b.symbols.values().any(|range| range[1] == 4096));
     let sizes: Vec<u64> = largest.flat_map(|b| b.buffers.iter().map(|buffer| buffer.size)).collect();
     assert!(!sizes.is_empty() && sizes.iter().all(|&size| size < 4096 * 4096), "{sizes:?}");
@@ -20,16 +20,16 @@ fn no_buffer_holds_pairs_of_tokens() {
 #[test]
 fn host_ranks_compute_what_the_interpreter_does() {
     let program = open();
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     for tokens in [1, 70, 129] {
-        let draw = Draw::default().with_symbols([("t", tokens)]);
+        let draw = DrawConfig::default().with_symbols([("t", tokens)]);
         let work = Workload::gather(&program.graph, &program.weights, None, &draw).expect("a workload");
         let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
         let [found, expected] = [Backend::Threads, Backend::Interpreter].map(run);
-        let histories = plan.output_histories(plan.buckets[0].program, Runs::One).expect("histories");
+        let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
         for (found, expected) in found.iter().zip(&expected) {
             for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-                let comparison = compare(found, expected, Tolerance::of_history(&histories[k], expected));
+                let comparison = compare(found, expected, Tolerance::for_history(&histories[k], expected));
                 assert!(comparison.agrees(), "{tokens} tokens, output {k}: {comparison}");
             }
         }

@@ -4,42 +4,45 @@
 use std::sync::Arc;
 
 use symmc::unstable::cuda::codegen::addresses::AddressMap;
-use symmc::unstable::cuda::codegen::command::Command;
-use symmc::unstable::cuda::codegen::compute::Attentions;
-use symmc::unstable::cuda::codegen::lowered::Lowered;
-use symmc::{Bind, CheckedPlan, Config, OpenOptions, Profile, Program, Registry};
+use symmc::unstable::cuda::codegen::command::GpuCommand;
+use symmc::unstable::cuda::codegen::compute::AttentionBackend;
+use symmc::unstable::cuda::codegen::lowered::LoweredProgram;
+use symmc::{
+    ArgumentBinding, CheckedPlan, CompileConfig, CustomKernelRegistry, MachineProfile, OpenOptions, Program,
+};
 use symmc_cases::programs::{self, Variants};
 use symmc_ir::text;
-use symmc_runtime::exec::{self, Bound};
-use symmc_runtime::session::Arrangement;
+use symmc_runtime::exec::{self, ResolvedProgram};
+use symmc_runtime::session::SessionLayout;
 use symmc_support::random::SplitMix;
 use symmc_tests::{GRAPHS, RUNNABLE, files, root};
 
 /// The largest and the smallest sizes of a bucket, as a rank has them.
-fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<Bound>> {
+fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<ResolvedProgram>> {
     let of = |(index, bucket): (usize, &symmc_plan::Bucket)| {
-        let program = exec::PreparedBucket::new(plan, index, rank, &Registry::new()).expect("a program");
+        let program =
+            exec::PreparedBucket::new(plan, index, rank, &CustomKernelRegistry::new()).expect("a program");
         [0, 1].map(|end| {
             let sizes = bucket.symbols.iter().map(|(symbol, range)| (symbol.clone(), range[end]));
-            Arc::new(program.bind(&sizes.collect()).expect("sizes of the bucket"))
+            Arc::new(program.resolve_bindings(&sizes.collect()).expect("sizes of the bucket"))
         })
     };
     plan.buckets.iter().enumerate().flat_map(of).collect()
 }
 
 /// The program with the arenas of a rank somewhere.
-fn lowered(bound: &Arc<Bound>, ranks: u32, seed: u64) -> Option<Lowered> {
+fn lowered(bound: &Arc<ResolvedProgram>, ranks: u32, seed: u64) -> Option<LoweredProgram> {
     let mut random = SplitMix(seed);
     let mut address = |first: u64| first + 256 * random.below(1 << 20) as u64;
     let addresses = AddressMap::new(bound, address(1 << 40), address(1 << 41)).expect("few inputs");
-    Lowered::dry(bound, ranks, &addresses, Attentions::Kernels).ok()
+    LoweredProgram::without_device(bound, ranks, &addresses, AttentionBackend::Kernels).ok()
 }
 
 /// What ranks do together is the same on all of them, wherever a rank has its own memory.
 fn check_agreement(name: &str, plan: &CheckedPlan, seed: u64) -> usize {
     let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
-        let alike = |bound: Arc<Bound>| {
-            Some(lowered(&bound, plan.ranks, seed + u64::from(rank))?.alike(&bound.steps))
+        let alike = |bound: Arc<ResolvedProgram>| {
+            Some(lowered(&bound, plan.ranks, seed + u64::from(rank))?.launch_digests(&bound.steps))
         };
         bounds(plan, rank).into_iter().map(alike).collect()
     };
@@ -51,9 +54,11 @@ fn check_agreement(name: &str, plan: &CheckedPlan, seed: u64) -> usize {
 }
 
 /// A plan for GPUs.
-fn planned(program: &Program, bind: Bind) -> Option<CheckedPlan> {
+fn planned(program: &Program, bind: ArgumentBinding) -> Option<CheckedPlan> {
     let ranks = program.graph.ranks.unwrap_or(1);
-    let config = Config::default().with_profile(Profile::builtin(Profile::nearest(ranks))?).with_bind(bind);
+    let config = CompileConfig::default()
+        .with_profile(MachineProfile::builtin(MachineProfile::nearest_builtin(ranks))?)
+        .with_bind(bind);
     symmc::compile(program, &config).ok()
 }
 
@@ -76,7 +81,7 @@ fn ranks_run_the_collectives_of_recorded_programs_alike() {
     for (number, (stem, ranks)) in recorded().iter().enumerate() {
         let options = OpenOptions::default().with_ranks(*ranks);
         let program = Program::open_files(&files(stem, *ranks), &options).expect("a valid program");
-        for bind in [Bind::None, Bind::All] {
+        for bind in [ArgumentBinding::None, ArgumentBinding::All] {
             let plan = planned(&program, bind).unwrap_or_else(|| panic!("{stem}: no plan"));
             compared += check_agreement(stem, &plan, number as u64);
         }
@@ -90,7 +95,7 @@ fn ranks_run_the_collectives_of_random_programs_alike() {
     for seed in 0..150 {
         let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
         let program = Program::from_text(&text::print(&graph)).expect("a program");
-        for bind in [Bind::None, Bind::All] {
+        for bind in [ArgumentBinding::None, ArgumentBinding::All] {
             let Some(plan) = planned(&program, bind) else { continue };
             compared += check_agreement(&format!("seed {seed}"), &plan, seed);
         }
@@ -105,23 +110,26 @@ fn programs_that_take_turns_are_lowered_after_a_barrier() {
     for seed in 0..60 {
         let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
         let program = Program::from_text(&text::print(&graph)).expect("a program");
-        let Some(plan) = planned(&program, Bind::All).filter(|plan| plan.ranks > 1) else { continue };
-        let mut arrangement = Arrangement::new(&plan, None);
-        let number = arrangement.add(&plan, None).expect("there is no limit");
-        let placement = arrangement.placement(number);
-        let lowered = |bound: &Arc<Bound>, rank: u32| lowered(bound, plan.ranks, seed + u64::from(rank));
+        let Some(plan) = planned(&program, ArgumentBinding::All).filter(|plan| plan.ranks > 1) else {
+            continue;
+        };
+        let mut arrangement = SessionLayout::new(&plan, None);
+        let number = arrangement.add_program(&plan, None).expect("there is no limit");
+        let placement = arrangement.program_placement(number);
+        let lowered =
+            |bound: &Arc<ResolvedProgram>, rank: u32| lowered(bound, plan.ranks, seed + u64::from(rank));
         let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
-            let one = |bound: Arc<Bound>| {
+            let one = |bound: Arc<ResolvedProgram>| {
                 let alone = lowered(&bound, rank)?;
-                let placed = Arc::new(bound.placed(&placement));
+                let placed = Arc::new(bound.with_placement(&placement));
                 let others = lowered(&placed, rank).unwrap_or_else(|| panic!("seed {seed}: not lowered"));
                 let [first, rest @ ..] = others.work() else { panic!("seed {seed}: no steps") };
-                assert!(matches!(first[..], [Command::Kernel(_)]), "seed {seed}: {first:?}");
-                let kinds = |work: &[Vec<Command>]| -> Vec<Vec<std::mem::Discriminant<Command>>> {
+                assert!(matches!(first[..], [GpuCommand::Kernel(_)]), "seed {seed}: {first:?}");
+                let kinds = |work: &[Vec<GpuCommand>]| -> Vec<Vec<std::mem::Discriminant<GpuCommand>>> {
                     work.iter().map(|all| all.iter().map(std::mem::discriminant).collect()).collect()
                 };
                 assert_eq!(kinds(rest), kinds(alone.work()), "seed {seed}");
-                Some(others.alike(&placed.steps))
+                Some(others.launch_digests(&placed.steps))
             };
             bounds(&plan, rank).into_iter().map(one).collect()
         };

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use symmc::{Config, Numerics, Profile, Program};
-use symmc_ir::{Form, Graph, Op, text};
+use symmc::{CompileConfig, MachineProfile, Numerics, Program};
+use symmc_ir::{DispatchForm, Graph, Op, text};
 use symmc_tests::root;
 
 /// How a line of what is expected begins.
@@ -22,7 +22,8 @@ fn collectives(graph: &Graph) -> String {
     for node in graph.nodes.values() {
         let Op::Collective(c) = &node.op else { continue };
         let values = node.inputs.iter().chain(&node.outputs);
-        let bytes = values.map(|&v| graph.ty(v).bytes().upper(&graph.symbols)).max().unwrap_or_default();
+        let bytes =
+            values.map(|&v| graph.ty(v).bytes().upper_bound(&graph.symbols)).max().unwrap_or_default();
         let ranks = graph.group_size(c.group).unwrap_or_default();
         let line = format!("{} of {ranks} ranks, {bytes} bytes", c.kind.name());
         (count, all_bytes) = (count + 1, all_bytes + bytes);
@@ -32,7 +33,7 @@ fn collectives(graph: &Graph) -> String {
         }
     }
     let mut out = format!("{count} collectives, {all_bytes} bytes");
-    let sets = graph.dispatches.iter().filter(|d| d.form == Form::Collectives);
+    let sets = graph.dispatches.iter().filter(|d| d.form == DispatchForm::Collectives);
     let sets: Vec<usize> = sets.map(|d| d.nodes().count()).collect();
     if !sets.is_empty() {
         let steps = if sets.len() == 1 { "step" } else { "steps" };
@@ -72,12 +73,12 @@ fn found(file: &Path, text: &str) -> String {
     let at = file.display();
     let graph = text::parse(text).unwrap_or_else(|e| panic!("{at}: {e}"));
     let machine = format!("h200x{}", graph.ranks.expect("a number of ranks"));
-    let profile = Profile::builtin(&machine).unwrap_or_else(|| panic!("{at}: no machine {machine}"));
+    let profile = MachineProfile::builtin(&machine).unwrap_or_else(|| panic!("{at}: no machine {machine}"));
     let numerics = text.lines().find_map(|line| line.strip_prefix("// numerics: "));
     let numerics: Numerics =
         numerics.map_or(Ok(Numerics::EXACT), str::parse).unwrap_or_else(|e| panic!("{at}: {e}"));
     let program = Program::from_graph(graph.clone()).unwrap_or_else(|e| panic!("{at}: {e}"));
-    let config = Config::default().with_profile(profile).with_numerics(numerics);
+    let config = CompileConfig::default().with_profile(profile).with_numerics(numerics);
     let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
     expect_explained(file, &graph, &plan);
     let before = collectives(&graph);

@@ -2,10 +2,10 @@
 //! what the GPUs gave and with the interpreter.
 
 use symmc::{
-    Backend, CheckedPlan, Config, Draw, ErrorKind, OpenOptions, Profile, Program, RunConfig, TensorFile,
-    Workload,
+    Backend, CheckedPlan, CompileConfig, DrawConfig, ErrorKind, MachineProfile, OpenOptions, Program,
+    RunConfig, TensorFile, Workload,
 };
-use symmc_ir::interp::{RoundingHistory, Runs, Tolerance, compare};
+use symmc_ir::interp::{RoundingHistory, RunCount, Tolerance, compare};
 use symmc_tests::{GRAPHS, RUNNABLE, files, program};
 
 fn open(stem: &str, ranks: u32) -> Program {
@@ -19,7 +19,7 @@ fn tensors(stem: &str) -> TensorFile {
 
 /// The rounding history of each output.
 fn histories(plan: &CheckedPlan) -> Vec<RoundingHistory> {
-    plan.output_histories(plan.buckets[0].program, Runs::One).expect("histories")
+    plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories")
 }
 
 /// Every rank's outputs are near the expected ones, by the default tolerances.
@@ -33,7 +33,7 @@ fn assert_near(
     for (found, expected) in found.iter().zip(expected) {
         for ((f, e), history) in found.iter().zip(expected).zip(histories(plan)) {
             let e = e.as_ref().expect("recorded");
-            let c = compare(f, e, Tolerance::of_history(&history, e));
+            let c = compare(f, e, Tolerance::for_history(&history, e));
             assert!(c.agrees(), "{what}: {c}");
         }
     }
@@ -43,7 +43,7 @@ fn assert_near(
 fn recorded_outputs_are_reproduced() {
     for (stem, ranks) in RUNNABLE {
         let program = open(stem, ranks);
-        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
         let expected = work.expected.clone().expect("recorded outputs");
         for backend in [Backend::Interpreter, Backend::Threads] {
@@ -58,7 +58,7 @@ fn recorded_outputs_are_reproduced() {
 fn chaos_does_not_change_a_bit() {
     for (stem, ranks) in RUNNABLE {
         let program = open(stem, ranks);
-        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
         let run = |chaos| {
             let config = RunConfig::default().with_chaos(chaos).with_repeats(2);
@@ -75,9 +75,10 @@ fn chaos_does_not_change_a_bit() {
 fn any_number_of_tokens_in_range_runs() {
     for (stem, ranks) in [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("gpt_tp2", 2)] {
         let program = open(stem, ranks);
-        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         for tokens in [2, 7, 130] {
-            let draw = Draw::default().with_seed(5).with_arguments(true).with_symbols([("tokens", tokens)]);
+            let draw =
+                DrawConfig::default().with_seed(5).with_arguments(true).with_symbols([("tokens", tokens)]);
             let work = Workload::gather(&program.graph, &program.weights, Some(&tensors(stem)), &draw)
                 .expect("inputs");
             let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
@@ -95,8 +96,8 @@ fn any_number_of_tokens_in_range_runs() {
 fn every_program_plans_close_to_the_bound_and_deterministically() {
     for (stem, ranks) in RUNNABLE.into_iter().chain(GRAPHS) {
         for machine in ["host", "h200x8"] {
-            let profile = Profile::builtin(machine).expect("a built-in machine");
-            let config = Config::default().with_profile(profile);
+            let profile = MachineProfile::builtin(machine).expect("a built-in machine");
+            let config = CompileConfig::default().with_profile(profile);
             let program = open(stem, ranks);
             let plan = symmc::compile(&program, &config).expect("a plan that checks");
             for t in plan.buckets.iter().map(|b| b.totals) {
@@ -114,14 +115,14 @@ fn every_program_plans_close_to_the_bound_and_deterministically() {
 fn graph_only_programs_run_on_drawn_weights() {
     for (stem, ranks) in GRAPHS.into_iter().filter(|(s, _)| !s.starts_with("llama70b")) {
         let program = open(stem, ranks);
-        let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work =
-            Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+            Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default()).expect("inputs");
         let run = |backend| symmc::run(&plan, &work, &backend, &RunConfig::default()).expect("a run");
         let (found, expected) = (run(Backend::Threads), run(Backend::Interpreter));
         for (found, expected) in found.iter().zip(&expected) {
             for ((f, e), history) in found.iter().zip(expected).zip(histories(&plan)) {
-                let c = compare(f, e, Tolerance::of_history(&history, e));
+                let c = compare(f, e, Tolerance::for_history(&history, e));
                 assert!(c.agrees(), "{stem}: {c}");
             }
         }
@@ -146,8 +147,8 @@ fn reproduced(stem: &str, options: OpenOptions) {
     let file = std::sync::Arc::new(tensors(stem));
     let options = options.with_tensors(file.clone());
     let program = Program::open(&program(&format!("{stem}.pt2")), &options).expect("a valid program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
-    let work = Workload::gather(&program.graph, &program.weights, Some(&file), &Draw::default())
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
+    let work = Workload::gather(&program.graph, &program.weights, Some(&file), &DrawConfig::default())
         .expect("a workload");
     let expected = work.expected.clone().expect("recorded outputs");
     for backend in [Backend::Interpreter, Backend::Threads] {

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use symmc::{
-    Bind, Bootstrap, Config, Draw, Error, Group, OpenOptions, Program, Session, SessionConfig, Storage,
-    Tensor, TensorFile, ValueKind, Workload,
+    ArgumentBinding, Bootstrap, CompileConfig, DrawConfig, Error, Group, OpenOptions, PortStorage, Program,
+    Session, SessionConfig, Tensor, TensorFile, ValueKind, Workload,
 };
 use symmc_check::CheckedPlan;
-use symmc_ir::collective::Variant;
-use symmc_ir::interp::{Runs, Tolerance, compare};
-use symmc_ir::{Bindings, InputKind, OutputKind, text};
-use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::session::{Arrangement, Ports};
+use symmc_ir::collective::CollectiveVariant;
+use symmc_ir::interp::{RunCount, Tolerance, compare};
+use symmc_ir::{InputKind, OutputKind, SymbolBindings, text};
+use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
+use symmc_runtime::session::{SessionLayout, SessionPorts};
 use symmc_tests::{RECORDED, program};
 
 /// Where inputs and outputs lie.
@@ -39,10 +39,10 @@ fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
 }
 
 fn config() -> SessionConfig {
-    SessionConfig::default().with_limit(Duration::from_secs(20))
+    SessionConfig::default().with_timeout(Duration::from_secs(20))
 }
 
-fn plan_of(text_of: &str, config: &Config) -> CheckedPlan {
+fn plan_of(text_of: &str, config: &CompileConfig) -> CheckedPlan {
     let program = Program::from_graph(text::parse(text_of).expect("a program")).expect("it verifies");
     symmc::compile(&program, config).expect("a plan")
 }
@@ -84,9 +84,9 @@ fn through_a_session(
         if input.data.is_some() && input.kind != InputKind::Argument {
             continue;
         }
-        let name = source.name_of(input.value);
+        let name = source.value_name(input.value);
         match memory {
-            Memory::Copied => session.write(name, tensor.loaded().expect("data").data())?,
+            Memory::Copied => session.write(name, tensor.load_to_memory().expect("data").data())?,
             Memory::Addressed => {
                 let at = session.address(name)?;
                 assert_eq!(at.bytes, tensor.data().len());
@@ -154,13 +154,13 @@ fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
         let tensors = Arc::new(tensors);
         let options = OpenOptions::default().with_tensors(tensors.clone());
         let program = Program::open(&program(&format!("{stem}.pt2")), &options).expect("a program");
-        let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &Draw::default())
+        let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &DrawConfig::default())
             .expect("a workload");
         let expected = work.expected.clone().expect("recorded outputs");
-        for bind in [Bind::None, Bind::All] {
-            let config = Config::default().with_bind(bind.clone());
+        for bind in [ArgumentBinding::None, ArgumentBinding::All] {
+            let config = CompileConfig::default().with_bind(bind.clone());
             let plan = symmc::compile(&program, &config).expect("a plan");
-            let histories = plan.output_histories(plan.buckets[0].program, Runs::One).expect("histories");
+            let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
             for memory in [Memory::Copied, Memory::Addressed, Memory::Bound] {
                 let found = on_ranks(plan.ranks, |group| {
                     through_a_session(&plan, &work, &group, memory, 1)
@@ -170,7 +170,7 @@ fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
                     found.iter().zip(expected.iter()).flat_map(|(f, e)| f.iter().zip(e).enumerate());
                 for (k, (found, expected)) in outputs {
                     let Some(expected) = expected else { continue };
-                    let tolerance = Tolerance::of_history(&histories[k], expected);
+                    let tolerance = Tolerance::for_history(&histories[k], expected);
                     let comparison = compare(found, expected, tolerance);
                     assert!(comparison.agrees(), "{stem}, {bind:?}, {memory:?}: {comparison}");
                 }
@@ -190,7 +190,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 }
 
 fn counted() -> CheckedPlan {
-    plan_of(COUNTED, &Config::default())
+    plan_of(COUNTED, &CompileConfig::default())
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn memory_that_may_not_be_bound_is_refused_by_name() {
         let mut block = Aligned::of(4096);
         let at = block.ptr();
         let arena = session.address("y").expect("it lies somewhere");
-        assert_eq!((arena.storage, arena.bytes), (Storage::Session, 64));
+        assert_eq!((arena.storage, arena.bytes), (PortStorage::Session, 64));
         // SAFETY: the block outlives the session, and nobody else uses it.
         let mut bind = |name: &str, at: *mut u8, bytes: usize| unsafe { session.bind(name, at, bytes) };
         let refusals = [
@@ -305,7 +305,7 @@ proptest! {
         let text = "program \"lent\" ranks 1\nsymbol n in 1..=8\narg %a: f32[n]\narg %b: f32[n]\narg %c: f32[n]\n\
             arg %state: f32[n]\n%y: f32[n] = add %a, %b\n%z: f32[n] = mul %b, %c\n%next: f32[n] = add %state, %c\n\
             return %y, %z\nmutate %state = %next\n";
-        let plan = plan_of(text, &Config::default());
+        let plan = plan_of(text, &CompileConfig::default());
         let names = ["a", "b", "c", "state", "out.0", "out.1", "next"];
         let mut block = Aligned::of(4 * 80);
         let at = block.ptr();
@@ -339,14 +339,19 @@ fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first()
     let text = "program \"held\" ranks 2\ngroup @all world\narg %x: f32[4096]\nparam %w: f32[4096]\nparam %state: f32[4096]\n\
         %a: f32[4096] = all_reduce %w op=sum group=@all\n%b: f32[4096] = all_reduce %x op=sum group=@all\n\
         %next: f32[4096] = all_reduce %state op=sum group=@all\n%y: f32[4096] = add %a, %b\nreturn %y\nmutate %state = %next\n";
-    let config_of = Config::default().with_bind(Bind::All).with_variants(vec![Variant::OneShot]);
+    let config_of = CompileConfig::default()
+        .with_bind(ArgumentBinding::All)
+        .with_variants(vec![CollectiveVariant::OneShot]);
     let plan = plan_of(text, &config_of);
     on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         let names = ["x", "w", "state"];
         for name in names {
             assert!(
-                matches!(session.address(name).expect("it lies somewhere").storage, Storage::Symmetric(_)),
+                matches!(
+                    session.address(name).expect("it lies somewhere").storage,
+                    PortStorage::Symmetric(_)
+                ),
                 "{name}"
             );
         }
@@ -395,7 +400,7 @@ fn values_say_what_they_are_at_the_sizes_set() {
         session.set("n", 3).expect("it is served");
         let inputs = session.inputs().expect("sizes are set");
         assert_eq!((inputs.len(), &inputs[0].extents[..], inputs[0].bytes), (1, &[3, 4][..], 48));
-        let names = |values: Vec<symmc::Value>| values.into_iter().map(|v| v.name).collect::<Vec<_>>();
+        let names = |values: Vec<symmc::SessionValue>| values.into_iter().map(|v| v.name).collect::<Vec<_>>();
         assert_eq!(names(session.parameters().expect("sizes are set")), ["w", "state"]);
         let outputs = session.outputs().expect("sizes are set");
         assert_eq!((outputs[0].kind, outputs[0].replaces.as_deref()), (ValueKind::Output, None));
@@ -431,7 +436,7 @@ fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
 
 #[test]
 fn ranks_with_other_plans_or_too_few_ranks_are_refused() {
-    let (one, other) = (counted(), plan_of(&COUNTED.replace("1..=64", "1..=63"), &Config::default()));
+    let (one, other) = (counted(), plan_of(&COUNTED.replace("1..=64", "1..=63"), &CompileConfig::default()));
     let errors = on_ranks(2, |group| {
         let plan = if group.rank() == 0 { &one } else { &other };
         Session::open(plan, &group, &config()).expect_err("the plans differ").to_string()
@@ -441,7 +446,7 @@ fn ranks_with_other_plans_or_too_few_ranks_are_refused() {
         on_ranks(3, |group| Session::open(&one, &group, &config()).expect_err("3 ranks").to_string());
     assert!(errors.iter().all(|e| e.contains("the plan is for 2 ranks, the group has 3")), "{errors:?}");
     let alone = Group::threads(2).swap_remove(1);
-    let error = Session::open(&one, &alone, &config().with_limit(Duration::from_millis(200)));
+    let error = Session::open(&one, &alone, &config().with_timeout(Duration::from_millis(200)));
     assert!(error.expect_err("nobody else comes").to_string().contains("rank 0 did not join"));
 }
 
@@ -458,7 +463,7 @@ fn a_rank_that_drops_its_session_ends_the_others_by_name() {
     let plan = counted();
     let errors = on_ranks(2, |group| {
         let limit = Duration::from_millis(500);
-        let mut session = Session::open(&plan, &group, &config().with_limit(limit)).expect("a session");
+        let mut session = Session::open(&plan, &group, &config().with_timeout(limit)).expect("a session");
         fill(&mut session);
         session.run().expect("a run");
         if group.rank() == 1 {
@@ -491,7 +496,7 @@ fn two_sessions_at_once_run_beside_each_other() {
 
 #[test]
 fn memory_that_was_given_back_is_taken_again() {
-    let plan = plan_of(COUNTED, &Config::default().with_bind(Bind::All));
+    let plan = plan_of(COUNTED, &CompileConfig::default().with_bind(ArgumentBinding::All));
     on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         fill(&mut session);
@@ -539,17 +544,18 @@ impl Bootstrap for Table<'_> {
 fn programs_of_a_session_have_texts_of_their_own() {
     for ranks in [1, 2] {
         let text = format!("program \"p\" ranks {ranks}\narg %x: f32[4]\n%y: f32[4] = neg %x\nreturn %y\n");
-        let plan = plan_of(&text, &Config::default());
-        let mut arrangement = Arrangement::new(&plan, None);
+        let plan = plan_of(&text, &CompileConfig::default());
+        let mut arrangement = SessionLayout::new(&plan, None);
         for _ in 0..2 {
-            arrangement.add(&plan, None).expect("there is no limit");
+            arrangement.add_program(&plan, None).expect("there is no limit");
         }
         let text = |program: usize| {
-            let executor = Executor::new(&plan, 0, &Registry::new(), ExecConfig::default()).expect("a plan");
-            let mut ports = Ports::<()>::new(executor, (1, 0)).expect("its inputs");
-            ports.place(arrangement.placement(program)).expect("it has room");
-            ports.set(&Bindings::new()).expect("sizes");
-            ports.sized().expect("sizes").text.to_string()
+            let executor =
+                Executor::new(&plan, 0, &CustomKernelRegistry::new(), ExecConfig::default()).expect("a plan");
+            let mut ports = SessionPorts::<()>::new(executor, (1, 0)).expect("its inputs");
+            ports.set_placement(arrangement.program_placement(program)).expect("it has room");
+            ports.set_sizes(&SymbolBindings::new()).expect("sizes");
+            ports.sized_program().expect("sizes").text.to_string()
         };
         let texts = std::collections::BTreeSet::from([text(0), text(1), text(2)]);
         assert_eq!(texts.len(), 3, "{texts:?}");
@@ -579,7 +585,7 @@ fn who_drops_a_session_does_not_wait_for_others_to_drop_theirs() {
     let opened = |rank: usize| {
         let mut table = Table { rank, round: 0, said: &said, ranks: 2 };
         let group = Group::bootstrap(rank as u32, 2, &mut table).expect("a group");
-        let mut session = Session::open(&plan, &group, &config().with_limit(limit)).expect("a session");
+        let mut session = Session::open(&plan, &group, &config().with_timeout(limit)).expect("a session");
         fill(&mut session);
         session.run().expect("a run");
         session

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use symmc::{Config, Program};
+use symmc::{CompileConfig, Program};
 use symmc_cases::idioms;
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, Numerics, NumericsClass, text};
-use symmc_passes::{LowerConfig, Overlap, Solutions, canonicalize, lower};
+use symmc_passes::{LowerConfig, Overlap, SolutionCache, canonicalize, lower};
 use symmc_support::random::SplitMix;
 
 /// A lowering of a program with random properties.
 fn config(graph: &Graph, r: &mut SplitMix) -> LowerConfig {
-    let profile = Profile::builtin(r.pick(&Profile::builtin_names())).expect("it is built in");
+    let profile = MachineProfile::builtin(r.pick(&MachineProfile::builtin_names())).expect("it is built in");
     let collectives = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
     let names: Vec<String> = collectives.map(|(n, _)| graph.node_name(n).to_string()).collect();
     let overlap: HashMap<String, f64> =
@@ -31,7 +31,7 @@ fn config(graph: &Graph, r: &mut SplitMix) -> LowerConfig {
 
 #[test]
 fn shared_solutions_change_no_lowering() {
-    let shared = Solutions::default();
+    let shared = SolutionCache::default();
     for seed in 0..150 {
         let mut r = SplitMix(seed ^ 0x50_1f);
         let (graph, _) = canonicalize(&idioms::program(seed).graph).expect("a canonical form");
@@ -45,9 +45,9 @@ fn shared_solutions_change_no_lowering() {
             let with_others = LowerConfig { solutions: shared.clone(), ..config };
             assert_eq!(alone, lowered(&with_others), "seed {seed}: {with_others:?}");
             // All of its solutions are known now.
-            let made = shared.egraphs_made();
+            let made = shared.egraphs_built();
             assert_eq!(alone, lowered(&with_others), "seed {seed} again");
-            assert_eq!(made, shared.egraphs_made(), "seed {seed}: an e-graph is made again");
+            assert_eq!(made, shared.egraphs_built(), "seed {seed}: an e-graph is made again");
         }
     }
 }
@@ -64,8 +64,8 @@ fn compilations_of_one_program_do_not_affect_each_other() {
             ("h200x4", NumericsClass::Reassociate.into()),
             ("host", Numerics::EXACT),
         ] {
-            let profile = Profile::builtin(machine).expect("it is built in");
-            let config = Config::default().with_profile(profile).with_numerics(numerics);
+            let profile = MachineProfile::builtin(machine).expect("it is built in");
+            let config = CompileConfig::default().with_profile(profile).with_numerics(numerics);
             let plan = |program: &Program| {
                 symmc::compile(program, &config).map(|plan| plan.into_plan()).map_err(|e| e.to_string())
             };

@@ -1,7 +1,7 @@
 //! The arguments of `symmc doctor`.
 
 use clap::{Args as ClapArgs, ValueEnum};
-use symmc::doctor::Part;
+use symmc::doctor::DoctorPart;
 
 use super::values::parse_seconds;
 
@@ -25,7 +25,7 @@ pub struct DoctorArgs {
     pub timeout: f64,
     /// Ask this part alone, in this process
     #[arg(long, hide = true, value_name = "PART", value_parser = parse_part)]
-    pub part: Option<Part>,
+    pub part: Option<DoctorPart>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum DoctorFormat {
     Json,
 }
 
-fn parse_part(text: &str) -> Result<Part, String> {
-    let names = || Part::ALL.map(Part::name).join(", ");
-    Part::from_name(text).ok_or_else(|| format!("no part {text}; expected one of {}", names()))
+fn parse_part(text: &str) -> Result<DoctorPart, String> {
+    let names = || DoctorPart::ALL.map(DoctorPart::name).join(", ");
+    DoctorPart::from_name(text).ok_or_else(|| format!("no part {text}; expected one of {}", names()))
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, ValueEnum};
-use symmc::{Extent, Numerics, Order, Profile, Variant};
+use symmc::{CollectiveVariant, MachineProfile, Numerics, OrderStrategy, SymbolConstraint};
 
 use super::values::{parse_bucket, parse_dim, parse_group, parse_name, parse_tolerance, parse_variant};
 
@@ -28,12 +28,12 @@ pub struct ProgramArgs {
     pub schemas: Vec<String>,
     /// The range of a symbol (tokens=1..4096, or one value), or what it is by others (b=a, total=past+1), in steps of (rows=2*pairs), or with a rest (rows=tokens+rest)
     #[arg(long = "dim", value_name = "SYMBOL=A..B|EXPR", value_delimiter = ';', value_parser = parse_dim)]
-    pub dims: Vec<(String, Extent)>,
+    pub dims: Vec<(String, SymbolConstraint)>,
 }
 
 impl ProgramArgs {
     /// The file, or that of rank 0.
-    pub fn first(&self) -> &Path {
+    pub fn first_path(&self) -> &Path {
         self.program.first().map_or(Path::new(""), PathBuf::as_path)
     }
 }
@@ -56,7 +56,7 @@ pub struct CompileArgs {
     /// The variants that collectives may run as, besides plain [default: all that the profile knows and, on GPUs,
     /// the library has]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_variant)]
-    pub variants: Vec<Variant>,
+    pub variants: Vec<CollectiveVariant>,
     /// The order of the steps [default: chosen]
     #[arg(long, value_enum)]
     pub order: Option<OrderArg>,
@@ -83,7 +83,7 @@ pub struct CompileArgs {
 
 impl CompileArgs {
     /// The options that are given, for commands that have no use for them.
-    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+    pub fn provided_options(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("--machine", self.machine.is_some()),
             ("--bucket", !self.buckets.is_empty()),
@@ -101,7 +101,7 @@ impl CompileArgs {
 
     /// The profile's file, if `--machine` names a file.
     pub fn machine_file(&self) -> Option<PathBuf> {
-        self.machine.as_ref().filter(|name| Profile::builtin(name).is_none()).map(PathBuf::from)
+        self.machine.as_ref().filter(|name| MachineProfile::builtin(name).is_none()).map(PathBuf::from)
     }
 }
 
@@ -128,18 +128,18 @@ pub enum OrderArg {
     Bfs,
 }
 
-impl From<OrderArg> for Order {
-    fn from(arg: OrderArg) -> Order {
+impl From<OrderArg> for OrderStrategy {
+    fn from(arg: OrderArg) -> OrderStrategy {
         match arg {
-            OrderArg::Chosen => Order::Chosen,
-            OrderArg::Lean => Order::Lean,
-            OrderArg::Program => Order::Program,
-            OrderArg::List => Order::List,
-            OrderArg::Dfs => Order::Dfs,
-            OrderArg::DfsUsers => Order::DfsUsers,
-            OrderArg::PostOrder => Order::PostOrder,
-            OrderArg::Lpmf => Order::Lpmf,
-            OrderArg::Bfs => Order::Bfs,
+            OrderArg::Chosen => OrderStrategy::Chosen,
+            OrderArg::Lean => OrderStrategy::Lean,
+            OrderArg::Program => OrderStrategy::Program,
+            OrderArg::List => OrderStrategy::List,
+            OrderArg::Dfs => OrderStrategy::Dfs,
+            OrderArg::DfsUsers => OrderStrategy::DfsUsers,
+            OrderArg::PostOrder => OrderStrategy::PostOrder,
+            OrderArg::Lpmf => OrderStrategy::Lpmf,
+            OrderArg::Bfs => OrderStrategy::Bfs,
         }
     }
 }

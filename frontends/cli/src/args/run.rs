@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, ValueEnum};
 #[cfg(feature = "cuda")]
-use symmc::{ArenaSource, CudaConfig, Products};
-use symmc::{Device, Launch, RankDraw};
+use symmc::{AlgorithmSelection, ArenaSource, CudaConfig};
+use symmc::{LauncherChoice, RankDraw, RunDevice};
 
 use super::program::{CompileArgs, ProgramArgs};
 use super::values::{parse_seconds, parse_setting, parse_tolerance};
@@ -45,7 +45,7 @@ pub struct RunArgs {
     pub draw: DrawArg,
     /// What to compare the results with; by default what --tensors records
     #[arg(long, value_enum)]
-    pub compare: Option<Compare>,
+    pub compare: Option<CompareMode>,
     /// The absolute part of what a float may differ by: |found - expected| <= atol + rtol * |expected| for every
     /// element. Integers and booleans are exact, NaN equals NaN only, and infinities themselves [default: rtol of a
     /// typical element, the median of the expected output's magnitudes]
@@ -99,20 +99,20 @@ pub struct RunArgs {
 impl RunArgs {
     /// What runs a plan on GPUs.
     #[cfg(feature = "cuda")]
-    pub fn device(&self) -> Device {
+    pub fn device(&self) -> RunDevice {
         let arena = match self.arena {
             Some(ArenaArg::Nccl) => ArenaSource::Nccl,
             Some(ArenaArg::Vmm) | None => ArenaSource::Vmm,
         };
         let gpus = CudaConfig::default().with_gpus(self.gpus.clone()).with_arena(arena);
-        let products = self.products.map(Products::from).unwrap_or_default();
-        Device::Gpus(gpus.with_products(products))
+        let products = self.products.map(AlgorithmSelection::from).unwrap_or_default();
+        RunDevice::Gpus(gpus.with_products(products))
     }
 
     /// None is left that would ask.
     #[cfg(not(feature = "cuda"))]
-    pub fn device(&self) -> Device {
-        Device::Host
+    pub fn device(&self) -> RunDevice {
+        RunDevice::Host
     }
 }
 
@@ -151,14 +151,14 @@ pub enum LaunchArg {
     Slurm,
 }
 
-impl From<LaunchArg> for Launch {
-    fn from(arg: LaunchArg) -> Launch {
+impl From<LaunchArg> for LauncherChoice {
+    fn from(arg: LaunchArg) -> LauncherChoice {
         match arg {
-            LaunchArg::Auto => Launch::Auto,
-            LaunchArg::Local => Launch::Local,
-            LaunchArg::Torchrun => Launch::Torchrun,
-            LaunchArg::Mpi => Launch::Mpi,
-            LaunchArg::Slurm => Launch::Slurm,
+            LaunchArg::Auto => LauncherChoice::Auto,
+            LaunchArg::Local => LauncherChoice::Local,
+            LaunchArg::Torchrun => LauncherChoice::Torchrun,
+            LaunchArg::Mpi => LauncherChoice::Mpi,
+            LaunchArg::Slurm => LauncherChoice::Slurm,
         }
     }
 }
@@ -192,18 +192,18 @@ pub enum ProductsArg {
 }
 
 #[cfg(feature = "cuda")]
-impl From<ProductsArg> for Products {
-    fn from(arg: ProductsArg) -> Products {
+impl From<ProductsArg> for AlgorithmSelection {
+    fn from(arg: ProductsArg) -> AlgorithmSelection {
         match arg {
-            ProductsArg::Measured => Products::Measured,
-            ProductsArg::Heuristic => Products::Heuristic,
+            ProductsArg::Measured => AlgorithmSelection::Measured,
+            ProductsArg::Heuristic => AlgorithmSelection::Heuristic,
         }
     }
 }
 
 /// What results are compared with.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compare {
+pub enum CompareMode {
     /// The reference interpreter on the imported program
     Interpreter,
     /// The outputs that --tensors records

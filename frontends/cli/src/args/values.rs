@@ -1,6 +1,6 @@
 //! Values of arguments, as they are written.
 
-use symmc::{DType, Extent, Variant};
+use symmc::{CollectiveVariant, DType, SymbolConstraint};
 
 fn parse_assignment(text: &str) -> Result<(&str, &str), String> {
     let (name, value) = text.split_once('=').ok_or_else(|| format!("expected NAME=VALUE, found {text}"))?;
@@ -25,9 +25,9 @@ pub fn parse_bucket(text: &str) -> Result<(String, Vec<i64>), String> {
     Ok((name.to_string(), values.split(',').map(parse_integer).collect::<Result<_, _>>()?))
 }
 
-pub fn parse_dim(text: &str) -> Result<(String, Extent), String> {
+pub fn parse_dim(text: &str) -> Result<(String, SymbolConstraint), String> {
     let (name, extent) = parse_assignment(text)?;
-    Ok((name.trim().to_string(), Extent::parse(extent)?))
+    Ok((name.trim().to_string(), SymbolConstraint::parse(extent)?))
 }
 
 pub fn parse_group(text: &str) -> Result<(String, Vec<Vec<u32>>), String> {
@@ -62,8 +62,10 @@ pub fn parse_dtype(text: &str) -> Result<String, String> {
 }
 
 /// A variant, by its name in programs.
-pub fn parse_variant(text: &str) -> Result<Variant, String> {
-    Variant::from_name(text).ok_or_else(|| format!("no variant {text}; expected {}", Variant::expected(text)))
+pub fn parse_variant(text: &str) -> Result<CollectiveVariant, String> {
+    CollectiveVariant::from_name(text).ok_or_else(|| {
+        format!("no variant {text}; expected {}", CollectiveVariant::describe_expected_names(text))
+    })
 }
 
 /// Rows and their elements: `8x4096`.

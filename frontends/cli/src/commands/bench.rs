@@ -5,73 +5,80 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, bail};
-use symmc::Profile;
-use symmc::bench::{BenchConfig, Measurements, Tuned};
-use symmc::unstable::cuda::bench::{How, Measured, MeasuredNorm};
+use symmc::MachineProfile;
+use symmc::bench::{BenchConfig, Measurements, TuneResult};
+use symmc::unstable::cuda::bench::{MeasuredCollective, MeasuredNorm, NormImplementation};
 
 use crate::args::{BenchArgs, BenchFormat, TuneArgs};
-use crate::out::{put, put_exact};
-use crate::own::Own;
-use crate::progress::spin;
-use crate::say;
+use crate::messages;
+use crate::progress::with_spinner;
+use crate::self_command::SelfCommand;
+use crate::stdout::{print_exact, print_text};
 use crate::units;
 
 /// Measures collectives on GPUs and prints every variant beside the vendor's own.
-pub fn collectives(args: &BenchArgs, own: &Own) -> Result<ExitCode> {
+pub fn collectives(args: &BenchArgs, own: &SelfCommand) -> Result<ExitCode> {
     let config = BenchConfig::default()
         .with_bytes(args.bytes.clone())
         .with_dtype(&args.dtype)
         .with_replays(args.replays as usize)
         .with_norms(args.norms.clone());
     let command = own.rank_command();
-    let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
-    let measured = spin("measuring", measure)?;
+    let measure = || symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command);
+    let measured = with_spinner("measuring", measure)?;
     let Some(first) = measured.first() else { bail!("no rank answered") };
     match args.format {
-        BenchFormat::Text => {
-            put(&format!("{}\n\n{}{}", first.machine, tables(&first.collectives), norms(&first.norms)))?
-        }
-        BenchFormat::Json => put_exact(&(serde_json::to_string_pretty(first)? + "\n"))?,
+        BenchFormat::Text => print_text(&format!(
+            "{}\n\n{}{}",
+            first.machine,
+            collective_tables(&first.collectives),
+            norm_table(&first.norms)
+        ))?,
+        BenchFormat::Json => print_exact(&(serde_json::to_string_pretty(first)? + "\n"))?,
     }
-    Ok(ExitCode::from(u8::from(!all_right(&measured))))
+    Ok(ExitCode::from(u8::from(!report_wrong_results(&measured))))
 }
 
 /// Whether no result was wrong; says which were.
-fn all_right(measured: &[Measurements]) -> bool {
+fn report_wrong_results(measured: &[Measurements]) -> bool {
     let all = measured.iter().flat_map(|m| &m.collectives);
     let mut ok = true;
     for m in all.filter(|m| m.failed.is_some()) {
         ok &= m.us.is_none();
         let failed = m.failed.as_deref().unwrap_or("");
-        say::line(&format!("{} {} of {} bytes: {failed}", m.collective, m.variant, m.bytes));
+        messages::print_line(&format!("{} {} of {} bytes: {failed}", m.collective, m.variant, m.bytes));
     }
     for m in measured.iter().flat_map(|m| &m.norms).filter(|m| m.failed.is_some()) {
         ok &= m.us.is_none();
         let failed = m.failed.as_deref().unwrap_or("");
-        say::line(&format!("all_reduce with norm, {:?}, of {}x{}: {failed}", m.how, m.rows, m.hidden));
+        messages::print_line(&format!(
+            "all_reduce with norm, {:?}, of {}x{}: {failed}",
+            m.how, m.rows, m.hidden
+        ));
     }
     ok
 }
 
 /// Measures this machine's GPUs into a profile.
-pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
+pub fn tune(args: &TuneArgs, own: &SelfCommand) -> Result<ExitCode> {
     // Measuring takes minutes.
-    symmc::check_file(&args.output)?;
+    symmc::check_writable(&args.output)?;
     let profile = match &args.curves {
-        Some(name) => Profile { name: args.name.clone(), ..symmc::machine(name)? },
+        Some(name) => MachineProfile { name: args.name.clone(), ..symmc::machine_profile(name)? },
         None => match measured_curves(args, own)? {
             Some(profile) => profile,
             None => return Ok(ExitCode::FAILURE),
         },
     };
     let command = own.rank_command();
-    let compute = || symmc::bench::computation(profile, args.ranks, &args.gpus, args.replays, &command);
-    let Tuned { profile, notes } = spin("measuring computation", compute);
+    let compute =
+        || symmc::bench::measure_computation(profile, args.ranks, &args.gpus, args.replays, &command);
+    let TuneResult { profile, notes } = with_spinner("measuring computation", compute);
     // The profile has the value of the nearest built-in one instead, or the model's.
-    notes.iter().for_each(|note| say::note(note));
+    notes.iter().for_each(|note| messages::note(note));
     let path = args.output.display();
     symmc::write_file(&args.output, profile.to_json().as_bytes())?;
-    put(&format!(
+    print_text(&format!(
         "{path}: {} curves, {} rates of products, contention of {} variants. {}\n",
         profile.curves.len(),
         profile.product_rates.len(),
@@ -82,7 +89,7 @@ pub fn tune(args: &TuneArgs, own: &Own) -> Result<ExitCode> {
 }
 
 /// A profile with the times of collectives; none if one of them gave wrong results.
-fn measured_curves(args: &TuneArgs, own: &Own) -> Result<Option<Profile>> {
+fn measured_curves(args: &TuneArgs, own: &SelfCommand) -> Result<Option<MachineProfile>> {
     let sizes = || (10..=28).map(|k| 1usize << k).collect();
     let mut bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
     bytes.sort_unstable();
@@ -90,22 +97,22 @@ fn measured_curves(args: &TuneArgs, own: &Own) -> Result<Option<Profile>> {
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
     let command = own.rank_command();
-    let measure = || symmc::bench::collectives(args.ranks, &args.gpus, &config, &command);
-    let measured = spin("measuring collectives", measure)?;
-    if !all_right(&measured) {
+    let measure = || symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command);
+    let measured = with_spinner("measuring collectives", measure)?;
+    if !report_wrong_results(&measured) {
         return Ok(None);
     }
-    Ok(Some(symmc::bench::profile(&args.name, &measured, &today())?))
+    Ok(Some(symmc::bench::build_profile(&args.name, &measured, &today())?))
 }
 
 /// The date in UTC, `2026-11-21`: days since 1970 to year, month and day (Howard Hinnant, "chrono-compatible
 /// low-level date algorithms").
 fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    date((seconds / 86_400) as i64)
+    date_of_days((seconds / 86_400) as i64)
 }
 
-fn date(days: i64) -> String {
+fn date_of_days(days: i64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -119,7 +126,7 @@ fn date(days: i64) -> String {
 
 /// A table for each collective: a row for each size, a column for each variant, medians in microseconds, and
 /// the ratio of the best to plain.
-fn tables(measured: &[Measured]) -> String {
+fn collective_tables(measured: &[MeasuredCollective]) -> String {
     let mut kinds: Vec<&str> = Vec::new();
     measured.iter().for_each(|m| {
         if !kinds.contains(&m.collective.as_str()) {
@@ -153,40 +160,42 @@ fn tables(measured: &[Measured]) -> String {
             let best = row.values().copied().fold(f64::INFINITY, f64::min);
             let ratio = row.get("plain").map_or("–".into(), |plain| format!("{:.2}", best / plain));
             let cells = columns.iter().map(cell);
-            table.push(std::iter::once(units::bytes(bytes as u64)).chain(cells).chain([ratio]).collect());
+            table.push(
+                std::iter::once(units::format_bytes(bytes as u64)).chain(cells).chain([ratio]).collect(),
+            );
         }
-        out.push_str(&format!("{kind}, µs (median)\n{}\n", units::table(&table)));
+        out.push_str(&format!("{kind}, µs (median)\n{}\n", units::format_table(&table)));
     }
     out
 }
 
 /// A table of all-reduces with a residual and a norm: medians in microseconds.
-fn norms(measured: &[MeasuredNorm]) -> String {
+fn norm_table(measured: &[MeasuredNorm]) -> String {
     if measured.is_empty() {
         return String::new();
     }
     let mut table: Vec<Vec<String>> = vec![["rows", "one kernel", "separate"].map(String::from).into()];
     let mut rows: BTreeMap<(usize, usize), [Option<f64>; 2]> = BTreeMap::new();
     for m in measured {
-        rows.entry((m.hidden, m.rows)).or_default()[usize::from(m.how == How::Separate)] =
+        rows.entry((m.hidden, m.rows)).or_default()[usize::from(m.how == NormImplementation::Separate)] =
             m.us.map(|us| us[1]);
     }
     for ((hidden, rows), us) in rows {
         let cells = us.map(|us| us.map_or("–".into(), |us| format!("{us:.2}")));
         table.push(std::iter::once(format!("{rows}x{hidden}")).chain(cells).collect());
     }
-    format!("all_reduce, residual and RMS norm, µs (median)\n{}\n", units::table(&table))
+    format!("all_reduce, residual and RMS norm, µs (median)\n{}\n", units::format_table(&table))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::date;
+    use super::date_of_days;
 
     #[test]
     fn days_are_dates() {
         let known = [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (20_778, "2026-11-21")];
         for (days, text) in known {
-            assert_eq!(date(days), text);
+            assert_eq!(date_of_days(days), text);
         }
     }
 }

@@ -3,32 +3,34 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use symmc::unstable::ir::Bindings;
+use symmc::unstable::ir::SymbolBindings;
 use symmc::unstable::plan::Bucket;
-use symmc::{Backend, CheckedPlan, Draw, Profile, Program, RunConfig, RunTimes, Weights, Workload};
+use symmc::{
+    Backend, CheckedPlan, DrawConfig, MachineProfile, Program, RunConfig, RunTimes, Weights, Workload,
+};
 
 use crate::args::{BenchBackendArg, BenchProgramArgs};
 use crate::load;
-use crate::out::{put, refuse_overwrite};
-use crate::own::Own;
-use crate::progress::spin;
-use crate::units::{count, digits, table};
+use crate::progress::with_spinner;
+use crate::self_command::SelfCommand;
+use crate::stdout::{print_text, refuse_overwrite};
+use crate::units::{format_count, format_digits, format_table};
 
 /// A plan that is measured, and the profile that its estimates are by, if that is known.
-struct Subject {
+struct BenchSubject {
     plan: CheckedPlan,
-    profile: Option<Profile>,
+    profile: Option<MachineProfile>,
 }
 
-struct Measured {
+struct MeasuredSizes {
     sizes: String,
     /// By the profile, in microseconds.
     estimated: Option<f64>,
-    us: Times,
+    us: RunMicros,
 }
 
 /// Microseconds of a run, the slowest rank's.
-struct Times {
+struct RunMicros {
     least: f64,
     median: f64,
     /// Unknown on the host.
@@ -37,129 +39,138 @@ struct Times {
 
 /// Measures a program or a plan, at the sizes that are set or at the upper ends of each bucket, and prints the time of one run,
 /// the slowest rank's, next to the estimate.
-pub fn program(args: &BenchProgramArgs, own: &Own) -> Result<ExitCode> {
+pub fn bench_program(args: &BenchProgramArgs, own: &SelfCommand) -> Result<ExitCode> {
     if args.backend == BenchBackendArg::Host && args.profile_trace.is_some() {
         bail!("--profile-trace needs --backend cuda");
     }
     let named = args.program.program.iter().cloned().chain(args.compile.machine_file());
     refuse_overwrite(args.profile_trace.as_deref(), &named.collect::<Vec<_>>())?;
-    let subject = subject(args)?;
+    let subject = open_subject(args)?;
     let plan = &subject.plan;
-    let all = sizes(plan, &args.set)?;
+    let all = sizes_to_measure(plan, &args.set)?;
     if let (Some(file), true) = (&args.profile_trace, all.len() > 1) {
         bail!("{}: one trace for {} buckets; --set names the sizes of one", file.display(), all.len());
     }
-    let measure = Measure::new(args, own, plan)?;
+    let measure = ProgramMeasurement::new(args, own, plan)?;
     let mut measured = Vec::with_capacity(all.len());
     for (label, bindings) in &all {
         let estimated = match &subject.profile {
             Some(profile) => Some(symmc::estimate_at(plan, profile, bindings)?.total_us),
             None => None,
         };
-        let us = spin("measuring", || measure.at(bindings))?;
-        measured.push(Measured { sizes: label.clone(), estimated, us });
+        let us = with_spinner("measuring", || measure.measure_at(bindings))?;
+        measured.push(MeasuredSizes { sizes: label.clone(), estimated, us });
     }
-    put(&shown(args, plan, &measured))?;
+    print_text(&format_times(args, plan, &measured))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn subject(args: &BenchProgramArgs) -> Result<Subject> {
-    let path = args.program.first();
-    let planned = load::names_plan(&args.program)?;
-    if let (true, Some(option)) = (planned, args.compile.given().next()) {
+fn open_subject(args: &BenchProgramArgs) -> Result<BenchSubject> {
+    let path = args.program.first_path();
+    let planned = load::is_plan_argument(&args.program)?;
+    if let (true, Some(option)) = (planned, args.compile.provided_options().next()) {
         bail!("{}: this is a plan; {option} is for programs", path.display());
     }
     if planned {
-        let plan = symmc::checked(load::plan(path)?)?;
-        let profile = Profile::builtin(&plan.machine);
-        return Ok(Subject { plan, profile });
+        let plan = symmc::into_checked_plan(load::read_plan(path)?)?;
+        let profile = MachineProfile::builtin(&plan.machine);
+        return Ok(BenchSubject { plan, profile });
     }
-    let given = load::given(&args.program, &args.compile, &args.set);
-    let mut program = load::program(&args.program, given, None)?;
-    load::close_ranks(&mut program)?;
+    let given = load::provided_extents(&args.program, &args.compile, &args.set);
+    let mut program = load::open_program(&args.program, given, None)?;
+    load::infer_ranks(&mut program)?;
     let ranks = program.graph.ranks.unwrap_or(0);
     let config = match args.backend {
         BenchBackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus)?,
-        BenchBackendArg::Host => load::config(&args.compile)?,
+        BenchBackendArg::Host => load::host_config(&args.compile)?,
     };
     let plan = symmc::compile(&program, &config)?;
-    Ok(Subject { plan, profile: Some(config.profile) })
+    Ok(BenchSubject { plan, profile: Some(config.profile) })
 }
 
 /// The sizes that are measured, with their names: those that are set, or else the upper ends of each bucket.
-fn sizes(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(String, Bindings)>> {
+fn sizes_to_measure(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(String, SymbolBindings)>> {
     let source = plan.source_program();
     let label = |sizes: &[(String, i64)]| {
         let sizes: Vec<String> = sizes.iter().map(|(name, size)| format!("{name}={size}")).collect();
         sizes.join(" ")
     };
     if !set.is_empty() || source.symbols.is_empty() {
-        return Ok(vec![(label(set), symmc::bindings(source, set)?)]);
+        return Ok(vec![(label(set), symmc::resolve_bindings(source, set)?)]);
     }
     let of = |bucket: &Bucket| {
         let upper: Vec<(String, i64)> =
             bucket.symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect();
-        Ok((label(&upper), symmc::bindings(source, &upper)?))
+        Ok((label(&upper), symmc::resolve_bindings(source, &upper)?))
     };
     plan.buckets.iter().map(of).collect()
 }
 
-struct Measure<'a> {
+struct ProgramMeasurement<'a> {
     args: &'a BenchProgramArgs,
-    own: &'a Own,
+    own: &'a SelfCommand,
     plan: &'a CheckedPlan,
     /// The program of the plan, from which inputs are drawn on the host.
     source: Program,
 }
 
-impl<'a> Measure<'a> {
-    fn new(args: &'a BenchProgramArgs, own: &'a Own, plan: &'a CheckedPlan) -> Result<Measure<'a>> {
+impl<'a> ProgramMeasurement<'a> {
+    fn new(
+        args: &'a BenchProgramArgs,
+        own: &'a SelfCommand,
+        plan: &'a CheckedPlan,
+    ) -> Result<ProgramMeasurement<'a>> {
         if args.backend == BenchBackendArg::Cuda {
             prepare_gpus(args, plan)?;
         }
         let source = Program::from_graph(plan.source_program().clone())?;
-        Ok(Measure { args, own, plan, source })
+        Ok(ProgramMeasurement { args, own, plan, source })
     }
 
     /// The times of a run at these sizes.
-    fn at(&self, bindings: &Bindings) -> Result<Times> {
+    fn measure_at(&self, bindings: &SymbolBindings) -> Result<RunMicros> {
         match self.args.backend {
             BenchBackendArg::Cuda => on_gpus(self.args, self.own, self.plan, bindings),
-            BenchBackendArg::Host => self.on_host(bindings),
+            BenchBackendArg::Host => self.measure_on_host(bindings),
         }
     }
 
-    fn on_host(&self, bindings: &Bindings) -> Result<Times> {
+    fn measure_on_host(&self, bindings: &SymbolBindings) -> Result<RunMicros> {
         let symbols = self.plan.source_program().symbols.iter();
         let symbols = symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), bindings.get(id)?)));
-        let draw = Draw::default().with_arguments(true).with_symbols(symbols);
+        let draw = DrawConfig::default().with_arguments(true).with_symbols(symbols);
         let work = Workload::gather(&self.source.graph, &Weights::default(), None, &draw)?;
         let config = RunConfig::default().with_repeats(self.args.replays);
         let backend = Backend::Processes(self.own.rank_command());
         let ran = symmc::run_timed(self.plan, &work, &backend, &config)?;
         let Some(slowest) = RunTimes::slowest(&ran.times) else { bail!("no rank answered") };
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
-        Ok(Times { least: us(slowest.least), median: us(slowest.median), most: None })
+        Ok(RunMicros { least: us(slowest.least), median: us(slowest.median), most: None })
     }
 }
 
 #[cfg(feature = "cuda")]
 fn prepare_gpus(args: &BenchProgramArgs, plan: &CheckedPlan) -> Result<()> {
-    symmc::refuse_for_gpus(plan, &args.gpus)?;
+    symmc::check_gpu_support(plan, &args.gpus)?;
     crate::gpu::note_attention(plan);
     crate::gpu::note_cache();
     Ok(())
 }
 
 #[cfg(feature = "cuda")]
-fn on_gpus(args: &BenchProgramArgs, own: &Own, plan: &CheckedPlan, bindings: &Bindings) -> Result<Times> {
+fn on_gpus(
+    args: &BenchProgramArgs,
+    own: &SelfCommand,
+    plan: &CheckedPlan,
+    bindings: &SymbolBindings,
+) -> Result<RunMicros> {
     let gpus = symmc::CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let trace = args.profile_trace.clone();
     let bench = symmc::bench::ProgramBench { replays: args.replays, runs: args.runs, trace };
-    let times = symmc::bench::program(plan, bindings, &gpus, &bench, &own.rank_command())?;
+    let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &own.rank_command())?;
     let [least, median, most] =
         [0, 1, 2].map(|which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max));
-    Ok(Times { least, median, most: Some(most) })
+    Ok(RunMicros { least, median, most: Some(most) })
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -168,14 +179,14 @@ fn prepare_gpus(_: &BenchProgramArgs, _: &CheckedPlan) -> Result<()> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn on_gpus(_: &BenchProgramArgs, _: &Own, _: &CheckedPlan, _: &Bindings) -> Result<Times> {
+fn on_gpus(_: &BenchProgramArgs, _: &SelfCommand, _: &CheckedPlan, _: &SymbolBindings) -> Result<RunMicros> {
     Err(crate::gpu::absent())
 }
 
 /// One line for one set of sizes; a table with a row for each bucket.
-fn shown(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[Measured]) -> String {
+fn format_times(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[MeasuredSizes]) -> String {
     let name = &plan.source_program().name;
-    let ranks = count(plan.ranks, "rank");
+    let ranks = format_count(plan.ranks, "rank");
     let how = match args.backend {
         BenchBackendArg::Cuda => format!("{} replays", args.replays),
         BenchBackendArg::Host => format!("{} runs", args.replays),
@@ -184,7 +195,7 @@ fn shown(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[Measured]) -> 
         BenchBackendArg::Cuda => format!("{} runs in a graph, ", args.runs),
         BenchBackendArg::Host => String::new(),
     };
-    if let [Measured { estimated, us: Times { least, median, most }, .. }] = measured {
+    if let [MeasuredSizes { estimated, us: RunMicros { least, median, most }, .. }] = measured {
         let most = most.map_or(String::new(), |most| format!(", most {most:.1}"));
         let estimated = match estimated {
             Some(us) => format!("; estimated {us:.1} µs, measured / estimated {:.2}", median / us),
@@ -196,10 +207,13 @@ fn shown(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[Measured]) -> 
     }
     let header = ["sizes", "estimated µs", "measured µs", "measured / estimated", "least µs"];
     let mut rows = vec![header.map(String::from).to_vec()];
-    for Measured { sizes, estimated, us: Times { least, median, .. } } in measured {
-        let estimate = estimated.map_or("–".to_string(), digits);
+    for MeasuredSizes { sizes, estimated, us: RunMicros { least, median, .. } } in measured {
+        let estimate = estimated.map_or("–".to_string(), format_digits);
         let ratio = estimated.map_or("–".to_string(), |us| format!("{:.2}", median / us));
-        rows.push(vec![sizes.clone(), estimate, digits(*median), ratio, digits(*least)]);
+        rows.push(vec![sizes.clone(), estimate, format_digits(*median), ratio, format_digits(*least)]);
     }
-    format!("{name}: medians of {how}; {graph}{ranks}, at the upper ends of each bucket\n{}", table(&rows))
+    format!(
+        "{name}: medians of {how}; {graph}{ranks}, at the upper ends of each bucket\n{}",
+        format_table(&rows)
+    )
 }

@@ -7,33 +7,34 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
-use symmc::unstable::pack::{self, Config, PackError, Packing, Table, Verified};
+use symmc::unstable::pack::{self, BlockTable, Config, PackError, Packing, VerifiedPacking};
 use symmc::{Error, ErrorKind};
 
 use crate::args::{PackArgs, PackFormat};
-use crate::out::{put, put_exact, refuse_overwrite};
-use crate::units::{count, gap};
+use crate::stdout::{print_exact, print_text, refuse_overwrite};
+use crate::units::{format_count, format_gap};
 
 /// Packs a table, verifies the offsets, writes them where asked, and prints.
 pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let name = args.file.display();
     refuse_overwrite(args.output.as_deref(), std::slice::from_ref(&args.file))?;
     let text = read_table(&args.file).with_context(|| name.to_string())?;
-    let table = Table::read(&text).map_err(|e| anyhow!("{name}: {e}"))?;
+    let table = BlockTable::read(&text).map_err(|e| anyhow!("{name}: {e}"))?;
     drop(text);
     let start = Instant::now();
     let config = Config { capacity: args.capacity, ..Config::thorough() };
-    let packing = pack::pack(&table.blocks, &config).map_err(|e| anyhow!("{name}: {}", named(&table, &e)))?;
+    let packing =
+        pack::pack(&table.blocks, &config).map_err(|e| anyhow!("{name}: {}", describe_error(&table, &e)))?;
     let seconds = start.elapsed().as_secs_f64();
     let verified = pack::verify(&table.blocks, &packing.offsets)
         .map_err(|e| Error::new(ErrorKind::Defect, format!("{name}: the offsets are no packing: {e}")))?;
     if let Some(path) = &args.output {
         symmc::write_file(path, table.write(&packing.offsets).as_bytes())?;
     }
-    let result = Outcome { table: &table, packing: &packing, verified, seconds, capacity: args.capacity };
+    let result = PackOutcome { table: &table, packing: &packing, verified, seconds, capacity: args.capacity };
     match args.format {
-        PackFormat::Text => put(&result.text(&name.to_string()))?,
-        PackFormat::Json => put_exact(&result.json())?,
+        PackFormat::Text => print_text(&result.format_text(&name.to_string()))?,
+        PackFormat::Json => print_exact(&result.format_json())?,
     }
     Ok(ExitCode::from(u8::from(!result.fits())))
 }
@@ -54,7 +55,7 @@ fn read_table(path: &Path) -> std::io::Result<String> {
 }
 
 /// An error of the packer, with the names of the table.
-fn named(table: &Table, error: &PackError) -> String {
+fn describe_error(table: &BlockTable, error: &PackError) -> String {
     match error {
         PackError::Overlap { first, second } => format!(
             "buffers {} and {} have given offsets, are alive together and overlap",
@@ -68,37 +69,37 @@ fn named(table: &Table, error: &PackError) -> String {
     }
 }
 
-struct Outcome<'a> {
-    table: &'a Table,
+struct PackOutcome<'a> {
+    table: &'a BlockTable,
     packing: &'a Packing,
-    verified: Verified,
+    verified: VerifiedPacking,
     seconds: f64,
     capacity: Option<u64>,
 }
 
-impl Outcome<'_> {
+impl PackOutcome<'_> {
     fn fits(&self) -> bool {
         self.capacity.is_none_or(|c| self.verified.peak <= c)
     }
 
     /// The buffers that end above a limit.
-    fn above(&self, limit: u64) -> Vec<&str> {
+    fn buffers_above(&self, limit: u64) -> Vec<&str> {
         let ends = self.table.blocks.iter().zip(&self.packing.offsets).map(|(b, o)| (b.size > 0, b.size + o));
         let above = ends.zip(self.table.ids.iter()).filter(|((some, end), _)| *some && *end > limit);
         above.map(|(_, id)| id).collect()
     }
 
     /// The buffers that are alive together at the bound.
-    fn at_bound(&self) -> Vec<&str> {
+    fn buffers_at_bound(&self) -> Vec<&str> {
         self.packing.at_bound.iter().map(|&b| &self.table.ids[b]).collect()
     }
 
-    fn text(&self, name: &str) -> String {
-        let Verified { peak, bound } = self.verified;
+    fn format_text(&self, name: &str) -> String {
+        let VerifiedPacking { peak, bound } = self.verified;
         let mut out = format!(
             "{name}: {}\n  bound  {bound}\n  peak   {peak}\n  gap    {}\n  order  {}\n  work   {}\n  time   {:.1} ms\n",
-            count(self.packing.offsets.len() as u64, "buffer"),
-            gap(peak, bound),
+            format_count(self.packing.offsets.len() as u64, "buffer"),
+            format_gap(peak, bound),
             self.packing.order,
             self.packing.work,
             self.seconds * 1e3,
@@ -107,17 +108,20 @@ impl Outcome<'_> {
             out += &format!(
                 "FAILED: the peak {peak} is {} above the capacity {capacity}; buffers that end above it: {}\n",
                 peak - capacity,
-                few(&self.above(capacity)),
+                first_names(&self.buffers_above(capacity)),
             );
             if bound > capacity {
-                out += &format!("  no packing meets it: alive together are {}\n", few(&self.at_bound()));
+                out += &format!(
+                    "  no packing meets it: alive together are {}\n",
+                    first_names(&self.buffers_at_bound())
+                );
             }
         }
         out
     }
 
-    fn json(&self) -> String {
-        let Verified { peak, bound } = self.verified;
+    fn format_json(&self) -> String {
+        let VerifiedPacking { peak, bound } = self.verified;
         let value = serde_json::json!({
             "buffers": self.packing.offsets.len(),
             "bound": bound,
@@ -127,15 +131,15 @@ impl Outcome<'_> {
             "seconds": self.seconds,
             "capacity": self.capacity,
             "fits": self.fits(),
-            "at_bound": self.at_bound(),
-            "above_capacity": self.capacity.map(|c| self.above(c)),
+            "at_bound": self.buffers_at_bound(),
+            "above_capacity": self.capacity.map(|c| self.buffers_above(c)),
         });
         format!("{value:#}\n")
     }
 }
 
 /// The first of many names.
-fn few(names: &[&str]) -> String {
+fn first_names(names: &[&str]) -> String {
     const SHOWN: usize = 20;
     let rest = names.len().saturating_sub(SHOWN);
     let shown = names[..names.len() - rest].join(", ");

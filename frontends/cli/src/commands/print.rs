@@ -9,17 +9,19 @@ use symmc::unstable::ir::entity::Entity;
 use symmc::unstable::ir::{Node, NodeId, text};
 use symmc::{Graph, Program};
 
-use crate::args::{PrintArgs, PrintFormat, Stage};
+use crate::args::{PrintArgs, PrintFormat, PrintStage};
 use crate::load;
-use crate::out::put_exact;
+use crate::stdout::print_exact;
 
 /// Prints a program; one for each bucket where they have programs of their own, each under a comment.
 pub fn print(args: &PrintArgs) -> Result<ExitCode> {
-    if let (Stage::Imported | Stage::Canonical, Some(option)) = (args.stage, args.compile.given().next()) {
+    if let (PrintStage::Imported | PrintStage::Canonical, Some(option)) =
+        (args.stage, args.compile.provided_options().next())
+    {
         bail!("{option} has no effect before --stage lowered");
     }
     let mut out = String::new();
-    for (i, (comment, graph)) in stage(args)?.iter().enumerate() {
+    for (i, (comment, graph)) in programs_of_stage(args)?.iter().enumerate() {
         if i > 0 {
             out.push('\n');
         }
@@ -28,51 +30,55 @@ pub fn print(args: &PrintArgs) -> Result<ExitCode> {
         }
         out.push_str(&match args.format {
             PrintFormat::Symm => text::print(graph),
-            PrintFormat::Dot => dot(graph),
+            PrintFormat::Dot => format_dot(graph),
         });
     }
-    put_exact(&out)?;
+    print_exact(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The programs of a stage, each with what tells it from the others.
-fn stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
-    let tensors = load::tensors(args.tensors.as_deref())?;
-    let mut given = load::given(&args.program, &args.compile, &[]);
-    given.recorded = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
-    let mut program = load::program(&args.program, given, tensors.as_ref())?;
-    if args.stage != Stage::Imported {
-        load::close_ranks(&mut program)?;
+fn programs_of_stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
+    let tensors = load::open_tensors(args.tensors.as_deref())?;
+    let mut given = load::provided_extents(&args.program, &args.compile, &[]);
+    given.recorded_shapes = tensors.as_ref().map_or_else(Vec::new, |file| file.argument_shapes());
+    let mut program = load::open_program(&args.program, given, tensors.as_ref())?;
+    if args.stage != PrintStage::Imported {
+        load::infer_ranks(&mut program)?;
     }
     Ok(match args.stage {
-        Stage::Imported => vec![(None, program.graph)],
-        Stage::Canonical => vec![(None, symmc::canonical(&program)?)],
-        Stage::Lowered => {
-            let graphs = symmc::lowered(&program, &load::config(&args.compile)?)?;
+        PrintStage::Imported => vec![(None, program.graph)],
+        PrintStage::Canonical => vec![(None, symmc::canonicalize_program(&program)?)],
+        PrintStage::Lowered => {
+            let graphs = symmc::lower_program(&program, &load::host_config(&args.compile)?)?;
             let count = graphs.len();
-            graphs.into_iter().enumerate().map(|(i, g)| (Some(bucket(i, count, &range(&g))), g)).collect()
+            graphs
+                .into_iter()
+                .enumerate()
+                .map(|(i, g)| (Some(bucket_comment(i, count, &symbol_ranges(&g))), g))
+                .collect()
         }
-        Stage::Planned => planned(args, &program)?,
+        PrintStage::Planned => planned_programs(args, &program)?,
     })
 }
 
 /// The planned program of each bucket. Buckets may share one.
-fn planned(args: &PrintArgs, program: &Program) -> Result<Vec<(Option<String>, Graph)>> {
-    let plan = symmc::compile(program, &load::config(&args.compile)?)?;
+fn planned_programs(args: &PrintArgs, program: &Program) -> Result<Vec<(Option<String>, Graph)>> {
+    let plan = symmc::compile(program, &load::host_config(&args.compile)?)?;
     let mut out = Vec::new();
     for (i, b) in plan.buckets.iter().enumerate() {
         let text = plan.programs.get(b.program).map_or("", String::as_str);
         let graph = text::parse(text).map_err(|e| anyhow!("planned program: {e}"))?;
-        out.push((Some(bucket(i, plan.buckets.len(), &b.range())), graph));
+        out.push((Some(bucket_comment(i, plan.buckets.len(), &b.describe_range())), graph));
     }
     Ok(out)
 }
 
-fn bucket(index: usize, count: usize, range: &str) -> String {
+fn bucket_comment(index: usize, count: usize, range: &str) -> String {
     format!("bucket {} of {count}: {range}", index + 1)
 }
 
-fn range(graph: &Graph) -> String {
+fn symbol_ranges(graph: &Graph) -> String {
     let symbols: Vec<String> = graph
         .symbols
         .values()
@@ -85,11 +91,11 @@ fn range(graph: &Graph) -> String {
 }
 
 /// The dependence graph: an edge from the node that defines a value to each node that uses it.
-fn dependence(graph: &Graph) -> DiGraph<NodeId, ()> {
+fn dependence_graph(graph: &Graph) -> DiGraph<NodeId, ()> {
     let mut out = DiGraph::with_capacity(graph.nodes.len(), graph.nodes.len() * 2);
     let indices: Vec<NodeIndex> = graph.nodes.keys().map(|node| out.add_node(node)).collect();
     for (id, node) in graph.nodes.iter() {
-        for defining in node.inputs.iter().filter_map(|&operand| graph.def_node(operand)) {
+        for defining in node.inputs.iter().filter_map(|&operand| graph.defining_node(operand)) {
             out.add_edge(indices[defining.index()], indices[id.index()], ());
         }
     }
@@ -97,8 +103,8 @@ fn dependence(graph: &Graph) -> DiGraph<NodeId, ()> {
 }
 
 /// The dependence graph in Graphviz form: one box for each node, collectives filled, one edge for each use.
-fn dot(graph: &Graph) -> String {
-    let dependence = dependence(graph);
+fn format_dot(graph: &Graph) -> String {
+    let dependence = dependence_graph(graph);
     let label = |node| {
         let node: &Node = &graph.nodes[node];
         let ty = node
@@ -108,7 +114,7 @@ fn dot(graph: &Graph) -> String {
             .unwrap_or_default();
         let fill = if node.op.as_collective().is_some() { ", style=filled, fillcolor=lightblue" } else { "" };
         let op = text::op_name(&node.op);
-        let name = node.outputs.first().map_or("", |&v| graph.name_of(v));
+        let name = node.outputs.first().map_or("", |&v| graph.value_name(v));
         format!("label=\"{op}\\n%{name}: {ty}\", shape=box{fill}")
     };
     let nodes = |_, (_, &node): (_, &NodeId)| label(node);

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use symmc::unstable::ir::interp::{self, Comparison, RoundingHistory, Spread, Tolerance};
-use symmc::{Expected, Graph, Tensor};
+use symmc::unstable::ir::interp::{self, NoiseSpread, RoundingHistory, TensorComparison, Tolerance};
+use symmc::{ExpectedOutputs, Graph, Tensor};
 
-use crate::args::Compare;
-use crate::out::put;
+use crate::args::CompareMode;
+use crate::stdout::print_text;
 
 /// The tolerances that the caller gives; the others are the defaults of each output.
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +22,11 @@ impl Tolerances {
     }
 
     /// How far an output with this history may be from this one.
-    fn of(self, history: &RoundingHistory, expected: &Tensor) -> Tolerance {
+    fn tolerance_for(self, history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         if !expected.dtype().is_float() {
             return Tolerance::EXACT;
         }
-        let default = Tolerance::of_history(history, expected);
+        let default = Tolerance::for_history(history, expected);
         Tolerance {
             absolute: self.absolute.unwrap_or(default.absolute),
             relative: self.relative.unwrap_or(default.relative),
@@ -39,15 +39,15 @@ impl Tolerances {
 const SMALL: usize = 64;
 
 /// The outputs for people: the elements of small ones, extremes and mean of others.
-pub fn printed(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>]) -> String {
+pub fn format_outputs(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>]) -> String {
     let mut text = String::new();
     for (rank, outputs) in ranks.zip(outputs) {
         for (index, (output, tensor)) in graph.outputs.iter().zip(outputs).enumerate() {
-            let (value, dtype, shape) = (graph.name_of(output.value), tensor.dtype(), tensor.shape());
+            let (value, dtype, shape) = (graph.value_name(output.value), tensor.dtype(), tensor.shape());
             text += &format!("rank {rank} output {index} (%{value}): {dtype}{shape:?}");
             text += &match tensor.numel() {
                 0..=SMALL => format!("\n  {}\n", format!("{tensor:#}").replace('\n', "\n  ")),
-                _ => format!(", {}\n", summary(tensor)),
+                _ => format!(", {}\n", summarize_tensor(tensor)),
             };
         }
     }
@@ -55,7 +55,7 @@ pub fn printed(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>]) -> S
 }
 
 /// Extremes and mean of the finite elements, and how many are not.
-fn summary(tensor: &Tensor) -> String {
+fn summarize_tensor(tensor: &Tensor) -> String {
     let (mut least, mut most, mut sum, mut finite) = (None, None, 0.0, 0usize);
     for i in 0..tensor.numel() {
         let x = tensor.get_f64(i);
@@ -82,10 +82,10 @@ fn summary(tensor: &Tensor) -> String {
     }
 }
 
-pub struct Reference<'a> {
-    pub with: Compare,
+pub struct ReferenceOutputs<'a> {
+    pub with: CompareMode,
     /// By rank and output.
-    pub expected: &'a Expected,
+    pub expected: &'a ExpectedOutputs,
     /// By output.
     pub histories: &'a [RoundingHistory],
     pub tolerances: Tolerances,
@@ -102,11 +102,11 @@ struct ComparedOutput<'a> {
     /// How far runs with noise may widen the tolerance.
     limit: Tolerance,
     /// How far noise moves the elements that were beyond the tolerance, if there are any.
-    spread: Option<Spread>,
+    spread: Option<NoiseSpread>,
 }
 
 impl ComparedOutput<'_> {
-    fn compare(&self) -> Comparison {
+    fn compare(&self) -> TensorComparison {
         match &self.spread {
             Some(spread) => interp::compare_with_spread(self.found, self.expected, self.tolerance, spread),
             None => interp::compare(self.found, self.expected, self.tolerance),
@@ -114,7 +114,7 @@ impl ComparedOutput<'_> {
     }
 
     /// Takes in one run with noise.
-    fn widen(&mut self, noisy: &Tensor) {
+    fn widen_by_noise(&mut self, noisy: &Tensor) {
         if let Some(spread) = &mut self.spread {
             self.tolerance = self.tolerance.widened_by_noise(self.expected, noisy, self.limit);
             spread.widen(self.expected, noisy);
@@ -126,7 +126,7 @@ impl ComparedOutput<'_> {
         interp::count_unexplained(spread, self.found, self.expected, self.tolerance)
     }
 
-    fn line(&self, c: &Comparison) -> String {
+    fn comparison_line(&self, c: &TensorComparison) -> String {
         let tolerance = self.tolerance;
         match (c.agrees(), &c.type_mismatch) {
             (_, Some(what)) => format!("FAILED: {what}"),
@@ -138,14 +138,14 @@ impl ComparedOutput<'_> {
 }
 
 /// Prints a line for each output of each rank; whether all agree.
-pub fn report(
+pub fn report_comparison(
     graph: &Graph,
     ranks: Range<usize>,
     outputs: &[Vec<Tensor>],
-    reference: &Reference<'_>,
+    reference: &ReferenceOutputs<'_>,
 ) -> Result<bool> {
     // Tolerances that the caller states are kept as they are, and recorded outputs are not those of the interpreter.
-    let has_noise = reference.with == Compare::Interpreter && reference.tolerances.are_default();
+    let has_noise = reference.with == CompareMode::Interpreter && reference.tolerances.are_default();
     let mut compared = Vec::new();
     for (rank, found) in ranks.zip(outputs) {
         let Some(expected) = reference.expected.get(rank) else { continue };
@@ -153,8 +153,8 @@ pub fn report(
         compared.extend(outputs.filter_map(|(index, ((found, expected), history))| {
             // A state that an output replaces is not recorded.
             let expected = expected.as_deref()?;
-            let limit = reference.tolerances.of(history, expected);
-            let tolerance = if has_noise { Tolerance::of_own_type(history, expected) } else { limit };
+            let limit = reference.tolerances.tolerance_for(history, expected);
+            let tolerance = if has_noise { Tolerance::for_stored_type(history, expected) } else { limit };
             Some(ComparedOutput { rank, index, found, expected, tolerance, limit, spread: None })
         }));
     }
@@ -162,16 +162,16 @@ pub fn report(
         measure_sensitivity(&mut compared, reference.with_noise)?;
     }
     let what =
-        if reference.with == Compare::Interpreter { "the interpreter" } else { "the recorded outputs" };
+        if reference.with == CompareMode::Interpreter { "the interpreter" } else { "the recorded outputs" };
     let mut text = format!("{}: compared with {what}\n", graph.name);
     let mut agrees = true;
     for output in &compared {
         let comparison = output.compare();
         agrees &= comparison.agrees();
-        let line = output.line(&comparison);
+        let line = output.comparison_line(&comparison);
         text.push_str(&format!("  rank {} output {}: {line}\n", output.rank, output.index));
     }
-    put(&text)?;
+    print_text(&text)?;
     Ok(agrees)
 }
 
@@ -202,7 +202,7 @@ fn measure_sensitivity(
         let noisy = with_noise(seed)?;
         for output in compared.iter_mut() {
             if let Some(noisy) = noisy.get(output.rank).and_then(|outputs| outputs.get(output.index)) {
-                output.widen(noisy);
+                output.widen_by_noise(noisy);
             }
         }
         let now = unexplained(compared);
@@ -238,14 +238,14 @@ mod tests {
             runs.set(runs.get() + 1);
             Ok(vec![vec![f32s(noisy)]])
         };
-        let reference = Reference {
-            with: Compare::Interpreter,
+        let reference = ReferenceOutputs {
+            with: CompareMode::Interpreter,
             expected: &expected,
             histories: &[history],
             tolerances: Tolerances { absolute: None, relative: None },
             with_noise: &with_noise,
         };
-        let passes = report(&graph, 0..1, &[vec![f32s(found)]], &reference).expect("a report");
+        let passes = report_comparison(&graph, 0..1, &[vec![f32s(found)]], &reference).expect("a report");
         (passes, runs.get())
     }
 
@@ -254,7 +254,7 @@ mod tests {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         let f32s = RoundingHistory::rounded_to(DType::F32);
         let f16s = RoundingHistory::rounded_to(DType::F16);
-        let narrow = f32s.allowing(NumericsClass::NarrowF16.into(), &f16s);
+        let narrow = f32s.with_numerics(NumericsClass::NarrowF16.into(), &f16s);
         assert!(narrow.may_overflow());
         for history in [f32s, f16s, narrow] {
             assert_eq!(passes([nan, nan], [1.0, 1.0], history), (false, IDLE_RUNS));

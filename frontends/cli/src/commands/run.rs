@@ -7,67 +7,67 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use symmc::unstable::ir::interp::{RoundingHistory, Runs, output_histories};
+use symmc::unstable::ir::interp::{RoundingHistory, RunCount, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
 use symmc::{
-    Backend, CheckedPlan, Config, Device, Draw, Expected, Graph, Membership, Ran, RunConfig, RunTimes,
-    Tensor, TensorFile, Weights, Workload,
+    Backend, CheckedPlan, CompileConfig, DrawConfig, ExpectedOutputs, Graph, JobResult, Membership,
+    RunConfig, RunDevice, RunTimes, Tensor, TensorFile, Weights, Workload,
 };
 
-use crate::args::{BackendArg, Compare, LaunchArg, RunArgs};
-use crate::commands::results::{Reference, Tolerances, printed, report};
-use crate::failure::{exit_code, message};
+use crate::args::{BackendArg, CompareMode, LaunchArg, RunArgs};
+use crate::commands::results::{ReferenceOutputs, Tolerances, format_outputs, report_comparison};
+use crate::failure::{error_message, exit_code};
 use crate::gpu;
 use crate::load;
-use crate::out::{put, refuse_overwrite};
-use crate::own::Own;
-use crate::progress::spin;
-use crate::report::decided;
-use crate::say;
-use crate::units::{count, micros};
+use crate::messages;
+use crate::progress::with_spinner;
+use crate::report::decision_lines;
+use crate::self_command::SelfCommand;
+use crate::stdout::{print_text, refuse_overwrite};
+use crate::units::{format_count, format_micros};
 
-pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
-    refuse_idle(args)?;
-    let place = place(args)?;
-    let prepared = prepare(args, place.as_ref()).inspect_err(|error| decline(place.as_ref(), error))?;
-    let Prepared { plan, source, work, expected, output } = prepared;
+pub fn run(args: &RunArgs, own: &SelfCommand) -> Result<ExitCode> {
+    check_option_conflicts(args)?;
+    let place = find_membership(args)?;
+    let prepared = prepare(args, place.as_ref()).inspect_err(|error| decline_run(place.as_ref(), error))?;
+    let PreparedRun { plan, source, work, expected, output } = prepared;
     let start = Instant::now();
-    let (ranks, ran) = spin("running", || execute(args, own, place, (&plan, &work)))?;
+    let (ranks, ran) = with_spinner("running", || execute(args, own, place, (&plan, &work)))?;
     if let (true, Some(times)) = (args.timing, RunTimes::slowest(&ran.times)) {
-        say::line(&timing(times, start.elapsed()));
+        messages::print_line(&format_timing(times, start.elapsed()));
     }
     let outputs = ran.outputs;
     if let Some(file) = output {
         symmc::write_outputs(&file, &source, ranks.clone(), &outputs)?;
     }
     if args.print {
-        put(&printed(&source, ranks.clone(), &outputs))?;
+        print_text(&format_outputs(&source, ranks.clone(), &outputs))?;
     }
     if args.backend != BackendArg::Interpreter && ranks.start == 0 {
-        put(&decided(&plan, serving(&plan, &source, &work)?)?)?;
+        print_text(&decision_lines(&plan, serving_bucket(&plan, &source, &work)?)?)?;
     }
     let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
     let agreed = match expected? {
         Some((with, expected)) => {
-            let histories = histories(args, &plan, &source, &work)?;
+            let histories = rounding_histories(args, &plan, &source, &work)?;
             let config = run_config(args, None);
             let with_noise = |seed| {
                 let interpret = || symmc::run_with_noise(&plan, &work, &config, seed);
-                Ok(spin("interpreting with noise on every rounding", interpret)?)
+                Ok(with_spinner("interpreting with noise on every rounding", interpret)?)
             };
-            let reference = Reference {
+            let reference = ReferenceOutputs {
                 with,
                 expected: &expected,
                 histories: &histories,
                 tolerances,
                 with_noise: &with_noise,
             };
-            report(&source, ranks, &outputs, &reference)?
+            report_comparison(&source, ranks, &outputs, &reference)?
         }
         None => {
             let end = if args.compare.is_some() { "not compared" } else { "nothing to compare with" };
-            put(&format!("{}: {} ran; {end}\n", source.name, count(plan.ranks, "rank")))?;
+            print_text(&format!("{}: {} ran; {end}\n", source.name, format_count(plan.ranks, "rank")))?;
             true
         }
     };
@@ -75,17 +75,17 @@ pub fn run(args: &RunArgs, own: &Own) -> Result<ExitCode> {
 }
 
 /// What a run needs, before any rank begins.
-struct Prepared {
+struct PreparedRun {
     plan: CheckedPlan,
     source: Graph,
     work: Workload,
     /// What the results are compared with. Ranks that joined run also without it, that none waits for this one.
-    expected: Result<Option<(Compare, Expected)>>,
+    expected: Result<Option<(CompareMode, ExpectedOutputs)>>,
     output: Option<PathBuf>,
 }
 
-fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
-    let output = output(args, place)?;
+fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<PreparedRun> {
+    let output = output_path(args, place)?;
     let machine = args.compile.machine_file();
     let named = args.program.program.iter().chain(&args.tensors).chain(&args.plan).cloned().chain(machine);
     refuse_overwrites(args, output.as_deref(), &named.collect::<Vec<_>>())?;
@@ -94,39 +94,43 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<Prepared> {
     if let Some(file) = &output {
         symmc::check_output(file)?;
     }
-    let tensors = load::tensors(args.tensors.as_deref())?;
-    let Subject { plan, source, weights, files } = subject(args, tensors.as_ref())?;
+    let tensors = load::open_tensors(args.tensors.as_deref())?;
+    let RunSubject { plan, source, weights, files } = open_subject(args, tensors.as_ref())?;
     refuse_overwrites(args, output.as_deref(), &files)?;
-    refuse_what_does_not_run(args, &plan)?;
+    check_runnable(args, &plan)?;
     if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
         gpu::note_attention(&plan);
         gpu::note_cache();
     }
     if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
-        let found = count(place.ranks, "rank");
-        bail!("{}: {} expected, the environment gives {found}", source.name, count(plan.ranks, "rank"));
+        let found = format_count(place.ranks, "rank");
+        bail!(
+            "{}: {} expected, the environment gives {found}",
+            source.name,
+            format_count(plan.ranks, "rank")
+        );
     }
-    let draw = Draw::default()
+    let draw = DrawConfig::default()
         .with_seed(args.seed.unwrap_or(0))
         .with_arguments(args.seed.is_some())
         .with_ranks(args.draw.into())
         .with_symbols(args.set.iter().cloned());
     let gather = || Workload::gather(&source, &weights, tensors.as_deref(), &draw);
-    let work = spin("reading and drawing inputs", gather)?;
+    let work = with_spinner("reading and drawing inputs", gather)?;
     for note in &work.notes {
-        say::note(note);
+        messages::note(note);
     }
     // Ranks that joined find out together, so that none waits for one that has left.
     if args.backend != BackendArg::Interpreter && place.is_none() {
-        serving(&plan, &source, &work)?;
+        serving_bucket(&plan, &source, &work)?;
     }
-    let expected = expected(args, &plan, &work);
+    let expected = expected_outputs(args, &plan, &work);
     if place.is_none()
         && let Err(error) = expected
     {
         return Err(error);
     }
-    Ok(Prepared { plan, source, work, expected, output })
+    Ok(PreparedRun { plan, source, work, expected, output })
 }
 
 /// Refuses output files that the run reads.
@@ -136,9 +140,9 @@ fn refuse_overwrites(args: &RunArgs, output: Option<&Path>, inputs: &[PathBuf]) 
 }
 
 /// Tells the ranks that joined that this one cannot begin.
-fn decline(place: Option<&Membership>, error: &anyhow::Error) {
+fn decline_run(place: Option<&Membership>, error: &anyhow::Error) {
     if let Some(place) = place {
-        let text = message(error);
+        let text = error_message(error);
         let told = match exit_code(error) {
             2 => RunError::Invalid(text),
             _ => RunError::system("this rank cannot begin", text),
@@ -149,21 +153,21 @@ fn decline(place: Option<&Membership>, error: &anyhow::Error) {
 }
 
 /// The place of this process among ranks that another launcher started, if one did.
-fn place(args: &RunArgs) -> Result<Option<Membership>> {
+fn find_membership(args: &RunArgs) -> Result<Option<Membership>> {
     match args.backend {
         BackendArg::Host | BackendArg::Cuda => {
-            let found = Membership::find(args.launch.into()).map_err(symmc::Error::from)?;
+            let found = Membership::detect(args.launch.into()).map_err(symmc::Error::from)?;
             if let Some(note) = found.note {
-                say::note(&note);
+                messages::note(&note);
             }
-            Ok(found.place)
+            Ok(found.membership)
         }
         BackendArg::Threads | BackendArg::Interpreter => Ok(None),
     }
 }
 
 /// Where the outputs go; a file for each rank where another launcher started them.
-fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>> {
+fn output_path(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>> {
     let Some(file) = &args.output else { return Ok(None) };
     let file = match place {
         None => file.clone(),
@@ -180,12 +184,12 @@ fn output(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>>
     Ok(Some(file))
 }
 
-fn timing(times: RunTimes, all: Duration) -> String {
+fn format_timing(times: RunTimes, all: Duration) -> String {
     let (least, median) = (times.least.as_secs_f64() * 1e6, times.median.as_secs_f64() * 1e6);
-    let runs = count(times.runs, "run");
+    let runs = format_count(times.runs, "run");
     let each = match times.runs {
-        0 | 1 => micros(median),
-        _ => format!("least {}, median {}", micros(least), micros(median)),
+        0 | 1 => format_micros(median),
+        _ => format!("least {}, median {}", format_micros(least), format_micros(median)),
     };
     format!("{runs} in {:.2} ms with starting; each: {each}", all.as_secs_f64() * 1e3)
 }
@@ -193,56 +197,58 @@ fn timing(times: RunTimes, all: Duration) -> String {
 /// The outputs of all ranks, or of the one that this process is when another launcher started it.
 fn execute(
     args: &RunArgs,
-    own: &Own,
+    own: &SelfCommand,
     place: Option<Membership>,
     (plan, work): (&CheckedPlan, &Workload),
-) -> Result<(Range<usize>, Ran)> {
+) -> Result<(Range<usize>, JobResult)> {
     let config = run_config(args, args.chaos);
     if let Some(place) = place {
         let rank = place.rank as usize;
         let (outputs, times) = symmc::run_joined_timed(plan, work, &place, &config)?;
-        return Ok((rank..rank + 1, Ran { outputs: vec![outputs], times: vec![times] }));
+        return Ok((rank..rank + 1, JobResult { outputs: vec![outputs], times: vec![times] }));
     }
-    let ran = symmc::run_timed(plan, work, &backend(args, own), &config)?;
+    let ran = symmc::run_timed(plan, work, &select_backend(args, own), &config)?;
     Ok((0..ran.outputs.len(), ran))
 }
 
-struct Subject {
+struct RunSubject {
     plan: CheckedPlan,
     source: Graph,
     weights: Weights,
     files: Vec<PathBuf>,
 }
 
-fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject> {
-    let path = args.program.first();
-    if load::names_plan(&args.program)? {
+fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<RunSubject> {
+    let path = args.program.first_path();
+    if load::is_plan_argument(&args.program)? {
         refuse_compile_options(args)?;
-        let plan = load::plan(path)?;
+        let plan = load::read_plan(path)?;
         if let Some(ranks) = args.program.ranks.filter(|&r| r != plan.ranks) {
-            bail!("{}: the plan is for {}, found {ranks}", path.display(), count(plan.ranks, "rank"));
+            bail!("{}: the plan is for {}, found {ranks}", path.display(), format_count(plan.ranks, "rank"));
         }
-        let plan = symmc::checked(plan)?;
+        let plan = symmc::into_checked_plan(plan)?;
         let source = plan.source_program().clone();
-        return Ok(Subject { plan, source, weights: Weights::default(), files: Vec::new() });
+        return Ok(RunSubject { plan, source, weights: Weights::default(), files: Vec::new() });
     }
-    let made =
-        args.plan.as_ref().map(|path| Ok::<_, anyhow::Error>((path, symmc::checked(load::plan(path)?)?)));
+    let made = args
+        .plan
+        .as_ref()
+        .map(|path| Ok::<_, anyhow::Error>((path, symmc::into_checked_plan(load::read_plan(path)?)?)));
     let made = made.transpose()?;
-    let mut given = load::given(&args.program, &args.compile, &args.set);
+    let mut given = load::provided_extents(&args.program, &args.compile, &args.set);
     match (&made, tensors) {
         // A plan that exists is for the ranges that it was made for.
         (Some((_, plan)), _) => {
             let symbols = plan.source_program().symbols.values();
-            given.bounds = symbols.map(|s| (s.name.clone(), s.max)).collect();
+            given.fallback_bounds = symbols.map(|s| (s.name.clone(), s.max)).collect();
         }
         (None, Some(file)) if args.seed.is_none() && args.set.is_empty() => {
-            given.recorded = file.argument_shapes();
+            given.recorded_shapes = file.argument_shapes();
         }
         _ => {}
     }
-    let mut program = load::program(&args.program, given, tensors)?;
-    load::close_ranks(&mut program)?;
+    let mut program = load::open_program(&args.program, given, tensors)?;
+    load::infer_ranks(&mut program)?;
     let plan = match made {
         Some((path, plan)) => {
             let mut planned = plan.source_program().clone();
@@ -252,38 +258,38 @@ fn subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Subject>
                     "{}: the plan was made for another program, {} on {}; expected one for {}",
                     path.display(),
                     plan.source.name,
-                    count(plan.ranks, "rank"),
-                    args.program.first().display()
+                    format_count(plan.ranks, "rank"),
+                    args.program.first_path().display()
                 );
             }
             plan
         }
         None => symmc::compile(&program, &compile_config(args, program.graph.ranks.unwrap_or(0))?)?,
     };
-    Ok(Subject { plan, source: program.graph, weights: program.weights, files: program.files })
+    Ok(RunSubject { plan, source: program.graph, weights: program.weights, files: program.files })
 }
 
-fn compile_config(args: &RunArgs, ranks: u32) -> Result<Config> {
+fn compile_config(args: &RunArgs, ranks: u32) -> Result<CompileConfig> {
     match args.backend {
         BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),
-        _ => load::config(&args.compile),
+        _ => load::host_config(&args.compile),
     }
 }
 
 /// What the backend does not run is told before anything starts. This command has no kernels for custom ops.
-fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
-    let Err(error) = symmc::accepts(plan, &run_config(args, None)) else { return Ok(()) };
+fn check_runnable(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
+    let Err(error) = symmc::check_device_support(plan, &run_config(args, None)) else { return Ok(()) };
     if !error.is_bad_input() {
         return Err(error.into());
     }
-    let program = args.program.first().display();
+    let program = args.program.first_path().display();
     let message = error.to_string();
     let mut opaque = plan.source_program().nodes.values().filter_map(|node| match &node.op {
         Op::Opaque { name, .. } => Some(name),
         _ => None,
     });
-    let known = opaque.find(|name| is_of_a_framework(name) && message.contains(&format!("{name:?}")));
-    let custom = match (error.is_about_kernels(), known) {
+    let known = opaque.find(|name| is_framework_op(name) && message.contains(&format!("{name:?}")));
+    let custom = match (error.is_missing_kernel(), known) {
         (true, Some(name)) if name.starts_with("aten.") => {
             "; symmc does not support this op, or not as it is used here; `run_decompositions()` of the exported \
              program replaces many ops of PyTorch by ops that symmc supports"
@@ -298,7 +304,7 @@ fn refuse_what_does_not_run(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
 }
 
 /// Whether an opaque op is one of PyTorch, ONNX or ONNX Runtime themselves, by its name.
-fn is_of_a_framework(name: &str) -> bool {
+fn is_framework_op(name: &str) -> bool {
     const PYTORCH: [&str; 7] =
         ["aten", "prims", "_c10d_functional", "c10d", "symm_mem", "higher_order", "quantized"];
     match (name.split_once("::"), name.split_once('.')) {
@@ -313,14 +319,16 @@ fn refuse_compile_options(args: &RunArgs) -> Result<()> {
     let plan = args.plan.as_ref().map(|_| "--plan");
     let group = args.program.groups.first().map(|_| "--group");
     let dim = args.program.dims.first().map(|_| "--dim");
-    match plan.into_iter().chain(group).chain(dim).chain(args.compile.given()).next() {
-        Some(option) => bail!("{}: this is a plan; {option} is for programs", args.program.first().display()),
+    match plan.into_iter().chain(group).chain(dim).chain(args.compile.provided_options()).next() {
+        Some(option) => {
+            bail!("{}: this is a plan; {option} is for programs", args.program.first_path().display())
+        }
         None => Ok(()),
     }
 }
 
 /// Refuses, before any work, what cannot come to an end as asked.
-fn refuse_idle(args: &RunArgs) -> Result<()> {
+fn check_option_conflicts(args: &RunArgs) -> Result<()> {
     let of_gpus = [
         ("--gpus", !args.gpus.is_empty()),
         ("--arena", args.arena.is_some()),
@@ -335,7 +343,7 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
             }
         }
     }
-    if args.backend == BackendArg::Interpreter && args.compare == Some(Compare::Interpreter) {
+    if args.backend == BackendArg::Interpreter && args.compare == Some(CompareMode::Interpreter) {
         bail!(
             "--backend interpreter --compare interpreter compares the interpreter with itself; expected another backend or --compare recorded"
         );
@@ -345,21 +353,21 @@ fn refuse_idle(args: &RunArgs) -> Result<()> {
         bail!("--launch has no effect on a backend of one process");
     }
     let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
-    match (args.compare, &args.tensors, drawn, args.compile.given().next(), &args.plan) {
-        (Some(Compare::Recorded), None, ..) => bail!("--compare recorded needs --tensors"),
-        (Some(Compare::Recorded), _, Some(why), ..) => bail!("--compare recorded contradicts {why}"),
+    match (args.compare, &args.tensors, drawn, args.compile.provided_options().next(), &args.plan) {
+        (Some(CompareMode::Recorded), None, ..) => bail!("--compare recorded needs --tensors"),
+        (Some(CompareMode::Recorded), _, Some(why), ..) => bail!("--compare recorded contradicts {why}"),
         (.., Some(option), Some(_)) => bail!("{option} has no effect on the plan that --plan names"),
         _ => Ok(()),
     }
 }
 
-fn serving(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
+fn serving_bucket(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
     let sizes = source.symbols.iter();
     let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
-    plan.serving(&sizes).map_err(|e| anyhow!("{e}"))
+    plan.find_bucket(&sizes).map_err(|e| anyhow!("{e}"))
 }
 
-fn backend(args: &RunArgs, own: &Own) -> Backend {
+fn select_backend(args: &RunArgs, own: &SelfCommand) -> Backend {
     match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
@@ -370,66 +378,70 @@ fn backend(args: &RunArgs, own: &Own) -> Backend {
 fn run_config(args: &RunArgs, chaos: Option<u64>) -> RunConfig {
     let device = match args.backend {
         BackendArg::Cuda => args.device(),
-        _ => Device::Host,
+        _ => RunDevice::Host,
     };
     RunConfig::default()
-        .with_limit(Duration::from_secs_f64(args.timeout))
+        .with_timeout(Duration::from_secs_f64(args.timeout))
         .with_chaos(chaos)
         .with_repeats(args.repeat)
         .with_device(device)
         .with_trace(args.profile_trace.clone())
 }
 
-fn expected(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Option<(Compare, Expected)>> {
+fn expected_outputs(
+    args: &RunArgs,
+    plan: &CheckedPlan,
+    work: &Workload,
+) -> Result<Option<(CompareMode, ExpectedOutputs)>> {
     let recorded = work.expected.is_some() || work.incomparable.is_some();
-    match args.compare.unwrap_or(if recorded { Compare::Recorded } else { Compare::None }) {
-        Compare::None => Ok(None),
-        Compare::Recorded => Ok(Some((Compare::Recorded, recorded_outputs(args, plan, work)?))),
-        Compare::Interpreter => {
+    match args.compare.unwrap_or(if recorded { CompareMode::Recorded } else { CompareMode::None }) {
+        CompareMode::None => Ok(None),
+        CompareMode::Recorded => Ok(Some((CompareMode::Recorded, recorded_outputs(args, plan, work)?))),
+        CompareMode::Interpreter => {
             // Where no output mutates an input, every run gives the same.
-            let repeats = if mutates(plan) { args.repeat } else { 1 };
+            let repeats = if mutates_inputs(plan) { args.repeat } else { 1 };
             let config = run_config(args, None).with_repeats(repeats);
             let interpret = || symmc::run(plan, work, &Backend::Interpreter, &config);
-            let outputs = spin("interpreting", interpret)?;
+            let outputs = with_spinner("interpreting", interpret)?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
-            Ok(Some((Compare::Interpreter, outputs.collect())))
+            Ok(Some((CompareMode::Interpreter, outputs.collect())))
         }
     }
 }
 
 /// How the outputs were rounded, by the source and by what of the plan serves the sizes.
-fn histories(
+fn rounding_histories(
     args: &RunArgs,
     plan: &CheckedPlan,
     source: &Graph,
     work: &Workload,
 ) -> Result<Vec<RoundingHistory>> {
-    let runs = if args.repeat > 1 { Runs::Several } else { Runs::One };
+    let runs = if args.repeat > 1 { RunCount::Several } else { RunCount::One };
     if args.backend == BackendArg::Interpreter {
         return Ok(output_histories(source, runs));
     }
-    let bucket = &plan.buckets[serving(plan, source, work)?];
+    let bucket = &plan.buckets[serving_bucket(plan, source, work)?];
     Ok(plan.output_histories(bucket.program, runs)?)
 }
 
 /// Whether a run changes what the next one reads.
-fn mutates(plan: &CheckedPlan) -> bool {
+fn mutates_inputs(plan: &CheckedPlan) -> bool {
     plan.source_program().outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)))
 }
 
-fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<Expected> {
+fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<ExpectedOutputs> {
     let Some(file) = &args.tensors else { bail!("--compare recorded needs --tensors") };
     let file = file.display();
     let others = "--compare interpreter compares with the interpreter, --compare none with nothing";
     match (&work.expected, &work.incomparable) {
-        (Some(_), _) if args.repeat > 1 && mutates(plan) => bail!(
+        (Some(_), _) if args.repeat > 1 && mutates_inputs(plan) => bail!(
             "{file}: its outputs are those of one run, and {} changes its inputs from run to run, found --repeat {}; {others}",
             plan.source.name,
             args.repeat
         ),
         (Some(expected), _) => Ok(expected
             .iter()
-            .map(|rank| rank.iter().map(|t| t.as_ref().map(Tensor::loaded).transpose()).collect())
+            .map(|rank| rank.iter().map(|t| t.as_ref().map(Tensor::load_to_memory).transpose()).collect())
             .collect::<std::io::Result<_>>()?),
         (None, Some(why)) => bail!("{file}: {why}; {others}"),
         (None, None) => bail!("{file}: it records no outputs (rank<r>.out.<i>); {others}"),

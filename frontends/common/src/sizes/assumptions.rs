@@ -10,29 +10,29 @@ use std::collections::BTreeSet;
 use indexmap::IndexMap;
 
 use super::steps::SizeStep;
-use super::{SizeSymbols, Sizes, evaluate};
+use super::{CallSizes, SizeSymbols, evaluate_size};
 use crate::ranges::RangeError;
 
 /// The largest number of sizes in a product, and of sizes that are fixed to numbers at a time.
 const MAX_TOGETHER: usize = 3;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Relation {
+struct SizeRelation {
     symbol: String,
     /// An expression of other symbols.
-    is: String,
+    expression: String,
     /// The symbol that it is at least. The difference of the two is a new symbol, and part of the expression.
     least: Option<String>,
 }
 
-impl Relation {
-    fn new(symbol: &str, is: impl ToString) -> Relation {
-        Relation { symbol: symbol.to_string(), is: is.to_string(), least: None }
+impl SizeRelation {
+    fn new(symbol: &str, is: impl ToString) -> SizeRelation {
+        SizeRelation { symbol: symbol.to_string(), expression: is.to_string(), least: None }
     }
 
-    fn at_least(symbol: &str, least: &str) -> Relation {
+    fn at_least(symbol: &str, least: &str) -> SizeRelation {
         let is = format!("{least} + {symbol}_beyond_{least}");
-        Relation { least: Some(least.to_string()), ..Relation::new(symbol, is) }
+        SizeRelation { least: Some(least.to_string()), ..SizeRelation::new(symbol, is) }
     }
 
     /// The name of the difference, and the smaller size.
@@ -41,22 +41,22 @@ impl Relation {
         Some((format!("{}_beyond_{least}", self.symbol), least))
     }
 
-    fn holds(&self, sizes: &Sizes) -> bool {
+    fn holds(&self, sizes: &CallSizes) -> bool {
         let size = sizes.get(&self.symbol).copied();
         match &self.least {
             Some(least) => size >= sizes.get(least).copied(),
-            None => size == evaluate(&self.is, sizes),
+            None => size == evaluate_size(&self.expression, sizes),
         }
     }
 }
 
 /// For each symbol of a file with a known relation, an expression of other symbols.
-pub type Dims = IndexMap<String, String>;
+pub type SymbolExpressions = IndexMap<String, String>;
 
-pub type Attempt<P, E> = Result<P, Refusal<E>>;
+pub type ImportAttempt<P, E> = Result<P, ImportRejection<E>>;
 
 #[derive(Clone, Debug)]
-pub struct Refusal<E> {
+pub struct ImportRejection<E> {
     pub error: E,
     /// The kind of the error. Relations are assumed for `input`.
     pub kind: String,
@@ -69,8 +69,8 @@ pub struct Refusal<E> {
 pub struct SizeAssumptions {
     steps: Vec<SizeStep>,
     may_fix_sizes: bool,
-    assumed: Vec<Relation>,
-    refuted: Vec<Relation>,
+    assumed: Vec<SizeRelation>,
+    refuted: Vec<SizeRelation>,
 }
 
 impl SizeAssumptions {
@@ -80,19 +80,20 @@ impl SizeAssumptions {
     }
 
     /// The known and assumed relations, as the importer takes them. Symbols with a relation are substituted in the others.
-    pub fn dims(&self) -> Dims {
+    pub fn symbol_expressions(&self) -> SymbolExpressions {
         let step = |step: &SizeStep| format!("{}*{} + {}", step.step, step.quotient(), step.rest);
-        let mut known: Dims = self.steps.iter().map(|one| (one.symbol.clone(), step(one))).collect();
-        known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.is.clone())));
+        let mut known: SymbolExpressions =
+            self.steps.iter().map(|one| (one.symbol.clone(), step(one))).collect();
+        known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.expression.clone())));
         // The quotient is no symbol of the file. It vanishes if it is something else.
         let of_file = known.keys().filter(|symbol| !self.is_quotient(symbol));
         let dims = of_file.filter_map(|symbol| {
             let mut symbols = SizeSymbols::default();
-            let mut dim = symbols.parse(symbol)?;
+            let mut dim = symbols.parse_dim(symbol)?;
             // This ends: a relation is only made of symbols that have none.
             while let Some(inner) = dim.symbols().into_iter().find(|&id| known.contains_key(symbols.name(id)))
             {
-                let is = symbols.parse(&known[symbols.name(inner)])?;
+                let is = symbols.parse_dim(&known[symbols.name(inner)])?;
                 dim = dim.substitute(&|id| if id == inner { is.clone() } else { id.into() });
             }
             Some((symbol.clone(), dim.display(&symbols.0).to_string()))
@@ -105,8 +106,8 @@ impl SizeAssumptions {
     }
 
     /// If a symbol stands for the difference of two sizes, the larger of them.
-    fn larger_of(&self, symbol: &str) -> Option<&String> {
-        let is_difference = |one: &&Relation| one.difference().is_some_and(|(name, _)| name == symbol);
+    fn larger_size(&self, symbol: &str) -> Option<&String> {
+        let is_difference = |one: &&SizeRelation| one.difference().is_some_and(|(name, _)| name == symbol);
         self.assumed.iter().find(is_difference).map(|one| &one.symbol)
     }
 
@@ -114,7 +115,7 @@ impl SizeAssumptions {
     ///
     /// # Errors
     /// A size is not in its steps.
-    pub fn complete(&self, mut sizes: Sizes) -> Result<Sizes, RangeError> {
+    pub fn complete_sizes(&self, mut sizes: CallSizes) -> Result<CallSizes, RangeError> {
         for step in &self.steps {
             if let Some(&size) = sizes.get(&step.symbol) {
                 sizes.insert(step.quotient(), step.divide(size)?);
@@ -130,17 +131,17 @@ impl SizeAssumptions {
     }
 
     /// Drops the relations that do not hold for these sizes; whether all hold.
-    pub fn drop_refuted(&mut self, sizes: &Sizes) -> bool {
+    pub fn drop_refuted(&mut self, sizes: &CallSizes) -> bool {
         let before = self.refuted.len();
         self.refuted.extend(self.assumed.extract_if(.., |one| !one.holds(sizes)));
         self.refuted.len() == before
     }
 
     /// Fixes symbols to these sizes, unless something is assumed of them.
-    pub fn fix(&mut self, symbols: &[String], sizes: &Sizes) {
+    pub fn fix_sizes(&mut self, symbols: &[String], sizes: &CallSizes) {
         for symbol in symbols.iter().filter(|symbol| sizes.contains_key(*symbol)) {
             if !self.is_assumed(symbol) {
-                self.assumed.push(Relation::new(symbol, sizes[symbol]));
+                self.assumed.push(SizeRelation::new(symbol, sizes[symbol]));
             }
         }
     }
@@ -154,22 +155,26 @@ impl SizeAssumptions {
     ///
     /// # Errors
     /// An operator needs a relation that is not found, or `open` fails otherwise: its outer error ends the search.
-    pub fn open<P, E>(
+    pub fn import_with_assumptions<P, E>(
         &mut self,
-        sizes: &Sizes,
-        mut open: impl FnMut(Dims) -> Result<Attempt<P, E>, E>,
+        sizes: &CallSizes,
+        mut open: impl FnMut(SymbolExpressions) -> Result<ImportAttempt<P, E>, E>,
     ) -> Result<P, E> {
-        let mut found = open(self.dims())?;
+        let mut found = open(self.symbol_expressions())?;
         'refused: loop {
             let refusal = match found {
                 Ok(program) => return Ok(program),
                 Err(refusal) => refusal,
             };
             let before = self.assumed.clone();
-            for candidate in self.candidates(&refusal, sizes) {
+            for candidate in self.candidate_relations(&refusal, sizes) {
                 self.assumed.extend_from_slice(&candidate);
-                found = open(self.dims())?;
-                if found.as_ref().err().is_none_or(|found| self.is_another(found, &refusal, &candidate)) {
+                found = open(self.symbol_expressions())?;
+                if found
+                    .as_ref()
+                    .err()
+                    .is_none_or(|found| self.is_different_rejection(found, &refusal, &candidate))
+                {
                     continue 'refused;
                 }
                 self.assumed.clone_from(&before);
@@ -179,40 +184,52 @@ impl SizeAssumptions {
     }
 
     /// Whether another node or size is refused now, and not because of the new relations.
-    fn is_another<E>(&self, found: &Refusal<E>, before: &Refusal<E>, new: &[Relation]) -> bool {
+    fn is_different_rejection<E>(
+        &self,
+        found: &ImportRejection<E>,
+        before: &ImportRejection<E>,
+        new: &[SizeRelation],
+    ) -> bool {
         let is_of_sizes = found.node.is_none() && before.node.is_some();
         let is_new =
-            new.iter().filter_map(Relation::difference).any(|(name, _)| found.symbols.contains(&name));
-        !is_of_sizes && !is_new && self.subject(found) != self.subject(before)
+            new.iter().filter_map(SizeRelation::difference).any(|(name, _)| found.symbols.contains(&name));
+        !is_of_sizes && !is_new && self.rejection_subject(found) != self.rejection_subject(before)
     }
 
     /// The kind, the node and the symbols of a refusal. The difference of two sizes counts as the larger one.
-    fn subject<'a, E>(&'a self, of: &'a Refusal<E>) -> (&'a str, &'a Option<String>, BTreeSet<&'a String>) {
-        let sizes = of.symbols.iter().map(|symbol| self.larger_of(symbol).unwrap_or(symbol));
+    fn rejection_subject<'a, E>(
+        &'a self,
+        of: &'a ImportRejection<E>,
+    ) -> (&'a str, &'a Option<String>, BTreeSet<&'a String>) {
+        let sizes = of.symbols.iter().map(|symbol| self.larger_size(symbol).unwrap_or(symbol));
         (&of.kind, &of.node, sizes.collect())
     }
 
     /// Candidates for relations of the symbols of a refusal: two are equal, one is a product of others or at least another, or, if
     /// need be, some are numbers.
-    fn candidates<E>(&self, refusal: &Refusal<E>, sizes: &Sizes) -> Vec<Vec<Relation>> {
+    fn candidate_relations<E>(
+        &self,
+        refusal: &ImportRejection<E>,
+        sizes: &CallSizes,
+    ) -> Vec<Vec<SizeRelation>> {
         let is_known = |symbol: &str| {
             let is_in_steps = self.steps.iter().any(|step| step.symbol == symbol);
-            is_in_steps || self.is_assumed(symbol) || self.larger_of(symbol).is_some()
+            is_in_steps || self.is_assumed(symbol) || self.larger_size(symbol).is_some()
         };
         let is_free = |symbol: &&str| sizes.contains_key(*symbol) && !is_known(symbol);
         let named = if refusal.kind == "input" { refusal.symbols.as_slice() } else { &[] };
         let free: Vec<&str> = named.iter().map(String::as_str).filter(is_free).collect();
         let others = |symbol| free.iter().copied().filter(move |&other| other != symbol);
 
-        let equal = combinations(&free, 2).into_iter().map(|pair| Relation::new(pair[1], pair[0]));
+        let equal = combinations(&free, 2).into_iter().map(|pair| SizeRelation::new(pair[1], pair[0]));
         let products = free.iter().flat_map(|&symbol| {
             let factors: Vec<&str> = others(symbol).filter(|&other| sizes[other] > 1).collect();
             let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
-            products.map(|factors| Relation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
+            products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
         });
         let of_file = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
         let at_least =
-            of_file.flat_map(|symbol| others(symbol).map(move |other| Relation::at_least(symbol, other)));
+            of_file.flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
         let possible = equal.chain(products).chain(at_least);
         let possible = possible.filter(|one| one.holds(sizes) && !self.refuted.contains(one));
         let mut found: Vec<_> = possible.map(|one| vec![one]).collect();
@@ -220,7 +237,8 @@ impl SizeAssumptions {
         if self.may_fix_sizes {
             let last_first: Vec<&str> = free.iter().rev().copied().collect();
             let fixed = (1..=MAX_TOGETHER).flat_map(|count| combinations(&last_first, count));
-            let numbers = fixed.map(|symbols| symbols.iter().map(|s| Relation::new(s, sizes[*s])).collect());
+            let numbers =
+                fixed.map(|symbols| symbols.iter().map(|s| SizeRelation::new(s, sizes[*s])).collect());
             found.extend(numbers);
         }
         found
@@ -228,9 +246,13 @@ impl SizeAssumptions {
 
     /// The upper ends of the buckets of each symbol of a program. `ranges` has the least and the largest value of each symbol, both
     /// included. `ends` are sizes; if a symbol is the quotient of a size, they are divided. The difference of two sizes has no buckets.
-    pub fn buckets(&self, ranges: &IndexMap<String, (i64, i64)>, ends: &[i64]) -> IndexMap<String, Vec<i64>> {
+    pub fn bucket_ends(
+        &self,
+        ranges: &IndexMap<String, (i64, i64)>,
+        ends: &[i64],
+    ) -> IndexMap<String, Vec<i64>> {
         let with_buckets =
-            ranges.iter().filter(|(name, _)| !ends.is_empty() && self.larger_of(name).is_none());
+            ranges.iter().filter(|(name, _)| !ends.is_empty() && self.larger_size(name).is_none());
         let buckets = with_buckets.map(|(name, &(least, most))| {
             let step = self.steps.iter().find(|step| step.quotient() == *name);
             let ends = ends.iter().map(|&end| step.map_or(end, |step| step.divide_down(end)));
@@ -263,20 +285,22 @@ mod tests {
     use super::*;
     use crate::sympy;
 
-    fn sizes(all: &[(&str, i64)]) -> Sizes {
+    fn sizes(all: &[(&str, i64)]) -> CallSizes {
         all.iter().map(|&(name, size)| (name.to_string(), size)).collect()
     }
 
     /// An importer that needs `left == right` or `left >= right` for each node, shown for all sizes.
-    fn import(dims: &Dims, needs: &[&str]) -> Attempt<(), String> {
+    fn import(dims: &SymbolExpressions, needs: &[&str]) -> ImportAttempt<(), String> {
         let mut symbols = SizeSymbols::default();
         for (node, need) in needs.iter().enumerate() {
             let (left, right) = need.split_once(['=', '>']).expect("a relation");
             let resolved = [left, right].map(|side| {
                 let parsed = sympy::parse(side).expect(side);
-                let names = sympy::symbols(&parsed).into_iter();
+                let names = sympy::symbols_in(&parsed).into_iter();
                 let known: IndexMap<&str, Dim> = names
-                    .map(|name| (name, symbols.parse(dims.get(name).map_or(name, |dim| dim)).expect("a dim")))
+                    .map(|name| {
+                        (name, symbols.parse_dim(dims.get(name).map_or(name, |dim| dim)).expect("a dim"))
+                    })
                     .collect();
                 sympy::to_dim(&parsed, &|name| Ok(known[name].clone())).expect("a dim")
             });
@@ -285,7 +309,7 @@ mod tests {
             let (low, high) = (left - right).bounds(&symbols.0);
             if low < 0 || high > 0 && need.contains('=') {
                 let name = |id| symbols.0.get(id).map(|symbol| symbol.name.clone());
-                return Err(Refusal {
+                return Err(ImportRejection {
                     error: format!("node {node}"),
                     node: Some(node.to_string()),
                     kind: "input".to_string(),
@@ -296,9 +320,9 @@ mod tests {
         Ok(())
     }
 
-    fn assume(known: &mut SizeAssumptions, all: &Sizes, needs: &[&str]) -> Result<Vec<String>, String> {
-        known.open(all, |dims| Ok(import(&dims, needs)))?;
-        Ok(known.dims().iter().map(|(symbol, dim)| format!("{symbol}={dim}")).collect())
+    fn assume(known: &mut SizeAssumptions, all: &CallSizes, needs: &[&str]) -> Result<Vec<String>, String> {
+        known.import_with_assumptions(all, |dims| Ok(import(&dims, needs)))?;
+        Ok(known.symbol_expressions().iter().map(|(symbol, dim)| format!("{symbol}={dim}")).collect())
     }
 
     fn found(all: &[(&str, i64)], needs: &[&str], may_fix_sizes: bool) -> Result<String, String> {
@@ -331,19 +355,24 @@ mod tests {
     fn errors_of_another_kind_or_of_the_caller_end_the_search() {
         let mut calls = 0;
         let mut known = SizeAssumptions::new(Vec::new(), true);
-        let refusal = |kind: &str| Refusal {
+        let refusal = |kind: &str| ImportRejection {
             error: kind.to_string(),
             node: None,
             kind: kind.to_string(),
             symbols: vec!["a".to_string()],
         };
-        let mut open = |_: Dims| -> Result<Attempt<(), String>, String> {
+        let mut open = |_: SymbolExpressions| -> Result<ImportAttempt<(), String>, String> {
             calls += 1;
             Ok(Err(refusal("unsupported")))
         };
-        assert_eq!(known.open(&sizes(&[("a", 1)]), &mut open), Err("unsupported".to_string()));
+        assert_eq!(
+            known.import_with_assumptions(&sizes(&[("a", 1)]), &mut open),
+            Err("unsupported".to_string())
+        );
         assert_eq!(calls, 1);
-        let aborted = known.open(&sizes(&[]), |_| Err::<Attempt<(), String>, _>("interrupted".to_string()));
+        let aborted = known.import_with_assumptions(&sizes(&[]), |_| {
+            Err::<ImportAttempt<(), String>, _>("interrupted".to_string())
+        });
         assert_eq!(aborted, Err("interrupted".to_string()));
     }
 
@@ -351,23 +380,26 @@ mod tests {
     fn quotients_take_the_place_of_sizes_in_steps() {
         let step = SizeStep { symbol: "s".into(), step: 4, rest: 1 };
         let mut known = SizeAssumptions::new(vec![step], true);
-        let all = known.complete(sizes(&[("s", 21), ("t", 5), ("u", 3)])).expect("in steps");
+        let all = known.complete_sizes(sizes(&[("s", 21), ("t", 5), ("u", 3)])).expect("in steps");
         assert_eq!(all, sizes(&[("s", 21), ("t", 5), ("u", 3), ("s_by_4", 5)]));
-        assert!(known.complete(sizes(&[("s", 20)])).is_err());
+        assert!(known.complete_sizes(sizes(&[("s", 20)])).is_err());
         assert_eq!(assume(&mut known, &all, &["4*t+1=s"]).expect("equal"), ["s=4*t + 1"]);
         assert_eq!(
             assume(&mut known, &all, &["4*t+1=s", "t>u"]).expect("at least"),
             ["s=4*u + 4*t_beyond_u + 1", "t=u + t_beyond_u"]
         );
-        assert_eq!(known.complete(all.clone()).expect("in steps")["t_beyond_u"], 2);
+        assert_eq!(known.complete_sizes(all.clone()).expect("in steps")["t_beyond_u"], 2);
         let ranges = IndexMap::from([("u".to_string(), (1, 64)), ("t_beyond_u".to_string(), (0, 64))]);
-        assert_eq!(known.buckets(&ranges, &[8, 100, 8]), IndexMap::from([("u".to_string(), vec![8, 64])]));
+        assert_eq!(
+            known.bucket_ends(&ranges, &[8, 100, 8]),
+            IndexMap::from([("u".to_string(), vec![8, 64])])
+        );
         let ranges = IndexMap::from([("s_by_4".to_string(), (1, 64))]);
         let expected = IndexMap::from([("s_by_4".to_string(), vec![2, 7, 64])]);
-        assert_eq!(known.buckets(&ranges, &[32, 11, 0, 4096]), expected);
-        assert!(known.buckets(&ranges, &[]).is_empty());
-        known.fix(&["s".to_string(), "t".to_string(), "x".to_string()], &all);
-        assert_eq!(known.dims()["s"], "21");
+        assert_eq!(known.bucket_ends(&ranges, &[32, 11, 0, 4096]), expected);
+        assert!(known.bucket_ends(&ranges, &[]).is_empty());
+        known.fix_sizes(&["s".to_string(), "t".to_string(), "x".to_string()], &all);
+        assert_eq!(known.symbol_expressions()["s"], "21");
     }
 
     #[test]
@@ -391,17 +423,21 @@ mod tests {
         let mut kept = [0, 0];
         for _ in 0..3000 {
             let mut draw =
-                || -> Sizes { names.map(|name| (name.to_string(), 1 + random.below(4) as i64)).into() };
+                || -> CallSizes { names.map(|name| (name.to_string(), 1 + random.below(4) as i64)).into() };
             let (first, then) = (draw(), draw());
             let needs: Vec<&str> = (0..2).map(|_| random.pick(&pool)).collect();
             let mut known = SizeAssumptions::new(Vec::new(), random.one_in(2));
             if assume(&mut known, &first, &needs).is_err() {
                 continue;
             }
-            let holds = |known: &SizeAssumptions, sizes: &Sizes| {
-                let all = known.complete(sizes.clone()).expect("no steps");
+            let holds = |known: &SizeAssumptions, sizes: &CallSizes| {
+                let all = known.complete_sizes(sizes.clone()).expect("no steps");
                 let is_whole = all.values().all(|&size| size >= 0);
-                is_whole && known.dims().iter().all(|(symbol, dim)| evaluate(dim, &all) == Some(all[symbol]))
+                is_whole
+                    && known
+                        .symbol_expressions()
+                        .iter()
+                        .all(|(symbol, dim)| evaluate_size(dim, &all) == Some(all[symbol]))
             };
             assert!(holds(&known, &first), "{known:?} at {first:?}");
             let before = holds(&known, &then);

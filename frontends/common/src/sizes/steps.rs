@@ -5,11 +5,11 @@
 
 use indexmap::IndexMap;
 use symmc_ir::Dim;
-use symmc_ir::dim::Switch;
+use symmc_ir::dim::DimBreakpoint;
 
 use super::SizeSymbols;
-use crate::ranges::{RangeError, error};
-use crate::sympy::{self, Expr};
+use crate::ranges::{RangeError, range_error};
+use crate::sympy::{self, SizeExpr};
 
 /// The largest common multiple of divisors. Beyond it, a size stays as it is.
 const MAX_PERIOD: i64 = 4096;
@@ -43,21 +43,21 @@ impl SizeStep {
             return Ok(self.divide_down(size));
         }
         let rest = if self.rest == 0 { String::new() } else { format!(" plus {}", self.rest) };
-        Err(error(&self.symbol, &format!("a multiple of {}{rest}", self.step), size.to_string()))
+        Err(range_error(&self.symbol, &format!("a multiple of {}{rest}", self.step), size.to_string()))
     }
 }
 
 /// The remainders of a size that are possible after a division by the period.
 #[derive(Clone, Debug)]
-struct Remainders {
+struct PossibleRemainders {
     period: i64,
     possible: Vec<i64>,
 }
 
 /// The steps of these symbols in which all sizes are for which the guards hold.
 pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
-    let mut known: IndexMap<&str, Vec<Remainders>> = IndexMap::new();
-    for (symbol, found) in guards.iter().filter_map(|guard| solve(guard)) {
+    let mut known: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
+    for (symbol, found) in guards.iter().filter_map(|guard| solve_guard(guard)) {
         if symbols.iter().any(|s| s == symbol) {
             known.entry(symbol).or_default().push(found);
         }
@@ -70,15 +70,15 @@ pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
 }
 
 /// The symbol whose remainders decide a guard, an equation, for all values of the symbols.
-fn solve(guard: &str) -> Option<(&str, Remainders)> {
+fn solve_guard(guard: &str) -> Option<(&str, PossibleRemainders)> {
     let parsed = sympy::parse(guard).ok()?;
-    let Expr::Call("Eq" | "Equality", sides) = &parsed else { return None };
+    let SizeExpr::Call("Eq" | "Equality", sides) = &parsed else { return None };
     let [left, right] = sides.as_slice() else { return None };
     let mut symbols = SizeSymbols::default();
-    let difference = symbols.dim(left)? - symbols.dim(right)?;
-    let divisor = |switch| if let Switch::Multiple(_, by) = switch { by.as_const() } else { None };
+    let difference = symbols.expression_dim(left)? - symbols.expression_dim(right)?;
+    let divisor = |switch| if let DimBreakpoint::Multiple(_, by) = switch { by.as_const() } else { None };
     let divisors: Vec<i64> =
-        difference.switches().into_iter().filter_map(divisor).filter(|&n| n > 0).collect();
+        difference.breakpoints().into_iter().filter_map(divisor).filter(|&n| n > 0).collect();
     let period = (1..=MAX_PERIOD).find(|n| divisors.iter().all(|divisor| n % divisor == 0))?;
     let quotient = Dim::from(symbols.id("the quotient")) - 1.into();
     let decided_by = |symbol| {
@@ -92,13 +92,13 @@ fn solve(guard: &str) -> Option<(&str, Remainders)> {
                 _ => {}
             }
         }
-        Some((symbol, Remainders { period, possible }))
+        Some((symbol, PossibleRemainders { period, possible }))
     };
-    sympy::symbols(&parsed).into_iter().find_map(decided_by)
+    sympy::symbols_in(&parsed).into_iter().find_map(decided_by)
 }
 
 /// The step and the rest of the sizes with all of these remainders, if there is one besides 1.
-fn common_step(all: &[Remainders]) -> Option<(i64, i64)> {
+fn common_step(all: &[PossibleRemainders]) -> Option<(i64, i64)> {
     let period = (1..=MAX_PERIOD).find(|n| all.iter().all(|one| n % one.period == 0))?;
     let is_possible = |size: &i64| all.iter().all(|one| one.possible.contains(&(size % one.period)));
     let sizes: Vec<i64> = (0..period).filter(is_possible).collect();
@@ -112,7 +112,7 @@ fn common_step(all: &[Remainders]) -> Option<(i64, i64)> {
 mod tests {
     use symmc_support::random::SplitMix;
 
-    use super::super::{Sizes, evaluate};
+    use super::super::{CallSizes, evaluate_size};
     use super::*;
 
     /// A random number from `low` to `high`.
@@ -216,8 +216,9 @@ mod tests {
             let steps = steps(&[format!("Eq({left}, {right})")]);
             found_steps += steps.len();
             let holds = |s0: i64| {
-                let sizes = Sizes::from([("s0".to_string(), s0), ("s1".to_string(), 2)]);
-                evaluate(&left, &sizes).expect("a value") == evaluate(&right, &sizes).expect("a value")
+                let sizes = CallSizes::from([("s0".to_string(), s0), ("s1".to_string(), 2)]);
+                evaluate_size(&left, &sizes).expect("a value")
+                    == evaluate_size(&right, &sizes).expect("a value")
             };
             for (_, step, rest) in steps {
                 for s0 in 1..100 {

@@ -1,18 +1,18 @@
 //! Expressions as they are parsed, and the limits of dims.
 
 use symmc_ir::Dim;
-use symmc_ir::dim::check_size;
+use symmc_ir::dim::check_shape_complexity;
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Expr<'a> {
+pub enum SizeExpr<'a> {
     Int(i64),
     Float(f64),
     Symbol(&'a str),
     /// `name(args…)`; infix operators have the name of the function that sympy prints for them.
-    Call(&'a str, Vec<Expr<'a>>),
+    Call(&'a str, Vec<SizeExpr<'a>>),
 }
 
 /// A dim within the limits of [`symmc_ir::dim`].
-pub(super) fn limited(d: Dim) -> Result<Dim, String> {
-    check_size(std::slice::from_ref(&d)).map(|()| d)
+pub(super) fn check_limits(d: Dim) -> Result<Dim, String> {
+    check_shape_complexity(std::slice::from_ref(&d)).map(|()| d)
 }

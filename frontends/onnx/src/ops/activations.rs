@@ -4,24 +4,26 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Scalar, UnaryOp, ValueId};
 
 use super::elementwise::unary;
-use super::{Row, row};
-use crate::call::Call;
-use crate::lower::{Emitted, Stop};
+use super::{RuleRow, row};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("Relu", 14, "relu", |c| unary(c, UnaryOp::Relu)),
     row("Tanh", 13, "tanh", |c| unary(c, UnaryOp::Tanh)),
     row("Sigmoid", 13, "sigmoid", |c| unary(c, UnaryOp::Sigmoid)),
     row("Gelu", 20, "gelu, gelu_tanh", |c| match c.opt_string("approximate")? {
         None | Some("none") => unary(c, UnaryOp::Gelu),
         Some("tanh") => unary(c, UnaryOp::GeluTanh),
-        Some(other) => Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`"))),
+        Some(other) => {
+            Err(RuleFailure::Invalid(format!("expected approximate none or tanh, found `{other}`")))
+        }
     }),
     row("Swish", 24, "silu; x * sigmoid(alpha * x)", |c| swish(c, 1.0)),
     row("com.microsoft::QuickGelu", 1, "x * sigmoid(alpha * x)", |c| swish(c, 1.702)),
     row("com.microsoft::Gelu", 1, "gelu", |c| unary(c, UnaryOp::Gelu)),
-    row("com.microsoft::FastGelu", 1, "add, gelu_tanh", |c| biased(c, UnaryOp::GeluTanh)),
-    row("com.microsoft::BiasGelu", 1, "add, gelu", |c| biased(c, UnaryOp::Gelu)),
+    row("com.microsoft::FastGelu", 1, "add, gelu_tanh", |c| unary_of_biased(c, UnaryOp::GeluTanh)),
+    row("com.microsoft::BiasGelu", 1, "add, gelu", |c| unary_of_biased(c, UnaryOp::Gelu)),
     row("HardSigmoid", 22, "mul, add, max, min", |c| {
         let x = c.tensor(0)?;
         let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
@@ -34,36 +36,36 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("LeakyRelu", 16, "select", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 0.01)?);
-        let low = c.with_float(BinaryOp::Mul, x, alpha)?;
-        above(c, x, 0.0, x, low)
+        let low = c.binary_float(BinaryOp::Mul, x, alpha)?;
+        select_above(c, x, 0.0, x, low)
     }),
     row("PRelu", 16, "select", |c| {
         let (x, slope) = (c.tensor(0)?, c.tensor(1)?);
         let low = c.binary(BinaryOp::Mul, x, slope)?;
-        above(c, x, 0.0, x, low)
+        select_above(c, x, 0.0, x, low)
     }),
     row("ThresholdedRelu", 22, "select", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
-        above(c, x, alpha, x, zero)
+        select_above(c, x, alpha, x, zero)
     }),
     row("Elu", 22, "select of exp and tanh", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
         let low = expm1(c, x, alpha)?;
-        above(c, x, 0.0, x, low)
+        select_above(c, x, 0.0, x, low)
     }),
     row("Selu", 22, "select of exp and tanh, mul", |c| {
         let x = c.tensor(0)?;
         let (alpha, gamma) = (c.float_or("alpha", 1.673_263_2)?, c.float_or("gamma", 1.050_701)?);
-        let high = c.with_float(BinaryOp::Mul, x, gamma)?;
+        let high = c.binary_float(BinaryOp::Mul, x, gamma)?;
         let low = expm1(c, x, alpha * gamma)?;
-        above(c, x, 0.0, high, low)
+        select_above(c, x, 0.0, high, low)
     }),
     row("Celu", 28, "select of exp and tanh", |c| {
         let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
-        let scaled = c.with_float(BinaryOp::Div, x, alpha)?;
+        let scaled = c.binary_float(BinaryOp::Div, x, alpha)?;
         let low = expm1(c, scaled, alpha)?;
-        above(c, x, 0.0, x, low)
+        select_above(c, x, 0.0, x, low)
     }),
     row("Softplus", 22, "log(1 + exp)", |c| {
         let x = c.tensor(0)?;
@@ -78,23 +80,23 @@ pub(super) const ROWS: &[Row] = &[
     row("Softsign", 22, "x / (1 + abs(x))", |c| {
         let x = c.tensor(0)?;
         let a = c.unary(UnaryOp::Abs, x)?;
-        let a = c.with_float(BinaryOp::Add, a, 1.0)?;
+        let a = c.binary_float(BinaryOp::Add, a, 1.0)?;
         c.binary(BinaryOp::Div, x, a)
     }),
 ];
 
-fn swish(c: &mut Call<'_, '_>, default: f64) -> Emitted {
+fn swish(c: &mut OpCall<'_, '_>, default: f64) -> EmitResult {
     let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", default)?);
     if alpha == 1.0 {
         return unary(c, UnaryOp::Silu);
     }
-    let scaled = c.with_float(BinaryOp::Mul, x, alpha)?;
+    let scaled = c.binary_float(BinaryOp::Mul, x, alpha)?;
     let gate = c.unary(UnaryOp::Sigmoid, scaled)?;
     c.binary(BinaryOp::Mul, x, gate)
 }
 
 /// A function of the first operand with the second, if there is one, added.
-fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
+fn unary_of_biased(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     let mut x = c.tensor(0)?;
     if let Some(bias) = c.opt_tensor(1)? {
         x = c.binary(BinaryOp::Add, x, bias)?;
@@ -102,35 +104,41 @@ fn biased(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
     c.unary(op, x)
 }
 
-fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Emitted {
-    let y = c.with_float(BinaryOp::Mul, x, alpha)?;
-    let y = c.with_float(BinaryOp::Add, y, beta)?;
-    let y = c.with_float(BinaryOp::Max, y, 0.0)?;
-    c.with_float(BinaryOp::Min, y, 1.0)
+fn hard_sigmoid(c: &mut OpCall<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> EmitResult {
+    let y = c.binary_float(BinaryOp::Mul, x, alpha)?;
+    let y = c.binary_float(BinaryOp::Add, y, beta)?;
+    let y = c.binary_float(BinaryOp::Max, y, 0.0)?;
+    c.binary_float(BinaryOp::Min, y, 1.0)
 }
 
 /// The result is `high` where `x` is above a threshold, else `low`.
-fn above(c: &mut Call<'_, '_>, x: ValueId, threshold: f64, high: ValueId, low: ValueId) -> Emitted {
-    let above = c.with_float(BinaryOp::Gt, x, threshold)?;
+fn select_above(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    threshold: f64,
+    high: ValueId,
+    low: ValueId,
+) -> EmitResult {
+    let above = c.binary_float(BinaryOp::Gt, x, threshold)?;
     c.select(above, high, low)
 }
 
 /// `scale * (exp(x) - 1)`, as `tanh(x / 2) * (exp(x) + 1)`, which keeps the digits of small numbers.
-fn expm1(c: &mut Call<'_, '_>, x: ValueId, scale: f64) -> Emitted {
-    let half = c.with_float(BinaryOp::Mul, x, 0.5)?;
+fn expm1(c: &mut OpCall<'_, '_>, x: ValueId, scale: f64) -> EmitResult {
+    let half = c.binary_float(BinaryOp::Mul, x, 0.5)?;
     let t = c.unary(UnaryOp::Tanh, half)?;
     let e = c.unary(UnaryOp::Exp, x)?;
-    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let e = c.binary_float(BinaryOp::Add, e, 1.0)?;
     let e = c.binary(BinaryOp::Mul, t, e)?;
-    c.with_float(BinaryOp::Mul, e, scale)
+    c.binary_float(BinaryOp::Mul, e, scale)
 }
 
 /// `max(x, 0) + log(1 + exp(-|x|))`, which does not overflow.
-fn softplus(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
+fn softplus(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let e = c.unary(UnaryOp::Abs, x)?;
     let e = c.unary(UnaryOp::Neg, e)?;
     let e = c.unary(UnaryOp::Exp, e)?;
-    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let e = c.binary_float(BinaryOp::Add, e, 1.0)?;
     let l = c.unary(UnaryOp::Log, e)?;
     let r = c.unary(UnaryOp::Relu, x)?;
     c.binary(BinaryOp::Add, r, l)

@@ -1,51 +1,52 @@
 //! ONNX Runtime's collectives, all among all ranks. See [`crate::ranks`] for their number.
 
 use symmc_import::Emit;
-use symmc_ir::{CollectiveKind, Dim, GroupId, Members, ReduceOp, Splits};
+use symmc_ir::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, Dim, GroupId, GroupMembers};
 
-use super::{Row, row};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("com.microsoft::AllReduce", 1, "all_reduce", |c| {
-        collective(c, CollectiveKind::AllReduce(ReduceOp::Sum))
+        collective(c, CollectiveKind::AllReduce(CollectiveReduceOp::Sum))
     }),
     row("com.microsoft::AllGather", 1, "all_gather, permute", all_gather),
     row("com.microsoft::AllToAll", 1, "all_to_all", |c| {
-        collective(c, CollectiveKind::AllToAll(Splits::Even))
+        collective(c, CollectiveKind::AllToAll(AllToAllSplits::Even))
     }),
 ];
 
 const WORLD: &str = "world";
 
 /// The group of all ranks, after what the node says of their number.
-fn world(c: &mut Call<'_, '_>) -> Lowered<GroupId> {
+fn world_group(c: &mut OpCall<'_, '_>) -> RuleResult<GroupId> {
     let size = c.opt_int("group_size")?;
-    c.lowering.ranks.collective(&c.label, size)?;
+    c.lowering.ranks.record_collective(&c.label, size)?;
     if !c.lowering.scratch {
-        c.lowering.builder.graph_mut().ranks = c.lowering.ranks.known();
+        c.lowering.builder.graph_mut().ranks = c.lowering.ranks.count_so_far();
     }
-    Ok(c.builder_mut().group(WORLD, Members::World))
+    Ok(c.builder_mut().group(WORLD, GroupMembers::World))
 }
 
-fn collective(c: &mut Call<'_, '_>, kind: CollectiveKind) -> Emitted {
+fn collective(c: &mut OpCall<'_, '_>, kind: CollectiveKind) -> EmitResult {
     let x = c.tensor(0)?;
-    let group = world(c)?;
+    let group = world_group(c)?;
     c.collective(kind, group, x)
 }
 
 /// The operands one after another along an axis. The IR's collective has axis 0: the pieces of others come to it.
-fn all_gather(c: &mut Call<'_, '_>) -> Emitted {
+fn all_gather(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
     let axis = c.axis_or("axis", 0, shape.len())?;
     if axis == 0 {
         return collective(c, CollectiveKind::AllGather);
     }
-    let group = world(c)?;
+    let group = world_group(c)?;
     let n = c.builder().graph().group_size(group);
-    let n = n.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
+    let n =
+        n.ok_or_else(|| RuleFailure::Invalid("expected a known number of ranks, found an open one".into()))?;
     let n = Dim::from(i64::from(n));
     let y = c.collective(CollectiveKind::AllGather, group, x)?;
     let mut pieces = shape.clone();

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::known::{Known, uniform};
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::known_values::{KnownValue, uniform_scalar};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::proto::attribute_type as kind;
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Constant", 25, "(a constant)", constant),
     row("ConstantOfShape", 25, "full", |c| {
         let shape = c.ints(0, "the shape")?.dims;
         let value = match c.attribute_data("value")? {
             Some(data) => {
-                let value = uniform(&data).filter(|_| data.numel() == 1);
+                let value = uniform_scalar(&data).filter(|_| data.numel() == 1);
                 let value = value.ok_or_else(|| {
-                    Stop::Broken(format!("expected one number as `value`, found {}", data.numel()))
+                    RuleFailure::Invalid(format!("expected one number as `value`, found {}", data.numel()))
                 })?;
                 (value, data.dtype())
             }
@@ -28,23 +28,23 @@ pub(super) const ROWS: &[Row] = &[
         c.full(value.0, value.1, shape)
     }),
     row("Range", 27, "iota", |c| {
-        let dtype = c.type_of(0)?.dtype;
+        let dtype = c.operand_type(0)?.dtype;
         if dtype.is_float() {
             return float_range(c, dtype);
         }
         let mut number = |i: usize, what: &str| match c.ints(i, what)?.dims.as_slice() {
             [one] => Ok(one.clone()),
-            many => Err(Stop::Broken(format!("expected one number as {what}, found {}", many.len()))),
+            many => Err(RuleFailure::Invalid(format!("expected one number as {what}, found {}", many.len()))),
         };
         let (start, end) = (number(0, "the start")?, number(1, "the end")?);
         let step = number(2, "the step")?.as_const();
-        let step = step.ok_or_else(|| Stop::Opaque("its step is symbolic".into()))?;
+        let step = step.ok_or_else(|| RuleFailure::Opaque("its step is symbolic".into()))?;
         c.range(&start, &end, step, dtype)
     }),
     row("EyeLike", 22, "eq of iotas", |c| {
-        let ty = c.type_of(0)?;
+        let ty = c.operand_type(0)?;
         let [rows, columns] = ty.shape.as_slice() else {
-            return Err(Stop::Broken(format!("expected two axes, found {}", ty.rank())));
+            return Err(RuleFailure::Invalid(format!("expected two axes, found {}", ty.rank())));
         };
         let dtype = c.opt_dtype("dtype")?.unwrap_or(ty.dtype);
         let y =
@@ -59,12 +59,15 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-fn constant(c: &mut Call<'_, '_>) -> Lowered {
+fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
     let Some(given) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {
-        return Err(Stop::Opaque("it holds no dense value".into()));
+        return Err(RuleFailure::Opaque("it holds no dense value".into()));
     };
     let Some(a) = c.attribute(&given.name) else {
-        return Err(Stop::Broken(format!("expected an attribute `{}`, found none", given.ref_attr_name)));
+        return Err(RuleFailure::Invalid(format!(
+            "expected an attribute `{}`, found none",
+            given.ref_attr_name
+        )));
     };
     let int = |v: &[i64], shape: Vec<usize>| Tensor::from_i64(DType::I64, shape, v);
     let float = |v: &[f32], shape: Vec<usize>| {
@@ -77,32 +80,34 @@ fn constant(c: &mut Call<'_, '_>) -> Lowered {
         ("value_ints", _) => int(&a.ints, vec![a.ints.len()]).map(Arc::new),
         ("value_float", _) => float(&[a.f], vec![]).map(Arc::new),
         ("value_floats", _) => float(&a.floats, vec![a.floats.len()]).map(Arc::new),
-        (_, kind::STRING | kind::STRINGS) => return Err(Stop::Opaque("it holds text".into())),
+        (_, kind::STRING | kind::STRINGS) => return Err(RuleFailure::Opaque("it holds text".into())),
         _ => None,
     };
-    let data = data.ok_or_else(|| Stop::Opaque(format!("it holds a `{}`", given.name)))?;
+    let data = data.ok_or_else(|| RuleFailure::Opaque(format!("it holds a `{}`", given.name)))?;
     if a.t.as_deref().is_some_and(|t| c.lowering.parameters.differs(t)) {
         let label = c.label.clone();
-        let value = c.lowering.own_parameter(&label, data)?;
-        return c.done(value);
+        let value = c.lowering.add_renamed_parameter(&label, data)?;
+        return c.set_only_result(value);
     }
-    c.set_known(0, Known::Data(data));
+    c.set_known(0, KnownValue::Data(data));
     Ok(())
 }
 
 /// A range of floats by constants: `max(ceil((end - start) / step), 0)` elements.
-fn float_range(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
+fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let mut number = |i: usize| c.scalar(i).map(|s| s.map(Scalar::as_f64));
     let (Some(start), Some(end), Some(step)) = (number(0)?, number(1)?, number(2)?) else {
-        return Err(Stop::Opaque("its bounds are symbolic floats".into()));
+        return Err(RuleFailure::Opaque("its bounds are symbolic floats".into()));
     };
     let count = ((end - start) / step).ceil();
     // A count that is no number is in no range.
     if !(f64::NEG_INFINITY..f64::from(1 << 30)).contains(&count) {
-        return Err(Stop::Broken(format!("expected a finite range, found {start} to {end} by {step}")));
+        return Err(RuleFailure::Invalid(format!(
+            "expected a finite range, found {start} to {end} by {step}"
+        )));
     }
     let y = c.iota(Dim::from(count.max(0.0) as i64), 0, 1, DType::F64)?;
-    let y = c.with_float(BinaryOp::Mul, y, step)?;
-    let y = c.with_float(BinaryOp::Add, y, start)?;
+    let y = c.binary_float(BinaryOp::Mul, y, step)?;
+    let y = c.binary_float(BinaryOp::Add, y, start)?;
     c.cast(y, dtype)
 }

@@ -7,27 +7,27 @@ use std::sync::Arc;
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
-use super::{Row, row, row_of_results};
-use crate::call::{Call, Operand};
-use crate::known::Known;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::{CallOperand, OpCall};
+use crate::known_values::KnownValue;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("Add", 14, "add", |c| binary(c, BinaryOp::Add)),
     row("Sub", 14, "sub", |c| binary(c, BinaryOp::Sub)),
     row("Mul", 14, "mul", |c| binary(c, BinaryOp::Mul)),
     row("Div", 14, "div; floor_div, rem, add", divide),
     row("Mod", 28, "rem; rem of magnitudes, mul of signs; rem, sub", modulo),
     row("Pow", 15, "pow", power),
-    row_of_results("Sum", 13, "add", |c| all(c, BinaryOp::Add)),
+    row_of_results("Sum", 13, "add", |c| fold_operands(c, BinaryOp::Add)),
     row_of_results("Mean", 13, "add, mul", |c| {
-        all(c, BinaryOp::Add)?;
-        let Some(Some(sum)) = c.values().first().copied() else { return Ok(()) };
-        let y = c.with_float(BinaryOp::Div, sum, c.node.input.len() as f64)?;
-        c.done(y)
+        fold_operands(c, BinaryOp::Add)?;
+        let Some(Some(sum)) = c.result_values().first().copied() else { return Ok(()) };
+        let y = c.binary_float(BinaryOp::Div, sum, c.node.input.len() as f64)?;
+        c.set_only_result(y)
     }),
-    row_of_results("Max", 13, "max", |c| all(c, BinaryOp::Max)),
-    row_of_results("Min", 13, "min", |c| all(c, BinaryOp::Min)),
+    row_of_results("Max", 13, "max", |c| fold_operands(c, BinaryOp::Max)),
+    row_of_results("Min", 13, "min", |c| fold_operands(c, BinaryOp::Min)),
     row("Equal", 19, "eq", |c| binary(c, BinaryOp::Eq)),
     row("Less", 13, "lt", |c| binary(c, BinaryOp::Lt)),
     row("LessOrEqual", 16, "le", |c| binary(c, BinaryOp::Le)),
@@ -70,7 +70,7 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("Atan", 22, "atan2(x, 1)", |c| {
         let x = c.tensor(0)?;
-        c.with_float(BinaryOp::Atan2, x, 1.0)
+        c.binary_float(BinaryOp::Atan2, x, 1.0)
     }),
     row("Asin", 22, "atan2(x, sqrt((1 - x) * (1 + x)))", |c| {
         let x = c.tensor(0)?;
@@ -87,87 +87,89 @@ pub(super) const ROWS: &[Row] = &[
     row("Cast", 28, "cast", |c| {
         let x = c.tensor(0)?;
         let dtype = c.opt_dtype("to")?;
-        let dtype = dtype.ok_or_else(|| Stop::Broken("expected an attribute `to`, found none".into()))?;
+        let dtype =
+            dtype.ok_or_else(|| RuleFailure::Invalid("expected an attribute `to`, found none".into()))?;
         c.ignore(NARROW);
         c.cast(x, dtype)
     }),
     row_of_results("CastLike", 25, "cast", |c| {
-        let dtype = c.type_of(1)?.dtype;
+        let dtype = c.operand_type(1)?.dtype;
         c.ignore(NARROW);
-        if c.type_of(0)?.dtype == dtype {
-            return c.same_as(0);
+        if c.operand_type(0)?.dtype == dtype {
+            return c.forward_operand(0);
         }
         // A number is known in any dtype.
         if let Some(s) = c.scalar(0)?.filter(|_| dtype.is_float()) {
-            let shape = c.data(0)?.map_or(vec![], |d| d.shape().to_vec());
+            let shape = c.constant_data(0)?.map_or(vec![], |d| d.shape().to_vec());
             if let Some(data) = Tensor::from_f64(dtype, shape, &[s.as_f64()]) {
-                c.set_known(0, Known::Data(Arc::new(data)));
+                c.set_known(0, KnownValue::Data(Arc::new(data)));
                 return Ok(());
             }
         }
         let x = c.tensor(0)?;
         let y = c.cast(x, dtype)?;
-        c.done(y)
+        c.set_only_result(y)
     }),
-    row_of_results("Identity", 25, "(identity)", |c| c.same_as(0)),
+    row_of_results("Identity", 25, "(identity)", |c| c.forward_operand(0)),
     row_of_results("Dropout", 22, "(identity), where nothing is dropped", dropout),
 ];
 
 /// How casts to floats of eight bits and fewer round, which the IR has not.
 const NARROW: &[&str] = &["saturate", "round_mode"];
 
-pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
+pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     let x = c.tensor(0)?;
     c.unary(op, x)
 }
 
 /// The first two operands, of which one may be a number.
-fn pair(c: &mut Call<'_, '_>) -> Lowered<(Operand, Operand)> {
-    let (left, right) = (c.type_of(0)?.rank(), c.type_of(1)?.rank());
+fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
+    let (left, right) = (c.operand_type(0)?.rank(), c.operand_type(1)?.rank());
     let y = c.operand(1, left)?;
     let x = match y {
-        Operand::Scalar(_) => Operand::Tensor(c.tensor(0)?),
-        Operand::Tensor(_) => c.operand(0, right)?,
+        CallOperand::Scalar(_) => CallOperand::Tensor(c.tensor(0)?),
+        CallOperand::Tensor(_) => c.operand(0, right)?,
     };
     Ok((x, y))
 }
 
 /// Two operands, of which at least one is a tensor.
-fn apply(c: &mut Call<'_, '_>, op: BinaryOp, x: Operand, y: Operand) -> Emitted {
+fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOperand) -> EmitResult {
     match (x, y) {
-        (Operand::Tensor(x), Operand::Tensor(y)) => {
+        (CallOperand::Tensor(x), CallOperand::Tensor(y)) => {
             let (a, b) = (c.shape(x), c.shape(y));
-            if infer::broadcast(&[&a, &b]).is_err() {
-                let shown = |dims: &[Dim]| dims.iter().map(|d| c.shown(d)).collect::<Vec<_>>().join(", ");
+            if infer::broadcast_shapes(&[&a, &b]).is_err() {
+                let shown =
+                    |dims: &[Dim]| dims.iter().map(|d| c.display_dim(d)).collect::<Vec<_>>().join(", ");
                 let (a, b) = (shown(&a), shown(&b));
-                return Err(Stop::Broken(format!("the shapes [{a}] and [{b}] do not broadcast")));
+                return Err(RuleFailure::Invalid(format!("the shapes [{a}] and [{b}] do not broadcast")));
             }
             c.binary(op, x, y)
         }
-        (Operand::Tensor(x), Operand::Scalar(s)) => c.with_scalar(op, x, s),
-        (Operand::Scalar(s), Operand::Tensor(y)) => c.scalar_with(op, s, y),
-        (Operand::Scalar(_), Operand::Scalar(_)) => {
-            Err(Stop::Broken("expected a tensor among two numbers".into()))
+        (CallOperand::Tensor(x), CallOperand::Scalar(s)) => c.binary_scalar(op, x, s),
+        (CallOperand::Scalar(s), CallOperand::Tensor(y)) => c.scalar_binary(op, s, y),
+        (CallOperand::Scalar(_), CallOperand::Scalar(_)) => {
+            Err(RuleFailure::Invalid("expected a tensor among two numbers".into()))
         }
     }
 }
 
-fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
-    let (x, y) = pair(c)?;
-    apply(c, op, x, y)
+fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
+    let (x, y) = binary_operands(c)?;
+    emit_binary(c, op, x, y)
 }
 
-fn all(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+fn fold_operands(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     let mut parts = c.tensors()?.into_iter();
     let Some(mut y) = parts.next() else { return Ok(()) };
     for part in parts {
         y = c.binary(op, y, part)?;
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
-fn divide(c: &mut Call<'_, '_>) -> Emitted {
-    if c.type_of(0)?.dtype.is_float() {
+fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
+    if c.operand_type(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
     let (x, y) = (c.tensor(0)?, c.tensor(1)?);
@@ -175,7 +177,7 @@ fn divide(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// The sign of the divisor, or with `fmod` that of the dividend.
-fn modulo(c: &mut Call<'_, '_>) -> Emitted {
+fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
@@ -192,14 +194,14 @@ fn modulo(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// The result has the dtype of the base, whatever that of the exponent is.
-fn power(c: &mut Call<'_, '_>) -> Emitted {
-    let (base, exponent) = (c.type_of(0)?, c.type_of(1)?);
+fn power(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (base, exponent) = (c.operand_type(0)?, c.operand_type(1)?);
     let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
     let x = c.tensor(0)?;
     let x = c.cast(x, wide)?;
     let y = match c.operand(1, base.rank())? {
-        Operand::Scalar(s) => c.with_scalar(BinaryOp::Pow, x, s)?,
-        Operand::Tensor(y) => {
+        CallOperand::Scalar(s) => c.binary_scalar(BinaryOp::Pow, x, s)?,
+        CallOperand::Tensor(y) => {
             let y = c.cast(y, wide)?;
             c.binary(BinaryOp::Pow, x, y)?
         }
@@ -207,58 +209,58 @@ fn power(c: &mut Call<'_, '_>) -> Emitted {
     c.cast(y, base.dtype)
 }
 
-fn is_inf(c: &mut Call<'_, '_>) -> Emitted {
+fn is_inf(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let signs = (c.int_or("detect_negative", 1)? != 0, c.int_or("detect_positive", 1)? != 0);
     let y = match signs {
         (true, true) => {
             let x = c.unary(UnaryOp::Abs, x)?;
-            c.with_float(BinaryOp::Eq, x, f64::INFINITY)?
+            c.binary_float(BinaryOp::Eq, x, f64::INFINITY)?
         }
-        (true, false) => c.with_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?,
-        (false, true) => c.with_float(BinaryOp::Eq, x, f64::INFINITY)?,
+        (true, false) => c.binary_float(BinaryOp::Eq, x, f64::NEG_INFINITY)?,
+        (false, true) => c.binary_float(BinaryOp::Eq, x, f64::INFINITY)?,
         (false, false) => c.full(Scalar::Bool(false), DType::Bool, c.shape(x))?,
     };
     Ok(y)
 }
 
 /// The bounds are operands, or attributes before version 11.
-fn clip(c: &mut Call<'_, '_>) -> Emitted {
+fn clip(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut y = c.tensor(0)?;
     let rank = c.rank(y);
     for (i, name, op) in [(1, "min", BinaryOp::Max), (2, "max", BinaryOp::Min)] {
-        if c.name(i).is_some() {
+        if c.operand_name(i).is_some() {
             let bound = c.operand(i, rank)?;
-            y = apply(c, op, Operand::Tensor(y), bound)?;
+            y = emit_binary(c, op, CallOperand::Tensor(y), bound)?;
         } else if let Some(bound) = c.opt_float(name)? {
-            y = c.with_float(op, y, bound)?;
+            y = c.binary_float(op, y, bound)?;
         }
     }
     Ok(y)
 }
 
-fn select(c: &mut Call<'_, '_>) -> Emitted {
+fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (condition, x, y) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
     c.select(condition, x, y)
 }
 
 /// Inference drops nothing; the mask of what is kept is true everywhere.
-fn dropout(c: &mut Call<'_, '_>) -> Lowered {
-    let training = match c.name(2) {
+fn dropout(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let training = match c.operand_name(2) {
         None => false,
         Some(_) => c.scalar(2)?.is_none_or(|s| s.as_f64() != 0.0),
     };
     if training {
-        return Err(Stop::Opaque("it draws random numbers".into()));
+        return Err(RuleFailure::Opaque("it draws random numbers".into()));
     }
     // What would be dropped: an operand, or an attribute before version 12.
-    c.name(1);
+    c.operand_name(1);
     c.ignore(&["ratio", "seed"]);
-    if c.wants(1) {
+    if c.is_result_read(1) {
         let x = c.tensor(0)?;
         let dtype = if c.version < 10 { c.dtype(x) } else { DType::Bool };
         let kept = c.full(Scalar::Int(1), dtype, c.shape(x))?;
-        c.set(1, kept);
+        c.set_result(1, kept);
     }
-    c.same_as(0)
+    c.forward_operand(0)
 }

@@ -2,27 +2,27 @@
 //! computed does not show that it is never negative, it is wrapped.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, Reduction, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
         let (x, index) = (c.tensor(0)?, c.tensor(1)?);
         let axis = c.axis_or("axis", 0, c.rank(x))?;
-        let index = c.wrapped(index, &c.extent(x, axis))?;
+        let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
         if c.flag("batch_dims")? {
-            return Err(Stop::Opaque("it has batch axes".into()));
+            return Err(RuleFailure::Opaque("it has batch axes".into()));
         }
         let mut operands = vec![x];
-        operands.extend(coordinates(c, x)?);
+        operands.extend(coordinate_indices(c, x)?);
         c.emit("index", Op::Index { axis: 0 }, &operands)
     }),
     row_of_results("ScatterElements", 18, "scatter", scatter),
@@ -32,88 +32,95 @@ pub(super) const ROWS: &[Row] = &[
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
             Some("add") => true,
-            Some(other) => return Err(Stop::Opaque(format!("it combines by {other}"))),
+            Some(other) => return Err(RuleFailure::Opaque(format!("it combines by {other}"))),
         };
         let mut operands = vec![x, source];
-        operands.extend(coordinates(c, x)?);
+        operands.extend(coordinate_indices(c, x)?);
         c.emit("index_put", Op::IndexPut { axis: 0, accumulate }, &operands)
     }),
     row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
 
 /// A constant index is a slice, which is a view.
-fn gather(c: &mut Call<'_, '_>) -> Lowered {
+fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let n = c.extent(x, axis);
-    if let Some(data) = c.data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
+    if let Some(data) = c.constant_data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
         let given = data.to_i64()[0];
-        let start = c.counted(Dim::from(given), &n);
-        let (low, high) = (c.bounds(&start).1, c.bounds(&(n.clone() - start.clone())).1);
+        let start = c.index_from_start(Dim::from(given), &n);
+        let (low, high) = (c.dim_bounds(&start).1, c.dim_bounds(&(n.clone() - start.clone())).1);
         if low < 0 || high <= 0 {
-            return Err(Stop::Broken(format!(
+            return Err(RuleFailure::Invalid(format!(
                 "expected an index from -{0} to {0} - 1, found {given}",
-                c.shown(&n)
+                c.display_dim(&n)
             )));
         }
         let one = c.slice(x, axis, start, 1.into(), 1)?;
         let y = if data.shape().is_empty() { c.drop_axis(one, axis)? } else { one };
-        return c.done(y);
+        return c.set_only_result(y);
     }
     let index = c.tensor(1)?;
-    let index = c.wrapped(index, &n)?;
+    let index = c.wrap_negative_index(index, &n)?;
     let y = c.emit("take", Op::Take { axis }, &[x, index])?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// The indices of the first axes of `x` that the last axis of operand 1 lists.
-fn coordinates(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Vec<ValueId>> {
+fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<ValueId>> {
     let index = c.tensor(1)?;
     let Some(last) = c.rank(index).checked_sub(1) else {
-        return Err(Stop::Broken("expected indices with an axis, found none".into()));
+        return Err(RuleFailure::Invalid("expected indices with an axis, found none".into()));
     };
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
         let (most, found) = (c.rank(x), c.extent(index, last));
-        return Err(Stop::Broken(format!("expected 1 to {most} coordinates, found {}", c.shown(&found))));
+        return Err(RuleFailure::Invalid(format!(
+            "expected 1 to {most} coordinates, found {}",
+            c.display_dim(&found)
+        )));
     };
     let mut out = Vec::new();
     for axis in 0..count as usize {
         let one = c.slice(index, last, (axis as i64).into(), 1.into(), 1)?;
         let one = c.drop_axis(one, last)?;
-        out.push(c.wrapped(one, &c.extent(x, axis))?);
+        out.push(c.wrap_negative_index(one, &c.extent(x, axis))?);
     }
     Ok(out)
 }
 
-fn scatter(c: &mut Call<'_, '_>) -> Lowered {
+fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (x, index, source) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let combine = match c.opt_string("reduction")? {
         None | Some("none") => None,
-        Some("add") => Some(Reduction::Sum),
-        Some("mul") => Some(Reduction::Prod),
-        Some("max") => Some(Reduction::Max),
-        Some("min") => Some(Reduction::Min),
-        Some(other) => return Err(Stop::Broken(format!("expected a known reduction, found `{other}`"))),
+        Some("add") => Some(ReductionKind::Sum),
+        Some("mul") => Some(ReductionKind::Prod),
+        Some("max") => Some(ReductionKind::Max),
+        Some("min") => Some(ReductionKind::Min),
+        Some(other) => {
+            return Err(RuleFailure::Invalid(format!("expected a known reduction, found `{other}`")));
+        }
     };
-    let index = c.wrapped(index, &c.extent(x, axis))?;
+    let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
     let y = c.emit("scatter", Op::ScatterElements { axis, combine }, &[x, index, source])?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// The values are that of the others and that of the one.
-fn one_hot(c: &mut Call<'_, '_>) -> Emitted {
+fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
         [one] => one.clone(),
-        many => return Err(Stop::Broken(format!("expected one number as depth, found {}", many.len()))),
+        many => {
+            return Err(RuleFailure::Invalid(format!("expected one number as depth, found {}", many.len())));
+        }
     };
     let values = c.tensor(2)?;
     let rank = c.rank(index) + 1;
     let axis = c.axis_or("axis", -1, rank)?;
     let index = c.cast(index, DType::I64)?;
-    let index = c.wrapped(index, &depth)?;
+    let index = c.wrap_negative_index(index, &depth)?;
     let index = c.unsqueeze(index, axis)?;
     let mut line = vec![Dim::from(1); rank];
     line[axis] = depth.clone();

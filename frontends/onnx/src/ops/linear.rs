@@ -3,14 +3,14 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType};
 
-use super::{Row, row};
-use crate::call::Call;
-use crate::lower::{Emitted, Stop};
+use super::{RuleRow, row};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("MatMul", 13, "matmul", |c| {
         let (x, y) = (c.tensor(0)?, c.tensor(1)?);
-        c.product(x, y)
+        c.numpy_matmul(x, y)
     }),
     row("Gemm", 13, "permute, matmul, mul, add", gemm),
     row("Einsum", 28, "permute, reshape, matmul", |c| {
@@ -23,10 +23,10 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
-fn gemm(c: &mut Call<'_, '_>) -> Emitted {
+fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
     if (c.rank(x), c.rank(y)) != (2, 2) {
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected two matrices, found {} and {} axes",
             c.rank(x),
             c.rank(y)
@@ -46,21 +46,21 @@ fn gemm(c: &mut Call<'_, '_>) -> Emitted {
     let wide = if dtype.is_float() || whole { dtype } else { DType::F64 };
     z = c.cast(z, wide)?;
     if alpha != 1.0 {
-        z = c.with_float(BinaryOp::Mul, z, alpha)?;
+        z = c.binary_float(BinaryOp::Mul, z, alpha)?;
     }
     if let Some(mut bias) = c.opt_tensor(2)?.filter(|_| beta != 0.0) {
         bias = c.cast(bias, wide)?;
         if beta != 1.0 {
-            bias = c.with_float(BinaryOp::Mul, bias, beta)?;
+            bias = c.binary_float(BinaryOp::Mul, bias, beta)?;
         }
         z = c.binary(BinaryOp::Add, z, bias)?;
     }
     c.cast(z, dtype)
 }
 
-fn fused(c: &mut Call<'_, '_>) -> Emitted {
+fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.flag("transBatchA")? || c.flag("transBatchB")? {
-        return Err(Stop::Opaque("it transposes batch axes".into()));
+        return Err(RuleFailure::Opaque("it transposes batch axes".into()));
     }
     let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
     if c.flag("transA")? {
@@ -70,9 +70,9 @@ fn fused(c: &mut Call<'_, '_>) -> Emitted {
         y = c.transposed(y)?;
     }
     let alpha = c.float_or("alpha", 1.0)?;
-    let mut z = c.product(x, y)?;
+    let mut z = c.numpy_matmul(x, y)?;
     if alpha != 1.0 {
-        z = c.with_float(BinaryOp::Mul, z, alpha)?;
+        z = c.binary_float(BinaryOp::Mul, z, alpha)?;
     }
     Ok(z)
 }

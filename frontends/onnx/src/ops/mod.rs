@@ -1,4 +1,4 @@
-//! The rules, by domain and op. One table per theme; [`supported`] prints the tables that [`find`] searches.
+//! The rules, by domain and op. One table per theme; [`supported`] prints the tables that [`find_rule`] searches.
 
 mod activations;
 mod attention;
@@ -8,20 +8,20 @@ mod elementwise;
 mod index;
 mod linear;
 mod normalize;
-mod pieces;
 mod reduce;
 pub(crate) mod schemas;
 mod sequences;
+mod slicing;
 mod views;
 
-use symmc_import::Tables;
+use symmc_import::RuleTables;
 
-use crate::call::Versioned;
-pub(crate) use crate::call::{Row, row, row_of_results};
-use crate::node::normalised;
-use schemas::Schema;
+use crate::call::VersionedRule;
+pub(crate) use crate::call::{RuleRow, row, row_of_results};
+use crate::node::normalize_domain;
+use schemas::OpSchema;
 
-static TABLES: Tables<Versioned> = Tables::new(&[
+static TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
     elementwise::ROWS,
     activations::ROWS,
     linear::ROWS,
@@ -29,24 +29,24 @@ static TABLES: Tables<Versioned> = Tables::new(&[
     attention::ROWS,
     reduce::ROWS,
     views::ROWS,
-    pieces::ROWS,
+    slicing::ROWS,
     sequences::ROWS,
     index::ROWS,
     create::ROWS,
     collectives::ROWS,
 ]);
 
-pub(crate) fn find(domain: &str, op: &str) -> Option<&'static Row> {
-    match normalised(domain) {
-        "" => TABLES.find(op),
-        domain => TABLES.find(&format!("{domain}::{op}")),
+pub(crate) fn find_rule(domain: &str, op: &str) -> Option<&'static RuleRow> {
+    match normalize_domain(domain) {
+        "" => TABLES.find_row(op),
+        domain => TABLES.find_row(&format!("{domain}::{op}")),
     }
 }
 
 /// The definition of an op in a version of its operator set. Fails if its rule was not written for that version, or
 /// there is no such op in it.
-pub(crate) fn definition(row: &Row, version: i64) -> Result<&'static Schema, String> {
-    let known = schemas::versions(row.name);
+pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static OpSchema, String> {
+    let known = schemas::op_versions(row.name);
     let Some(schema) = known.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
         let first = known.iter().map(|s| s.since).min().unwrap_or(1);
         return Err(format!("expected version {first} or newer of its operators, found version {version}"));
@@ -67,14 +67,14 @@ pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use schemas::{is_standard, newest, versions};
+    use schemas::{is_standard, newest_opset, op_versions};
 
     #[test]
     fn every_rule_is_of_a_version_that_is_known() {
         for row in TABLES.rows() {
-            let versions = versions(row.name);
+            let versions = op_versions(row.name);
             assert!(versions.iter().any(|s| s.since == row.rule.up_to), "{}: {versions:?}", row.name);
-            assert!(versions.iter().all(|s| s.since <= newest()), "{}", row.name);
+            assert!(versions.iter().all(|s| s.since <= newest_opset()), "{}", row.name);
         }
         assert!(is_standard("Conv") && is_standard("Relu") && !is_standard("Convolution"));
     }
@@ -82,10 +82,11 @@ mod tests {
     #[test]
     fn what_is_newer_than_a_rule_is_refused() {
         let old = row_of_results("Clip", 11, "", |_| Ok(()));
-        assert_eq!(definition(&old, 11).map(|s| s.since), Ok(11));
-        let error = definition(&old, 12).expect_err("a newer version");
+        assert_eq!(find_definition(&old, 11).map(|s| s.since), Ok(11));
+        let error = find_definition(&old, 12).expect_err("a newer version");
         assert_eq!(error, "expected version 11 or older of the op, found version 12");
-        let error = definition(&row_of_results("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
+        let error =
+            find_definition(&row_of_results("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
         assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
     }
 }

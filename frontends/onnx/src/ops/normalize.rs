@@ -1,14 +1,14 @@
 //! Softmax and the norms, which stay whole where the IR has them.
 
 use symmc_import::Emit;
-use symmc_import::emit::product;
-use symmc_ir::{BinaryOp, Dim, Float, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_import::emit::extent_product;
+use symmc_ir::{BinaryOp, Dim, FloatAttribute, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
     row_of_results("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
     row_of_results("LayerNormalization", 17, "layer_norm", |c| {
@@ -19,12 +19,12 @@ pub(super) const ROWS: &[Row] = &[
     row_of_results("SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
     row_of_results("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
     row_of_results("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
-        let x = skipped(c, 4)?;
+        let x = add_skip_connection(c, 4)?;
         let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
         layer_norm(c, x, weight, bias, SKIP_EPSILON)
     }),
     row_of_results("com.microsoft::SkipSimplifiedLayerNormalization", 1, "add, rms_norm", |c| {
-        let x = skipped(c, 3)?;
+        let x = add_skip_connection(c, 3)?;
         let weight = c.opt_tensor(2)?;
         rms_norm(c, x, weight, SKIP_EPSILON)
     }),
@@ -35,17 +35,17 @@ pub(super) const ROWS: &[Row] = &[
         let norm = match c.int_or("p", 2)? {
             1 => {
                 let a = c.unary(UnaryOp::Abs, x)?;
-                c.reduce(Reduction::Sum, a, vec![axis], true)?
+                c.reduce(ReductionKind::Sum, a, vec![axis], true)?
             }
             2 => {
                 let s = c.binary(BinaryOp::Mul, x, x)?;
-                let s = c.reduce(Reduction::Sum, s, vec![axis], true)?;
+                let s = c.reduce(ReductionKind::Sum, s, vec![axis], true)?;
                 c.unary(UnaryOp::Sqrt, s)?
             }
-            p => return Err(Stop::Broken(format!("expected p of 1 or 2, found {p}"))),
+            p => return Err(RuleFailure::Invalid(format!("expected p of 1 or 2, found {p}"))),
         };
         // Zeros stay.
-        let zero = c.with_float(BinaryOp::Eq, norm, 0.0)?;
+        let zero = c.binary_float(BinaryOp::Eq, norm, 0.0)?;
         let one = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
         let norm = c.select(zero, one, norm)?;
         c.binary(BinaryOp::Div, x, norm)
@@ -59,38 +59,43 @@ const EPSILON: f64 = 1e-5;
 const SKIP_EPSILON: f64 = 1e-12;
 
 /// Before version 13 all axes from `axis` on were one.
-fn softmax(c: &mut Call<'_, '_>, log: bool) -> Lowered {
+fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> RuleResult {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
     let axis = c.axis_or("axis", if c.version < 13 { 1 } else { -1 }, shape.len())?;
     if c.version >= 13 || axis + 1 == shape.len() {
         let y = c.emit("softmax", Op::Softmax { axis, log }, &[x])?;
-        return c.done(y);
+        return c.set_only_result(y);
     }
-    let flat = c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])?;
+    let flat = c.reshape(x, vec![extent_product(&shape[..axis]), extent_product(&shape[axis..])])?;
     let y = c.emit("softmax", Op::Softmax { axis: 1, log }, &[flat])?;
     let y = c.reshape(y, shape)?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// The sum of the first two operands and, if there is one, of operand `bias`: also the fourth result.
-fn skipped(c: &mut Call<'_, '_>, bias: usize) -> Emitted {
+fn add_skip_connection(c: &mut OpCall<'_, '_>, bias: usize) -> EmitResult {
     let (x, skip) = (c.tensor(0)?, c.tensor(1)?);
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
         sum = c.binary(BinaryOp::Add, sum, bias)?;
     }
-    c.set(3, sum);
+    c.set_result(3, sum);
     Ok(sum)
 }
 
-fn normalized_axes(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
+fn normalized_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     let rank = c.rank(x);
     Ok(rank - c.axis_or("axis", -1, rank)?)
 }
 
 /// A weight or bias in the shape of the last `axes` axes of `x`, if it broadcasts to that.
-fn tail(c: &mut Call<'_, '_>, x: ValueId, w: Option<ValueId>, axes: usize) -> Lowered<Option<ValueId>> {
+fn expand_to_normalized_axes(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    w: Option<ValueId>,
+    axes: usize,
+) -> RuleResult<Option<ValueId>> {
     let shape = c.shape(x).split_off(c.rank(x) - axes);
     let Some(w) = w else { return Ok(None) };
     let mut own = c.shape(w);
@@ -103,59 +108,64 @@ fn tail(c: &mut Call<'_, '_>, x: ValueId, w: Option<ValueId>, axes: usize) -> Lo
 }
 
 fn layer_norm(
-    c: &mut Call<'_, '_>,
+    c: &mut OpCall<'_, '_>,
     x: ValueId,
     weight: Option<ValueId>,
     bias: Option<ValueId>,
     epsilon: f64,
-) -> Lowered {
+) -> RuleResult {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("epsilon", epsilon)?;
-    let (weight, bias) = (tail(c, x, weight, axes)?, tail(c, x, bias, axes)?);
+    let (weight, bias) =
+        (expand_to_normalized_axes(c, x, weight, axes)?, expand_to_normalized_axes(c, x, bias, axes)?);
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
-    if c.wants(1) || c.wants(2) {
-        let (mean, scale) = c.moments(x, axes, eps)?;
-        c.set(1, mean);
-        c.set(2, scale);
+    if c.is_result_read(1) || c.is_result_read(2) {
+        let (mean, scale) = c.mean_and_inverse_std(x, axes, eps)?;
+        c.set_result(1, mean);
+        c.set_result(2, scale);
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
-fn plain_rms_norm(c: &mut Call<'_, '_>) -> Lowered {
+fn plain_rms_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
     rms_norm(c, x, weight, EPSILON)
 }
 
 /// The normalised value is rounded before the weight multiplies it.
-fn rms_norm(c: &mut Call<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: f64) -> Lowered {
+fn rms_norm(c: &mut OpCall<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: f64) -> RuleResult {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("epsilon", epsilon)?;
     let mut operands = vec![x];
-    operands.extend(tail(c, x, weight, axes)?);
-    let y = c.emit("rms_norm", Op::RmsNorm { axes, eps: Float(eps), round_first: true }, &operands)?;
+    operands.extend(expand_to_normalized_axes(c, x, weight, axes)?);
+    let y =
+        c.emit("rms_norm", Op::RmsNorm { axes, eps: FloatAttribute(eps), round_first: true }, &operands)?;
     // The inverse of the root mean square stands second, or third behind a mean that is never computed.
     let inverse = if c.result_count() > 2 { 2 } else { 1 };
-    if c.wants(inverse) {
+    if c.is_result_read(inverse) {
         let scale = c.inverse_rms(x, axes, eps)?;
-        c.set(inverse, scale);
+        c.set_result(inverse, scale);
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// `[n, c, …]` is normalised within each of the groups of channels as one axis.
-fn group_norm(c: &mut Call<'_, '_>) -> Emitted {
+fn group_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
     if c.version < 21 {
-        return Err(Stop::Opaque(format!("the weights of version {} are one for each group", c.version)));
+        return Err(RuleFailure::Opaque(format!(
+            "the weights of version {} are one for each group",
+            c.version
+        )));
     }
     let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", EPSILON)?);
-    let flat = c.in_groups(x, groups)?;
-    let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: Float(eps) }, &[flat])?;
+    let flat = c.group_channels(x, groups)?;
+    let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: FloatAttribute(eps) }, &[flat])?;
     let mut y = c.reshape(y, shape.clone())?;
     for (op, i) in [(BinaryOp::Mul, 1), (BinaryOp::Add, 2)] {
         let w = c.tensor(i)?;
-        let w = c.per_channel(w, &shape)?;
+        let w = c.reshape_per_channel(w, &shape)?;
         y = c.binary(op, y, w)?;
     }
     Ok(y)

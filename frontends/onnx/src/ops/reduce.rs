@@ -1,26 +1,26 @@
 //! Reductions, arg-reductions and cumulative sums.
 
 use symmc_import::Emit;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
-    row("ReduceSum", 13, "sum", |c| reduce(c, Reduction::Sum)),
-    row("ReduceMean", 18, "mean", |c| reduce(c, Reduction::Mean)),
-    row("ReduceProd", 18, "prod", |c| reduce(c, Reduction::Prod)),
-    row("ReduceMax", 20, "max; any", |c| reduce(c, Reduction::Max)),
-    row("ReduceMin", 20, "min; all", |c| reduce(c, Reduction::Min)),
-    row("ReduceL1", 18, "sum of abs", |c| through(c, |c, x| c.unary(UnaryOp::Abs, x), |_, y| Ok(y))),
+pub(super) const ROWS: &[RuleRow] = &[
+    row("ReduceSum", 13, "sum", |c| reduce(c, ReductionKind::Sum)),
+    row("ReduceMean", 18, "mean", |c| reduce(c, ReductionKind::Mean)),
+    row("ReduceProd", 18, "prod", |c| reduce(c, ReductionKind::Prod)),
+    row("ReduceMax", 20, "max; any", |c| reduce(c, ReductionKind::Max)),
+    row("ReduceMin", 20, "min; all", |c| reduce(c, ReductionKind::Min)),
+    row("ReduceL1", 18, "sum of abs", |c| sum_between(c, |c, x| c.unary(UnaryOp::Abs, x), |_, y| Ok(y))),
     row("ReduceL2", 18, "sqrt of sum of squares", |c| {
-        through(c, |c, x| c.binary(BinaryOp::Mul, x, x), |c, y| c.unary(UnaryOp::Sqrt, y))
+        sum_between(c, |c, x| c.binary(BinaryOp::Mul, x, x), |c, y| c.unary(UnaryOp::Sqrt, y))
     }),
     row("ReduceSumSquare", 18, "sum of squares", |c| {
-        through(c, |c, x| c.binary(BinaryOp::Mul, x, x), |_, y| Ok(y))
+        sum_between(c, |c, x| c.binary(BinaryOp::Mul, x, x), |_, y| Ok(y))
     }),
-    row("ReduceLogSum", 28, "log of sum", |c| through(c, |_, x| Ok(x), |c, y| c.unary(UnaryOp::Log, y))),
+    row("ReduceLogSum", 28, "log of sum", |c| sum_between(c, |_, x| Ok(x), |c, y| c.unary(UnaryOp::Log, y))),
     row("ReduceLogSumExp", 28, "log of sum of exp, from the maximum", log_sum_exp),
     row("ArgMax", 13, "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("ArgMin", 13, "argmin", |c| arg_reduce(c, ArgOp::Min)),
@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// The axes of a reduction, and whether they stay. `None` if nothing is reduced.
-fn reduced_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Option<(Vec<usize>, bool)>> {
+fn reduced_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Option<(Vec<usize>, bool)>> {
     let rank = c.rank(x);
     let keep = c.int_or("keepdims", 1)? != 0;
     let nothing = c.flag("noop_with_empty_axes")?;
@@ -40,22 +40,28 @@ fn reduced_axes(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Option<(Vec<usize>,
     }
 }
 
-fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Emitted {
+fn reduce(c: &mut OpCall<'_, '_>, op: ReductionKind) -> EmitResult {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else { return Ok(x) };
-    reduced(c, op, x, axes, keep)
+    reduce_keeping_dtype(c, op, x, axes, keep)
 }
 
 /// A reduction that keeps the dtype. The mean of integers truncates.
-fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted {
+fn reduce_keeping_dtype(
+    c: &mut OpCall<'_, '_>,
+    op: ReductionKind,
+    x: ValueId,
+    axes: Vec<usize>,
+    keep: bool,
+) -> EmitResult {
     let dtype = c.dtype(x);
     if axes.is_empty() {
         return Ok(x);
     }
     let op = match (op, dtype) {
-        (Reduction::Max, DType::Bool) => Reduction::Any,
-        (Reduction::Min, DType::Bool) => Reduction::All,
-        (Reduction::Mean, d) if !d.is_float() => {
+        (ReductionKind::Max, DType::Bool) => ReductionKind::Any,
+        (ReductionKind::Min, DType::Bool) => ReductionKind::All,
+        (ReductionKind::Mean, d) if !d.is_float() => {
             let x = c.cast(x, DType::F64)?;
             let y = c.reduce(op, x, axes, keep)?;
             return c.cast(y, dtype);
@@ -67,66 +73,66 @@ fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, ke
 }
 
 /// A function before a sum and one after it.
-fn through(
-    c: &mut Call<'_, '_>,
-    before: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
-    after: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
-) -> Emitted {
+fn sum_between(
+    c: &mut OpCall<'_, '_>,
+    before: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+    after: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+) -> EmitResult {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else {
-        return Err(Stop::Opaque("it reduces no axis".into()));
+        return Err(RuleFailure::Opaque("it reduces no axis".into()));
     };
     let y = before(c, x)?;
-    let y = reduced(c, Reduction::Sum, y, axes, keep)?;
+    let y = reduce_keeping_dtype(c, ReductionKind::Sum, y, axes, keep)?;
     after(c, y)
 }
 
-fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
+fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else { return Ok(x) };
     if axes.is_empty() {
         return Ok(x);
     }
     // An infinite maximum would make NaN of itself.
-    let most = c.reduce(Reduction::Max, x, axes.clone(), true)?;
+    let most = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
     let size = c.unary(UnaryOp::Abs, most)?;
-    let infinite = c.with_float(BinaryOp::Eq, size, f64::INFINITY)?;
+    let infinite = c.binary_float(BinaryOp::Eq, size, f64::INFINITY)?;
     let zero = c.full(Scalar::Int(0), c.dtype(most), vec![])?;
     let most = c.select(infinite, zero, most)?;
     c.log_sum_exp(x, most, axes, keep)
 }
 
-fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
+fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     if c.flag("select_last_index")? {
-        return Err(Stop::Opaque("it takes the last of equal elements".into()));
+        return Err(RuleFailure::Opaque("it takes the last of equal elements".into()));
     }
     let keep = c.int_or("keepdims", 1)? != 0;
     c.arg_reduce(op, x, axis, keep)
 }
 
-fn cumulative_sum(c: &mut Call<'_, '_>) -> Emitted {
+fn cumulative_sum(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let axis = c.opt_consts(1, "the axis")?.and_then(|a| a.first().copied()).unwrap_or(0);
-    let axis = c.axis_of(axis, c.rank(x))?;
+    let axis = c.resolve_axis(axis, c.rank(x))?;
     let dtype = c.dtype(x);
     let reverse = c.flag("reverse")?;
-    let from = if reverse { c.reversed(x, axis)? } else { x };
+    let from = if reverse { c.reverse_axis(x, axis)? } else { x };
     let y = c.emit("cumsum", Op::CumSum { axis }, &[from])?;
     let mut y = c.cast(y, dtype)?;
     if c.flag("exclusive")? {
         // Moved on by one element.
         let mut low = vec![Dim::from(0); c.rank(y)];
         low[axis] = 1.into();
-        let op = Op::Pad { low, value: Scalar::Int(0).converted(dtype) };
-        y = c.emit_as("moved", op, &[y], Type::new(dtype, c.shape(y)))?;
+        let op = Op::Pad { low, value: Scalar::Int(0).convert_to(dtype) };
+        y = c.emit_as("moved", op, &[y], TensorType::new(dtype, c.shape(y)))?;
     }
-    let y = if reverse { c.reversed(y, axis)? } else { y };
+    let y = if reverse { c.reverse_axis(y, axis)? } else { y };
     Ok(y)
 }
 
-fn top_k(c: &mut Call<'_, '_>) -> Lowered {
+fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
     let axis = c.axis_or("axis", -1, shape.len())?;
@@ -134,17 +140,19 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
         Some(k) => Dim::from(k),
         None => match c.ints(1, "k")?.dims.as_slice() {
             [one] => one.clone(),
-            many => return Err(Stop::Broken(format!("expected one number as k, found {}", many.len()))),
+            many => {
+                return Err(RuleFailure::Invalid(format!("expected one number as k, found {}", many.len())));
+            }
         },
     };
     shape[axis] = k;
-    symmc_ir::dim::check_size(&shape).map_err(Stop::Broken)?;
+    symmc_ir::dim::check_shape_complexity(&shape).map_err(RuleFailure::Invalid)?;
     // Any order will do for results that need not be sorted.
     c.ignore(&["sorted"]);
     let op = Op::TopK { axis, largest: c.int_or("largest", 1)? != 0 };
-    let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
+    let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let name = format!("{}.topk", c.label);
     let results = c.builder_mut().node_as(&name, op, &[x], types)?;
-    results.into_iter().enumerate().for_each(|(i, v)| c.set(i, v));
+    results.into_iter().enumerate().for_each(|(i, v)| c.set_result(i, v));
     Ok(())
 }

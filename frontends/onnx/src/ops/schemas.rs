@@ -8,23 +8,23 @@ use std::sync::OnceLock;
 
 use symmc_ir::DType;
 
-use crate::node::describe;
+use crate::node::describe_attribute;
 use crate::proto::{self, attribute_type as kind};
 
 #[derive(Debug)]
-pub(crate) struct Schema {
+pub(crate) struct OpSchema {
     /// The version of the operator set from which it holds.
     pub since: i64,
     /// Whether the op is not one any more.
     pub deprecated: bool,
-    operands: Count,
-    results: Count,
+    operands: CountRange,
+    results: CountRange,
     dtypes: OperandDtypes,
     pub attributes: Vec<AttributeSchema>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Count {
+struct CountRange {
     least: usize,
     /// `None` if there may be any number.
     most: Option<usize>,
@@ -48,37 +48,37 @@ pub(crate) struct AttributeSchema {
     default: Option<&'static str>,
 }
 
-struct Schemas {
+struct SchemaTable {
     newest: i64,
     others: HashSet<&'static str>,
-    versions: HashMap<&'static str, Vec<Schema>>,
+    versions: HashMap<&'static str, Vec<OpSchema>>,
 }
 
-pub(crate) fn newest() -> i64 {
-    all().newest
+pub(crate) fn newest_opset() -> i64 {
+    schema_table().newest
 }
 
 /// Whether ONNX itself defines an op of this name.
 pub(crate) fn is_standard(op: &str) -> bool {
-    all().others.contains(op) || all().versions.contains_key(op)
+    schema_table().others.contains(op) || schema_table().versions.contains_key(op)
 }
 
 /// All versions of an op, by its name with its domain.
-pub(crate) fn versions(op: &str) -> &'static [Schema] {
-    all().versions.get(op).map_or(&[], Vec::as_slice)
+pub(crate) fn op_versions(op: &str) -> &'static [OpSchema] {
+    schema_table().versions.get(op).map_or(&[], Vec::as_slice)
 }
 
-fn all() -> &'static Schemas {
-    static ALL: OnceLock<Schemas> = OnceLock::new();
+fn schema_table() -> &'static SchemaTable {
+    static ALL: OnceLock<SchemaTable> = OnceLock::new();
     ALL.get_or_init(|| {
-        let mut all = Schemas { newest: 0, others: HashSet::new(), versions: HashMap::new() };
+        let mut all = SchemaTable { newest: 0, others: HashSet::new(), versions: HashMap::new() };
         for line in include_str!("schemas.txt").lines() {
             let mut words = line.split(' ');
             match words.next() {
                 Some("newest") => all.newest = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 Some("others") => all.others.extend(words),
                 Some(name) if !name.starts_with('#') => {
-                    all.versions.entry(name).or_default().extend(parse(words));
+                    all.versions.entry(name).or_default().extend(parse_schema(words));
                 }
                 _ => {}
             }
@@ -88,17 +88,17 @@ fn all() -> &'static Schemas {
 }
 
 /// `13 2..3 1..1 @T,T,V;T=hf;V=il alpha:float=1.0 axis:int!` or `11 deprecated`.
-fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
+fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
     let since = words.next()?.parse().ok()?;
     let count = |word: &str| {
         let (least, most) = word.split_once("..")?;
-        Some(Count { least: least.parse().ok()?, most: most.parse().ok() })
+        Some(CountRange { least: least.parse().ok()?, most: most.parse().ok() })
     };
     let first = words.next()?;
-    let none = Count { least: 0, most: None };
+    let none = CountRange { least: 0, most: None };
     if first == "deprecated" {
         let dtypes = OperandDtypes::default();
-        return Some(Schema {
+        return Some(OpSchema {
             since,
             deprecated: true,
             operands: none,
@@ -108,7 +108,7 @@ fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
         });
     }
     let (operands, results) = (count(first)?, count(words.next()?)?);
-    let dtypes = OperandDtypes::parse(words.next()?)?;
+    let dtypes = OperandDtypes::parse_dtypes(words.next()?)?;
     let attribute = |word: &'static str| {
         let (name, ty) = word.split_once(':')?;
         let (ty, default) = ty.split_once('=').map_or((ty, None), |(ty, default)| (ty, Some(default)));
@@ -116,12 +116,12 @@ fn parse(mut words: std::str::Split<'static, char>) -> Option<Schema> {
         Some(AttributeSchema { name, what: ty.trim_end_matches('!'), required, default })
     };
     let attributes = words.map(attribute).collect::<Option<Vec<_>>>()?;
-    Some(Schema { since, deprecated: false, operands, results, dtypes, attributes })
+    Some(OpSchema { since, deprecated: false, operands, results, dtypes, attributes })
 }
 
 impl OperandDtypes {
     /// `@T,T,V;T=hf;V=il`.
-    fn parse(word: &'static str) -> Option<OperandDtypes> {
+    fn parse_dtypes(word: &'static str) -> Option<OperandDtypes> {
         let mut parts = word.strip_prefix('@')?.split(';');
         let variable = |name: &'static str| match name.strip_suffix('~') {
             Some(name) => (name, true),
@@ -143,7 +143,7 @@ impl OperandDtypes {
     }
 
     /// Checks the dtypes of the operands as far as they are known.
-    fn check(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
+    fn check_operands(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
         let mut bound: Vec<(&str, usize, DType)> = Vec::new();
         for (i, found) in dtypes.iter().enumerate() {
             let (Some(found), Some(&(name, own))) = (*found, self.variables.get(i).or(self.variables.last()))
@@ -189,8 +189,8 @@ fn dtype_of_letter(letter: char) -> Option<DType> {
     })
 }
 
-impl Count {
-    fn check(self, what: &str, found: usize) -> Result<(), String> {
+impl CountRange {
+    fn check_count(self, what: &str, found: usize) -> Result<(), String> {
         let expected = match (self.least, self.most) {
             (least, _) if found < least => least,
             (_, Some(most)) if found > most => most,
@@ -208,23 +208,23 @@ impl Count {
     }
 }
 
-impl Schema {
+impl OpSchema {
     pub fn attribute(&self, name: &str) -> Option<&AttributeSchema> {
         self.attributes.iter().find(|a| a.name == name)
     }
 
     /// Checks the dtypes of the operands of a node, as far as they are known; `op` is the name of the op for people.
     pub fn check_dtypes(&self, op: &str, dtypes: &[Option<DType>]) -> Result<(), String> {
-        self.dtypes.check(op, self.since, dtypes)
+        self.dtypes.check_operands(op, self.since, dtypes)
     }
 
     /// Holds a node against this version of its op; `op` is its name for people. `resolved` gives the attribute that
     /// one of the node stands for: itself, or that of the function call around it.
-    pub fn check<'p>(
+    pub fn check_node<'p>(
         &self,
         op: &str,
-        node: &'p proto::Node,
-        resolved: impl Fn(&'p proto::Attribute) -> Option<&'p proto::Attribute>,
+        node: &'p proto::NodeProto,
+        resolved: impl Fn(&'p proto::AttributeProto) -> Option<&'p proto::AttributeProto>,
     ) -> Result<(), String> {
         if self.deprecated {
             return Err(format!(
@@ -234,8 +234,8 @@ impl Schema {
         }
         // Operands at the end may be left out by an empty name.
         let given = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
-        self.operands.check("operand", given)?;
-        self.results.check("result", node.output.len())?;
+        self.operands.check_count("operand", given)?;
+        self.results.check_count("result", node.output.len())?;
         for (i, a) in node.attribute.iter().enumerate() {
             let Some(known) = self.attribute(&a.name) else {
                 let known: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
@@ -243,17 +243,21 @@ impl Schema {
                 let since = self.since;
                 return Err(format!(
                     "expected an attribute of {op} as of version {since} ({known}), found {}",
-                    describe(a)
+                    describe_attribute(a)
                 ));
             };
             if node.attribute[..i].iter().any(|b| b.name == a.name) {
                 return Err(format!("expected one attribute `{}`, found two", a.name));
             }
             if let Some(a) = resolved(a)
-                && known.what != type_name(a.r#type)
+                && known.what != attribute_type_name(a.r#type)
             {
                 let name = known.name;
-                return Err(format!("expected {} as `{name}`, found {}", article(known.what), describe(a)));
+                return Err(format!(
+                    "expected {} as `{name}`, found {}",
+                    describe_attribute_type(known.what),
+                    describe_attribute(a)
+                ));
             }
         }
         let present = |name: &str| node.attribute.iter().any(|a| a.name == name && resolved(a).is_some());
@@ -266,7 +270,7 @@ impl Schema {
 
 impl AttributeSchema {
     /// Whether an attribute says what holds without it, too.
-    pub fn is_default(&self, a: &proto::Attribute) -> bool {
+    pub fn is_default(&self, a: &proto::AttributeProto) -> bool {
         let Some(default) = self.default else { return false };
         match a.r#type {
             kind::INT => default.parse() == Ok(a.i),
@@ -277,7 +281,7 @@ impl AttributeSchema {
     }
 }
 
-fn type_name(code: i32) -> &'static str {
+fn attribute_type_name(code: i32) -> &'static str {
     match code {
         kind::FLOAT => "float",
         kind::INT => "int",
@@ -292,7 +296,7 @@ fn type_name(code: i32) -> &'static str {
     }
 }
 
-fn article(what: &str) -> &'static str {
+fn describe_attribute_type(what: &str) -> &'static str {
     match what {
         "float" => "a number",
         "int" => "an integer",

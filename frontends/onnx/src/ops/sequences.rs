@@ -3,11 +3,11 @@
 use symmc_import::Emit;
 use symmc_ir::{Dim, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("SequenceConstruct", 11, "(a sequence)", |c| {
         let parts = c.tensors()?;
         c.set_sequence(parts);
@@ -20,16 +20,19 @@ pub(super) const ROWS: &[Row] = &[
         let at = if index < 0 { index.saturating_add(parts.len() as i64) } else { index };
         let found = usize::try_from(at).ok().and_then(|at| parts.get(at).copied());
         found.ok_or_else(|| {
-            Stop::Broken(format!("expected a position within {} elements, found {index}", parts.len()))
+            RuleFailure::Invalid(format!(
+                "expected a position within {} elements, found {index}",
+                parts.len()
+            ))
         })
     }),
     row("ConcatFromSequence", 11, "reshape, concat", |c| {
         let mut parts = c.sequence(0)?;
         let Some(&first) = parts.first() else {
-            return Err(Stop::Broken("expected at least one element, found none".into()));
+            return Err(RuleFailure::Invalid("expected at least one element, found none".into()));
         };
         let new = c.flag("new_axis")?;
-        let axis = c.axis_of(c.int("axis")?, c.rank(first) + usize::from(new))?;
+        let axis = c.resolve_axis(c.int("axis")?, c.rank(first) + usize::from(new))?;
         for part in parts.iter_mut().filter(|_| new) {
             *part = c.unsqueeze(*part, axis)?;
         }
@@ -40,7 +43,7 @@ pub(super) const ROWS: &[Row] = &[
 const MAX_PIECES: i64 = 4096;
 
 /// By lengths, by one length for all pieces but the last, or into single elements.
-fn split(c: &mut Call<'_, '_>) -> Lowered {
+fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let n = c.extent(x, axis);
@@ -52,10 +55,10 @@ fn split(c: &mut Call<'_, '_>) -> Lowered {
         other => {
             let each = other.map_or(Some(1), |i| i.dims.first().and_then(Dim::as_const));
             let (Some(n), Some(each @ 1..)) = (n.as_const(), each) else {
-                return Err(Stop::Opaque("its number of pieces is symbolic".into()));
+                return Err(RuleFailure::Opaque("its number of pieces is symbolic".into()));
             };
             if n / each >= MAX_PIECES {
-                return Err(Stop::Opaque(format!("it has more than {MAX_PIECES} pieces")));
+                return Err(RuleFailure::Opaque(format!("it has more than {MAX_PIECES} pieces")));
             }
             (0..(n + each - 1) / each).map(|i| Dim::from(each.min(n - i * each))).collect()
         }

@@ -1,15 +1,15 @@
 //! Views that keep all elements, and facts about shapes.
 
 use symmc_import::Emit;
-use symmc_import::emit::product;
+use symmc_import::emit::extent_product;
 use symmc_ir::{Dim, infer};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::known::Ints;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::known_values::SymbolicInts;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("Reshape", 25, "reshape", reshape),
     row("Flatten", 25, "reshape", |c| {
         let x = c.tensor(0)?;
@@ -17,20 +17,20 @@ pub(super) const ROWS: &[Row] = &[
         // The axis may be the number of axes.
         let axis = c.axis_or("axis", 1, shape.len() + 1);
         let axis = match c.int_or("axis", 1)? {
-            a if a < 0 => c.axis_of(a, shape.len())?,
+            a if a < 0 => c.resolve_axis(a, shape.len())?,
             _ => axis?,
         };
-        c.reshape(x, vec![product(&shape[..axis]), product(&shape[axis..])])
+        c.reshape(x, vec![extent_product(&shape[..axis]), extent_product(&shape[axis..])])
     }),
     row("Squeeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let shape = c.shape(x);
         let axes = c.axes(1, shape.len())?;
         let is_one = |d: &Dim| d.as_const() == Some(1);
-        if let Some(a) = axes.iter().flatten().find(|&&a| c.bounds(&shape[a]).0 > 1) {
-            return Err(Stop::Broken(format!(
+        if let Some(a) = axes.iter().flatten().find(|&&a| c.dim_bounds(&shape[a]).0 > 1) {
+            return Err(RuleFailure::Invalid(format!(
                 "expected an extent of 1 at axis {a}, found {}",
-                c.shown(&shape[*a])
+                c.display_dim(&shape[*a])
             )));
         }
         let goes = |a: usize, d: &Dim| axes.as_ref().map_or(is_one(d), |axes| axes.contains(&a));
@@ -53,7 +53,7 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.tensor(0)?;
         let rank = c.rank(x);
         let perm = match c.opt_attribute_ints("perm")? {
-            Some(perm) => perm.iter().map(|&a| c.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?,
+            Some(perm) => perm.iter().map(|&a| c.resolve_axis(a, rank)).collect::<RuleResult<Vec<_>>>()?,
             None => (0..rank).rev().collect(),
         };
         c.permute(x, perm)
@@ -62,40 +62,40 @@ pub(super) const ROWS: &[Row] = &[
         let x = c.tensor(0)?;
         let shape = c.ints(1, "the shape")?.dims;
         let own = c.shape(x);
-        let shape = infer::broadcast(&[&own, &shape]).map_err(Stop::Broken)?;
+        let shape = infer::broadcast_shapes(&[&own, &shape]).map_err(RuleFailure::Invalid)?;
         c.expand(x, shape)
     }),
     row_of_results("Shape", 25, "(extents)", |c| {
-        let shape = c.type_of(0)?.shape;
+        let shape = c.operand_type(0)?.shape;
         let n = shape.len() as i64;
         let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
         let (start, end) = (position(c.int_or("start", 0)?), position(c.int_or("end", n)?));
         let dims = shape.get(start..end).unwrap_or_default().to_vec();
-        extents(c, Ints::vector(dims))
+        set_extents(c, SymbolicInts::vector(dims))
     }),
     row_of_results("Size", 25, "(an extent)", |c| {
-        let numel = c.type_of(0)?.numel();
-        extents(c, Ints::scalar(numel))
+        let numel = c.operand_type(0)?.numel();
+        set_extents(c, SymbolicInts::scalar(numel))
     }),
 ];
 
 /// The result is these extents.
-fn extents(c: &mut Call<'_, '_>, ints: Ints) -> Lowered {
-    match ints.known() {
+fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
+    match ints.into_known() {
         Some(known) => c.set_known(0, known),
-        None => return Err(Stop::Broken("the extents grow beyond what can be represented".into())),
+        None => return Err(RuleFailure::Invalid("the extents grow beyond what can be represented".into())),
     }
     Ok(())
 }
 
-fn reshape(c: &mut Call<'_, '_>) -> Emitted {
+fn reshape(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let own = c.shape(x);
-    let mut shape = match (c.name(1), c.opt_attribute_ints("shape")?) {
+    let mut shape = match (c.operand_name(1), c.opt_attribute_ints("shape")?) {
         (None, Some(shape)) => shape.iter().map(|&d| Dim::from(d)).collect(),
         _ => match c.ints(1, "the shape") {
             Ok(ints) => ints.dims,
-            Err(stop) => match c.declared(0)? {
+            Err(stop) => match c.declared_result_type(0)? {
                 Some(ty) => ty.shape,
                 None => return Err(stop),
             },
@@ -104,11 +104,14 @@ fn reshape(c: &mut Call<'_, '_>) -> Emitted {
     if !c.flag("allowzero")? {
         for (axis, d) in shape.iter_mut().enumerate().filter(|(_, d)| d.as_const() == Some(0)) {
             *d = own.get(axis).cloned().ok_or_else(|| {
-                Stop::Broken(format!("expected an extent to copy for axis {axis}, found {} axes", own.len()))
+                RuleFailure::Invalid(format!(
+                    "expected an extent to copy for axis {axis}, found {} axes",
+                    own.len()
+                ))
             })?;
         }
     }
     let numel = c.ty(x).numel();
-    let shape = c.filled(shape, &numel)?;
+    let shape = c.resolve_open_extent(shape, &numel)?;
     c.reshape(x, shape)
 }

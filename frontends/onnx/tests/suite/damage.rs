@@ -9,13 +9,13 @@ use symmc_support::random::SplitMix;
 use crate::common::{Fake, node};
 
 fn program() -> Fake {
-    let function = proto::Function {
+    let function = proto::FunctionProto {
         name: "twice".into(),
         domain: "my".into(),
         input: vec!["a".into()],
         output: vec!["b".into()],
         node: vec![node("Add", &["a", "a"], &["b"])],
-        ..proto::Function::default()
+        ..proto::FunctionProto::default()
     };
     Fake::new(18)
         .function(function)
@@ -75,8 +75,8 @@ fn damaged(bytes: &[u8], random: &mut SplitMix) -> Vec<u8> {
 #[test]
 fn files_cut_at_any_byte_are_errors_or_programs() {
     let bytes = program().bytes();
-    assert!(fuzz::check(&bytes), "{}", program().error());
-    let sound = (0..bytes.len()).filter(|&end| fuzz::check(&bytes[..end])).count();
+    assert!(fuzz::check_bytes(&bytes), "{}", program().error());
+    let sound = (0..bytes.len()).filter(|&end| fuzz::check_bytes(&bytes[..end])).count();
     assert!(sound < bytes.len() / 2, "{sound} of {}", bytes.len());
 }
 
@@ -87,7 +87,7 @@ fn damaged_files_never_panic() {
     let started = Instant::now();
     let (mut runs, mut imported) = (0u32, 0u32);
     while started.elapsed() < Duration::from_secs(1) {
-        imported += u32::from(fuzz::check(&damaged(&bytes, &mut random)));
+        imported += u32::from(fuzz::check_bytes(&damaged(&bytes, &mut random)));
         runs += 1;
     }
     assert!(runs > 100 && imported > 0 && imported < runs, "{imported} of {runs}");
@@ -117,5 +117,5 @@ fn deep_nesting_is_refused() {
     }
     model.push(n as u8);
     model.append(&mut bytes);
-    assert!(!fuzz::check(&model));
+    assert!(!fuzz::check_bytes(&model));
 }

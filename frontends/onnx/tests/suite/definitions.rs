@@ -207,7 +207,7 @@ fn versions_that_are_not_known_are_refused() {
     }
     assert!(format.error().contains("of the format (ir_version), found version -1"), "{}", format.error());
     let mut twice = relu();
-    let other = symmc_onnx::proto::OperatorSet { domain: "ai.onnx".into(), version: 21 };
+    let other = symmc_onnx::proto::OperatorSetIdProto { domain: "ai.onnx".into(), version: 21 };
     twice.model.opset_import.push(other);
     assert!(
         twice.error().contains("one version of ONNX's operators, 20, found version 21"),
@@ -232,10 +232,10 @@ fn versions_that_are_not_known_are_refused() {
 #[test]
 fn fields_that_the_format_has_not_are_refused() {
     use prost::Message;
-    use symmc_onnx::{ImportOptions, Source, import};
+    use symmc_onnx::{ImportOptions, ModelSource, import};
     // A field of a number, bytes that say so, and the message in which they stand.
     let with = |bytes: Vec<u8>| {
-        let file = Source { name: "model.onnx".into(), bytes: bytes.into(), file: None, folder: None };
+        let file = ModelSource { name: "model.onnx".into(), bytes: bytes.into(), file: None, folder: None };
         import(&[file], &ImportOptions::default())
     };
     let fake = || Fake::new(20).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");

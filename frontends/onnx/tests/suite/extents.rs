@@ -1,6 +1,6 @@
 //! What programs compute with extents, beyond what exporters usually write.
 
-use symmc_ir::{Bindings, BoundsChecks, Op};
+use symmc_ir::{BoundsChecks, Op, SymbolBindings};
 
 use crate::common::Fake;
 
@@ -168,9 +168,9 @@ fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
             Ok(_) => panic!("{call}: it stays opaque"),
             Err(error) => panic!("{call}: {error}"),
         };
-        let checks = BoundsChecks::of(&graph);
+        let checks = BoundsChecks::derive(&graph);
         let runs_at = |n: &i64| {
-            let mut bindings = Bindings::new();
+            let mut bindings = SymbolBindings::new();
             graph.symbols.keys().for_each(|id| bindings.set(id, *n));
             checks.evaluate(&graph, &bindings).is_ok()
         };

@@ -1,7 +1,7 @@
 //! What an import does around the ops: shapes that are computed, functions, branches, declared types, several files.
 
 use symmc_ir::{DType, Graph, InputKind, Op};
-use symmc_onnx::{ImportOptions, Source, import, proto};
+use symmc_onnx::{ImportOptions, ModelSource, import, proto};
 
 use crate::common::{Fake, node, stored, tensor, value};
 
@@ -11,8 +11,8 @@ fn body(fake: &Fake) -> Vec<String> {
     text.lines().skip_while(|l| !l.is_empty()).map(String::from).filter(|l| !l.is_empty()).collect()
 }
 
-fn import_all(fakes: &[&Fake]) -> Result<symmc_onnx::Imported, symmc_onnx::ImportError> {
-    let files: Vec<Source> =
+fn import_all(fakes: &[&Fake]) -> Result<symmc_onnx::ImportOutput, symmc_onnx::ImportError> {
+    let files: Vec<ModelSource> =
         fakes.iter().enumerate().map(|(rank, f)| f.source(&format!("r{rank}.onnx"))).collect();
     import(&files, &ImportOptions::default())
 }
@@ -125,16 +125,16 @@ fn constants_are_computed() {
     assert!(line.starts_with("%y: f32[tokens, 8] = mul %x, 0.594603"), "{line}");
 }
 
-fn doubled() -> proto::Function {
-    proto::Function {
+fn doubled() -> proto::FunctionProto {
+    proto::FunctionProto {
         name: "scaled".into(),
         domain: "my".into(),
         input: vec!["a".into(), "b".into()],
         output: vec!["c".into()],
         attribute: vec!["alpha".into()],
         node: vec![node("Gemm alpha=@alpha", &["a", "a", "b"], &["t"]), node("Relu", &["t"], &["c"])],
-        opset_import: vec![proto::OperatorSet { domain: String::new(), version: 18 }],
-        ..proto::Function::default()
+        opset_import: vec![proto::OperatorSetIdProto { domain: String::new(), version: 18 }],
+        ..proto::FunctionProto::default()
     }
 }
 
@@ -174,31 +174,35 @@ fn functions_that_double_do_not_explode() {
     let mut fake = Fake::new(18).input("x", "f32[2]");
     for level in 0..30 {
         let inner = if level == 0 { "Relu".to_string() } else { format!("my::f{}", level - 1) };
-        fake = fake.function(proto::Function {
+        fake = fake.function(proto::FunctionProto {
             name: format!("f{level}"),
             domain: "my".into(),
             input: vec!["a".into()],
             output: vec!["c".into()],
             node: vec![node(&inner, &["a"], &["b"]), node(&inner, &["b"], &["c"])],
-            ..proto::Function::default()
+            ..proto::FunctionProto::default()
         });
     }
     has(&fake.node("my::f29", &["x"], &["y"]).output("y"), "expand to more than");
 }
 
 /// A branch of an `If` with the result `b`.
-fn branch(name: &str, nodes: Vec<proto::Node>, initializer: Vec<proto::Tensor>) -> proto::Attribute {
-    let graph = proto::Graph {
+fn branch(
+    name: &str,
+    nodes: Vec<proto::NodeProto>,
+    initializer: Vec<proto::TensorProto>,
+) -> proto::AttributeProto {
+    let graph = proto::GraphProto {
         node: nodes,
         initializer,
         output: vec![value("b", "f32[2]")],
-        ..proto::Graph::default()
+        ..proto::GraphProto::default()
     };
-    proto::Attribute {
+    proto::AttributeProto {
         name: name.into(),
         r#type: proto::attribute_type::GRAPH,
         g: Some(Box::new(graph)),
-        ..proto::Attribute::default()
+        ..proto::AttributeProto::default()
     }
 }
 
@@ -253,19 +257,19 @@ fn parameters_of_branches_have_sources_of_their_own() {
 fn large_constants_of_functions_have_sources_of_their_own() {
     let numbers: Vec<f64> = (0..150_000).map(f64::from).collect();
     let mut constant = node("Constant", &[], &["w"]);
-    constant.attribute = vec![proto::Attribute {
+    constant.attribute = vec![proto::AttributeProto {
         name: "value".into(),
         r#type: proto::attribute_type::TENSOR,
         t: Some(Box::new(stored("", &tensor("i64[150000]", &numbers)))),
-        ..proto::Attribute::default()
+        ..proto::AttributeProto::default()
     }];
-    let function = proto::Function {
+    let function = proto::FunctionProto {
         name: "Block".into(),
         domain: "my".into(),
         input: vec!["a".into()],
         output: vec!["b".into()],
         node: vec![constant, node("Add", &["a", "w"], &["b"])],
-        ..proto::Function::default()
+        ..proto::FunctionProto::default()
     };
     let twice: Vec<f64> = numbers.iter().map(|n| n * 2.0).collect();
     let fake = Fake::new(18)
@@ -410,13 +414,13 @@ fn constants_of_ranks_differ_by_their_place() {
             .input("x", "f32[2]")
             .stored("yes", "bool[]", &[1.0])
             .stored(name, "f32[]", &[n + 2.0])
-            .function(proto::Function {
+            .function(proto::FunctionProto {
                 name: "shifted".into(),
                 domain: "my".into(),
                 input: vec!["x".into()],
                 output: vec!["b".into()],
                 node: vec![constant("c"), add("x", "c")],
-                ..proto::Function::default()
+                ..proto::FunctionProto::default()
             })
             .node("If", &["yes"], &["p"]);
         fake.graph().node[0].attribute = vec![branch("then_branch", vec![add("x", "inner")], inner)];
@@ -449,14 +453,14 @@ fn ranks_are_what_collectives_say() {
 #[test]
 fn collectives_count_where_they_are_put_in_place() {
     let reduce = |size: &str| node(&format!("com.microsoft::AllReduce group_size={size}"), &["x"], &["b"]);
-    let function = |name: &str, size: &str| proto::Function {
+    let function = |name: &str, size: &str| proto::FunctionProto {
         name: name.into(),
         domain: "my".into(),
         input: vec!["x".into()],
         output: vec!["b".into()],
         attribute: size.strip_prefix('@').map(String::from).into_iter().collect(),
         node: vec![reduce(size)],
-        ..proto::Function::default()
+        ..proto::FunctionProto::default()
     };
     let ranks = |fake: &Fake| fake.import().unwrap_or_else(|e| panic!("{e}")).graph.ranks;
     // In the branch that is taken, not in the other one.
@@ -573,7 +577,7 @@ fn triangles_may_start_at_an_extent() {
     };
     let inputs = vec![numbers("f32[2,5]", 10), numbers("f32[3,1]", 3)];
     let first: Vec<&symmc_ir::Tensor> = inputs.iter().map(|t| &**t).collect();
-    let bindings = symmc_ir::interp::bindings_from(&imported.graph, &first).expect("extents");
+    let bindings = symmc_ir::interp::infer_bindings(&imported.graph, &first).expect("extents");
     let found = symmc_ir::interp::run(&imported.graph, &bindings, &[inputs]).expect("a run");
     assert_eq!(found[0][0].to_f64(), [1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
 }
@@ -620,7 +624,7 @@ fn models_that_are_none_are_named() {
 
 #[test]
 fn stored_data_must_fit_their_type() {
-    let with = |edit: &dyn Fn(&mut proto::Tensor)| {
+    let with = |edit: &dyn Fn(&mut proto::TensorProto)| {
         let mut t = stored("w", &tensor("f32[2,2]", &[1.0, 2.0, 3.0, 4.0]));
         edit(&mut t);
         Fake::new(18).input("x", "f32[n,2]").held(t).node("MatMul", &["x", "w"], &["y"]).output("y")
@@ -641,8 +645,11 @@ fn stored_data_must_fit_their_type() {
     has(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
     has(&with(&|t| t.data_type = 3), "found the element type int8");
     has(&with(&|t| t.data_type = 99), "an element type of number 99");
-    let unused =
-        with(&|_| ()).held(proto::Tensor { name: "odd".into(), data_type: 8, ..proto::Tensor::default() });
+    let unused = with(&|_| ()).held(proto::TensorProto {
+        name: "odd".into(),
+        data_type: 8,
+        ..proto::TensorProto::default()
+    });
     unused.import().expect("what nothing reads is not looked at");
 }
 
@@ -655,12 +662,12 @@ fn typed_fields_hold_narrow_floats_and_bools() {
         ("u8", 2, vec![3, 255], [3.0, 255.0]),
         ("i32", 6, vec![3, -255], [3.0, -255.0]),
     ] {
-        let held = proto::Tensor {
+        let held = proto::TensorProto {
             name: "c".into(),
             dims: vec![2],
             data_type: code,
             int32_data: ints,
-            ..proto::Tensor::default()
+            ..proto::TensorProto::default()
         };
         let imported = Fake::new(18)
             .input("x", &format!("{ty}[2]"))
@@ -691,14 +698,16 @@ fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
     std::fs::write(dir.path().join("in/w.data"), &bytes).expect("written");
     std::fs::write(dir.path().join("out.data"), &bytes).expect("written");
     let import = |entries: &[(&str, &str)]| {
-        let external = entries.iter().map(|(k, v)| proto::Entry { key: (*k).into(), value: (*v).into() });
-        let held = proto::Tensor {
+        let external = entries
+            .iter()
+            .map(|(k, v)| proto::StringStringEntryProto { key: (*k).into(), value: (*v).into() });
+        let held = proto::TensorProto {
             name: "w".into(),
             dims: vec![2, 2],
             data_type: 1,
             data_location: proto::EXTERNAL,
             external_data: external.collect(),
-            ..proto::Tensor::default()
+            ..proto::TensorProto::default()
         };
         let fake =
             Fake::new(18).input("x", "f32[n,2]").held(held).node("MatMul", &["x", "w"], &["y"]).output("y");
@@ -708,7 +717,7 @@ fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
     };
     let imported = import(&[("location", "w.data"), ("offset", "4"), ("length", "16")]).expect("a program");
     assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 2.0, 3.0, 4.0]);
-    assert!(imported.weights[0]["w"].part().is_some_and(|p| p.backing().file().is_some()));
+    assert!(imported.weights[0]["w"].backing_slice().is_some_and(|p| p.backing().file().is_some()));
     let fails = |entries: &[(&str, &str)], part: &str| {
         let error = import(entries).expect_err(part).to_string();
         assert!(

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc_cases::{every_line, near};
-use symmc_ir::{Bindings, InputKind, Op, Tensor};
+use symmc_ir::{InputKind, Op, SymbolBindings, Tensor};
 
 use crate::common::{Fake, stored, tensor};
 
@@ -70,8 +70,8 @@ fn check(line: &str) -> Result<(), String> {
         InputKind::Constant => input.data.clone().expect("a constant"),
         InputKind::Parameter => panic!("constants are integers and single numbers: {line}"),
     });
-    let found =
-        symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs.collect()]).map_err(|e| e.to_string())?;
+    let found = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs.collect()])
+        .map_err(|e| e.to_string())?;
     found[0].iter().zip(&expected).try_for_each(|(found, expected)| near(found, expected))
 }
 

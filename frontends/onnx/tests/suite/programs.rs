@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
-use symmc_ir::interp::{bindings_from, run};
+use symmc_ir::interp::{infer_bindings, run};
 use symmc_ir::{CollectiveKind, DType, InputKind, Op, Tensor};
 use symmc_onnx::{ImportOptions, import_files};
 
@@ -49,7 +49,7 @@ fn the_program_gives_what_the_gpus_gave() {
     let bytes = std::fs::read(path("gpt_tp2.safetensors")).expect("recorded tensors");
     let all = SafeTensors::deserialize(&bytes).expect("safetensors");
     let of_rank = |rank: usize| {
-        let of_input = |input: &symmc_ir::Input| match input.kind {
+        let of_input = |input: &symmc_ir::GraphInput| match input.kind {
             InputKind::Constant => input.data.clone().expect("a constant has data"),
             InputKind::Parameter => imported.weights[rank][&input.source].clone(),
             InputKind::Argument => tensor(&all, &format!("rank{rank}.in.0")),
@@ -58,7 +58,7 @@ fn the_program_gives_what_the_gpus_gave() {
     };
     let inputs = [of_rank(0), of_rank(1)];
     let first: Vec<&Tensor> = inputs[0].iter().map(|t| &**t).collect();
-    let bindings = bindings_from(&imported.graph, &first).expect("bindings");
+    let bindings = infer_bindings(&imported.graph, &first).expect("bindings");
     let outputs = run(&imported.graph, &bindings, &inputs).expect("a run");
     for (rank, outputs) in outputs.iter().enumerate() {
         let expected = tensor(&all, &format!("rank{rank}.out.0"));

@@ -1,20 +1,25 @@
 //! Symbols with what a caller says of them, and messages by the names of the program.
 
 use prost::Message;
-use symmc_import::ranges::{Extent, Given};
+use symmc_import::ranges::{SymbolConstraint, SymbolConstraints};
 use symmc_ir::{DType, Tensor};
-use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import, import_files};
+use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import, import_files};
 
 use crate::common::{Fake, stored, tensor};
 
-fn given(fake: &Fake, extents: &[(&str, &str)]) -> Result<Imported, ImportError> {
-    let parse = |(name, text): &(&str, &str)| ((*name).to_string(), Extent::parse(text).expect("an extent"));
+fn given(fake: &Fake, extents: &[(&str, &str)]) -> Result<ImportOutput, ImportError> {
+    let parse = |(name, text): &(&str, &str)| {
+        ((*name).to_string(), SymbolConstraint::parse(text).expect("an extent"))
+    };
     let extents = extents.iter().map(parse).collect();
-    let options = ImportOptions { given: Given { extents, ..Given::default() }, ..ImportOptions::default() };
+    let options = ImportOptions {
+        constraints: SymbolConstraints { constraints: extents, ..SymbolConstraints::default() },
+        ..ImportOptions::default()
+    };
     import(&[fake.source("model.onnx")], &options)
 }
 
-fn ranges(imported: &Imported) -> Vec<String> {
+fn ranges(imported: &ImportOutput) -> Vec<String> {
     let symbols = imported.graph.symbols.values();
     symbols.map(|s| format!("{} {}..{}", s.name, s.min, s.max)).collect()
 }
@@ -30,10 +35,10 @@ fn callers_bound_symbols_and_tie_them() {
     assert!(error.to_string().contains("[batch, seq] and [rows, seq] do not broadcast"), "{error}");
     let symbols = error.symbols.expect("symbols");
     assert_eq!(symbols.named, ["batch", "seq", "rows"]);
-    assert_eq!(symbols.open, symbols.named);
+    assert_eq!(symbols.unbounded, symbols.named);
     let imported = given(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
     assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
-    assert_eq!(imported.open, ["seq"]);
+    assert_eq!(imported.unbounded, ["seq"]);
     assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; 1048576 is taken"]);
     let error = given(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
     assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
@@ -45,7 +50,7 @@ fn every_symbol_without_a_bound_has_the_same_and_is_told() {
     let error = fake.import().expect_err("too large");
     assert!(error.to_string().contains("%x: expected at most"), "{error}");
     assert!(error.to_string().contains("as f32[a, b, c, d]"), "{error}");
-    assert_eq!(error.symbols.expect("symbols").open, ["a", "b", "c", "d"]);
+    assert_eq!(error.symbols.expect("symbols").unbounded, ["a", "b", "c", "d"]);
     let imported = given(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
     assert_eq!(ranges(&imported), ["a 0..4", "b 2..2", "c 1..99", "d 0..1048576"]);
 }
@@ -128,7 +133,8 @@ fn weights_within_a_file_are_read_when_they_are_used() {
         let graph = fake.graph().encode_to_vec();
         let mut rest = fake.clone();
         rest.model.graph = None;
-        let mut head = symmc_onnx::proto::Tensor { name: name.into(), data_type: 1, ..Default::default() };
+        let mut head =
+            symmc_onnx::proto::TensorProto { name: name.into(), data_type: 1, ..Default::default() };
         head.dims = vec![ROWS as i64, width];
         let head = [head.encode_to_vec(), vec![9 << 3 | 2], varint(bytes)].concat();
         let initializer = [vec![5 << 3 | 2], varint(head.len() as u64 + bytes), head].concat();
@@ -162,10 +168,10 @@ fn weights_of_a_file_that_was_shortened_are_an_error() {
         std::fs::write(&path, fake.bytes()).expect("a file");
         let imported = import_files(std::slice::from_ref(&path), &ImportOptions::default());
         let weight = imported.unwrap_or_else(|e| panic!("{e}")).weights[0][name].clone();
-        assert!(weight.loaded().expect("it is there").data().iter().all(|b| *b == 0));
+        assert!(weight.load_to_memory().expect("it is there").data().iter().all(|b| *b == 0));
         let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
         file.set_len(1000).expect("it is shortened");
-        let error = weight.loaded().expect_err("it is gone").to_string();
+        let error = weight.load_to_memory().expect_err("it is gone").to_string();
         assert!(error.contains("m.onnx: the file changed while it was in use"), "{error}");
     }
 }
@@ -182,7 +188,7 @@ fn a_model_that_is_shortened_before_it_is_decoded_is_an_error() {
     let bytes = fake.bytes();
     for cut in [0, 1, 100, 4096, 1 << 20, bytes.len() - 1] {
         std::fs::write(&path, &bytes).expect("a file");
-        let source = Source::open(&path).expect("it opens");
+        let source = ModelSource::open(&path).expect("it opens");
         assert!(source.file.is_some(), "it is mapped");
         let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
         file.set_len(cut as u64).expect("it is shortened");
@@ -196,7 +202,8 @@ fn bools_that_are_none_are_made_ones() {
     let mut flags = stored("f", &tensor("bool[3]", &[0.0, 1.0, 1.0]));
     flags.raw_data = Some(vec![0, 1, 7].into());
     let fake = Fake::new(20).input("x", "bool[3]").held(flags).node("And", &["x", "f"], &["y"]).output("y");
-    let imported = import(&[Source { folder: None, ..fake.source("m.onnx") }], &ImportOptions::default());
+    let imported =
+        import(&[ModelSource { folder: None, ..fake.source("m.onnx") }], &ImportOptions::default());
     let graph = imported.expect("a program").graph;
     let held = graph.inputs.values().find_map(|i| i.data.clone()).expect("a constant");
     assert_eq!(held.data(), [0, 1, 1]);

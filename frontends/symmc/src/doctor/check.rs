@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// One thing that was asked for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Check {
+pub struct DoctorCheck {
     /// What it belongs to.
-    pub part: Part,
-    /// Its name: one of [`Part::names`], or `gpu N` for each GPU.
+    pub part: DoctorPart,
+    /// Its name: one of [`DoctorPart::check_names`], or `gpu N` for each GPU.
     pub name: String,
     /// How it stands.
-    pub status: Status,
+    pub status: CheckStatus,
     /// What was found, for people.
     pub found: String,
     /// The version, of what has one.
@@ -28,7 +28,7 @@ pub struct Check {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Status {
+pub enum CheckStatus {
     /// As it should be.
     Ok,
     /// There, with less than there could be.
@@ -39,14 +39,14 @@ pub enum Status {
     Unknown,
 }
 
-impl Status {
+impl CheckStatus {
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Status::Ok => "ok",
-            Status::Limited => "limited",
-            Status::Missing => "missing",
-            Status::Unknown => "unknown",
+            CheckStatus::Ok => "ok",
+            CheckStatus::Limited => "limited",
+            CheckStatus::Missing => "missing",
+            CheckStatus::Unknown => "unknown",
         }
     }
 }
@@ -55,7 +55,7 @@ impl Status {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Part {
+pub enum DoctorPart {
     /// The machine without its GPUs.
     Host,
     /// The driver and GPUs.
@@ -70,31 +70,38 @@ pub enum Part {
     Nccl,
 }
 
-impl Part {
+impl DoctorPart {
     /// All parts, in the order of reports.
-    pub const ALL: [Part; 6] = [Part::Host, Part::Gpus, Part::Nvrtc, Part::Cublaslt, Part::Cudnn, Part::Nccl];
+    pub const ALL: [DoctorPart; 6] = [
+        DoctorPart::Host,
+        DoctorPart::Gpus,
+        DoctorPart::Nvrtc,
+        DoctorPart::Cublaslt,
+        DoctorPart::Cudnn,
+        DoctorPart::Nccl,
+    ];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Part::Host => "host",
-            Part::Gpus => "gpus",
-            Part::Nvrtc => "nvrtc",
-            Part::Cublaslt => "cublaslt",
-            Part::Cudnn => "cudnn",
-            Part::Nccl => "nccl",
+            DoctorPart::Host => "host",
+            DoctorPart::Gpus => "gpus",
+            DoctorPart::Nvrtc => "nvrtc",
+            DoctorPart::Cublaslt => "cublaslt",
+            DoctorPart::Cudnn => "cudnn",
+            DoctorPart::Nccl => "nccl",
         }
     }
 
     /// The part of this name.
-    pub fn from_name(name: &str) -> Option<Part> {
-        Part::ALL.into_iter().find(|p| p.name() == name)
+    pub fn from_name(name: &str) -> Option<DoctorPart> {
+        DoctorPart::ALL.into_iter().find(|p| p.name() == name)
     }
 
     /// The names of its checks, which every report has. For each GPU there is one more, `gpu N`, behind `gpus`.
-    pub fn names(self) -> &'static [&'static str] {
+    pub fn check_names(self) -> &'static [&'static str] {
         match self {
-            Part::Host => &[
+            DoctorPart::Host => &[
                 "launcher",
                 "processors",
                 "memory",
@@ -105,49 +112,49 @@ impl Part {
                 "locked memory",
                 "kernel cache",
             ],
-            Part::Gpus => &["driver", "gpus", "peer access", "memory handles", "profile"],
-            Part::Nvrtc => &["nvrtc"],
-            Part::Cublaslt => &["cublaslt"],
-            Part::Cudnn => &["cudnn"],
-            Part::Nccl => &["nccl", "nccl dependent launch"],
+            DoctorPart::Gpus => &["driver", "gpus", "peer access", "memory handles", "profile"],
+            DoctorPart::Nvrtc => &["nvrtc"],
+            DoctorPart::Cublaslt => &["cublaslt"],
+            DoctorPart::Cudnn => &["cudnn"],
+            DoctorPart::Nccl => &["nccl", "nccl dependent launch"],
         }
     }
 
-    fn check(self, name: &str, status: Status, found: impl Into<String>) -> Check {
+    fn new_check(self, name: &str, status: CheckStatus, found: impl Into<String>) -> DoctorCheck {
         let (name, found) = (name.into(), one_line(&found.into()));
-        Check { part: self, name, status, found, version: None, path: None, remedy: None }
+        DoctorCheck { part: self, name, status, found, version: None, path: None, remedy: None }
     }
 
     /// A check of what is as it should be.
-    pub(super) fn ok(self, name: &str, found: impl Into<String>) -> Check {
-        self.check(name, Status::Ok, found)
+    pub(super) fn ok(self, name: &str, found: impl Into<String>) -> DoctorCheck {
+        self.new_check(name, CheckStatus::Ok, found)
     }
 
     /// A check that leaves something to be done.
-    pub(super) fn short(
+    pub(super) fn problem(
         self,
         name: &str,
-        status: Status,
+        status: CheckStatus,
         found: impl Into<String>,
         remedy: impl Into<String>,
-    ) -> Check {
-        Check { remedy: Some(one_line(&remedy.into())), ..self.check(name, status, found) }
+    ) -> DoctorCheck {
+        DoctorCheck { remedy: Some(one_line(&remedy.into())), ..self.new_check(name, status, found) }
     }
 
     /// The same state of all that the part is about.
-    pub(super) fn all(self, status: Status, found: &str, remedy: &str) -> Vec<Check> {
-        self.names().iter().map(|name| self.short(name, status, found, remedy)).collect()
+    pub(super) fn uniform_checks(self, status: CheckStatus, found: &str, remedy: &str) -> Vec<DoctorCheck> {
+        self.check_names().iter().map(|name| self.problem(name, status, found, remedy)).collect()
     }
 }
 
-impl Check {
+impl DoctorCheck {
     #[cfg(any(feature = "cuda", test))]
-    pub(super) fn of_version(mut self, version: impl Into<String>) -> Check {
+    pub(super) fn with_version(mut self, version: impl Into<String>) -> DoctorCheck {
         self.version = Some(version.into());
         self
     }
 
-    pub(super) fn at(mut self, path: Option<&Path>) -> Check {
+    pub(super) fn with_path(mut self, path: Option<&Path>) -> DoctorCheck {
         self.path = path.map(|p| p.display().to_string());
         self
     }
@@ -159,7 +166,7 @@ fn one_line(text: &str) -> String {
 }
 
 /// Bytes with a binary unit.
-pub(super) fn bytes(n: u64) -> String {
+pub(super) fn format_bytes(n: u64) -> String {
     const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = UNITS.into_iter().find(|(shift, _)| n >> shift > 0);
     unit.map_or_else(

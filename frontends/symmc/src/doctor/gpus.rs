@@ -1,26 +1,26 @@
 //! The driver, its GPUs, which reaches which, and the profile that is nearest.
 
 use symmc_cuda::CudaError;
-use symmc_cuda::device::gpus::{ComputeMode, Gpu, Machine, Reach};
+use symmc_cuda::device::gpus::{ComputeMode, GpuInfo, GpuInventory, GpuPeerAccess};
 use symmc_cuda::device::libraries;
-use symmc_ir::machine::Profile;
+use symmc_ir::machine::MachineProfile;
 
-use super::check::{Check, Part, Status, bytes};
+use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
 
-const GPUS: Part = Part::Gpus;
+const GPUS: DoctorPart = DoctorPart::Gpus;
 
 /// What the built-in profiles of GPUs were measured on.
 const MEASURED: &str = "H200";
 
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<DoctorCheck> {
     match symmc_cuda::device::gpus::machine() {
-        Ok(machine) => of_machine(&machine, libraries::kernel_module().as_deref()),
-        Err(error) => without(&error, libraries::kernel_module().as_deref()),
+        Ok(machine) => machine_checks(&machine, libraries::kernel_module().as_deref()),
+        Err(error) => missing_driver_checks(&error, libraries::kernel_module().as_deref()),
     }
 }
 
 /// Without a driver that answers there are no GPUs, and nothing of what belongs to them.
-fn without(error: &CudaError, module: Option<&str>) -> Vec<Check> {
+fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorCheck> {
     let (found, remedy) = match (error, module) {
         (CudaError::Missing { library, .. }, Some(module)) => (
             format!("{library} was not found, but the kernel module is version {module}"),
@@ -36,38 +36,44 @@ fn without(error: &CudaError, module: Option<&str>) -> Vec<Check> {
                 .into(),
         ),
     };
-    let mut checks = vec![GPUS.short("driver", Status::Missing, found, remedy)];
+    let mut checks = vec![GPUS.problem("driver", CheckStatus::Missing, found, remedy)];
     let remedy = "see driver; plans run on host ranks without GPUs";
     let rest = ["gpus", "peer access", "memory handles"];
-    checks.extend(rest.map(|name| GPUS.short(name, Status::Missing, "none, as there is no driver", remedy)));
+    checks.extend(
+        rest.map(|name| GPUS.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)),
+    );
     checks.push(GPUS.ok("profile", "host"));
     checks
 }
 
-fn of_machine(machine: &Machine, module: Option<&str>) -> Vec<Check> {
+fn machine_checks(machine: &GpuInventory, module: Option<&str>) -> Vec<DoctorCheck> {
     let [major, minor] = machine.cuda;
     let module = module.map_or(String::new(), |m| format!(", kernel module {m}"));
     let driver = GPUS.ok("driver", format!("CUDA {major}.{minor}{module}"));
-    let mut checks = vec![driver.of_version(format!("{major}.{minor}")), number(&machine.gpus)];
-    checks.extend(machine.gpus.iter().map(gpu));
-    checks.extend([peers(&machine.gpus), handles(&machine.gpus), profile(&machine.gpus)]);
+    let mut checks = vec![driver.with_version(format!("{major}.{minor}")), gpu_count_check(&machine.gpus)];
+    checks.extend(machine.gpus.iter().map(gpu_check));
+    checks.extend([
+        peer_access_check(&machine.gpus),
+        memory_handle_check(&machine.gpus),
+        profile_check(&machine.gpus),
+    ]);
     checks
 }
 
-fn number(gpus: &[Gpu]) -> Check {
+fn gpu_count_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "gpus";
     let seen = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let seen = seen.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
     match gpus.len() {
         0 => {
             let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); plans run on host ranks without";
-            GPUS.short(NAME, Status::Missing, format!("none{seen}"), remedy)
+            GPUS.problem(NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
         }
         n => GPUS.ok(NAME, format!("{n}{seen}")),
     }
 }
 
-fn gpu(gpu: &Gpu) -> Check {
+fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     let name = format!("gpu {}", gpu.ordinal);
     let [major, minor] = gpu.capability;
     let multicast = if gpu.multicast { "multicast" } else { "no multicast" };
@@ -75,64 +81,65 @@ fn gpu(gpu: &Gpu) -> Check {
         "{}, compute capability {major}.{minor}, {} multiprocessors, {}, {multicast}",
         gpu.name,
         gpu.multiprocessors,
-        bytes(gpu.memory)
+        format_bytes(gpu.memory)
     );
     let id = gpu.ordinal;
-    match gpu.mode {
+    match gpu.compute_mode {
         ComputeMode::Shared => GPUS.ok(&name, found),
         ComputeMode::Exclusive => {
             let remedy = format!(
                 "let several processes use it (nvidia-smi -i {id} -c DEFAULT), or run one rank on it"
             );
-            GPUS.short(&name, Status::Limited, format!("{found}, for one process at a time"), remedy)
+            GPUS.problem(&name, CheckStatus::Limited, format!("{found}, for one process at a time"), remedy)
         }
         ComputeMode::Prohibited => {
             let remedy = format!("allow compute on it (nvidia-smi -i {id} -c DEFAULT)");
-            GPUS.short(&name, Status::Missing, format!("{found}, for no process"), remedy)
+            GPUS.problem(&name, CheckStatus::Missing, format!("{found}, for no process"), remedy)
         }
     }
 }
 
 /// Which GPU reaches which.
-fn peers(gpus: &[Gpu]) -> Check {
+fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "peer access";
-    let links = |way: Reach| {
-        let of = |gpu: &Gpu| {
+    let links = |way: GpuPeerAccess| {
+        let of = |gpu: &GpuInfo| {
             let others =
-                gpu.reaches.iter().enumerate().filter(|(o, r)| *o != gpu.ordinal as usize && **r == way);
+                gpu.peer_access.iter().enumerate().filter(|(o, r)| *o != gpu.ordinal as usize && **r == way);
             let others: Vec<String> = others.map(|(o, _)| o.to_string()).collect();
             (!others.is_empty()).then(|| format!("{} to {}", gpu.ordinal, others.join(",")))
         };
         gpus.iter().filter_map(of).collect::<Vec<_>>().join("; ")
     };
-    let (none, peer) = (links(Reach::None), links(Reach::Peer));
+    let (none, peer) = (links(GpuPeerAccess::None), links(GpuPeerAccess::LoadStore));
     match (gpus.len(), none.is_empty(), peer.is_empty()) {
-        (0, ..) => GPUS.short(NAME, Status::Missing, "none, as there are no GPUs", "see gpus"),
+        (0, ..) => GPUS.problem(NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus"),
         (1, ..) => {
             let remedy = "runs of several ranks on GPUs need several: see gpus";
-            GPUS.short(NAME, Status::Limited, "one GPU has no peer", remedy)
+            GPUS.problem(NAME, CheckStatus::Limited, "one GPU has no peer", remedy)
         }
         (_, true, true) => GPUS.ok(NAME, "every GPU reaches every other, with atomic operations (NVLink)"),
         (_, true, false) => {
             let remedy = "kernels fence what they send over such links: look at nvidia-smi topo -m and nvlink --status";
             let found =
                 format!("every GPU reaches every other, but without atomic operations (PCIe): {peer}");
-            GPUS.short(NAME, Status::Limited, found, remedy)
+            GPUS.problem(NAME, CheckStatus::Limited, found, remedy)
         }
         (_, false, _) => {
             let remedy = "run ranks on GPUs that reach each other; look at nvidia-smi topo -p2p r, MIG, and IOMMU or ACS \
                           settings of the machine";
-            GPUS.short(NAME, Status::Limited, format!("not from {none}"), remedy)
+            GPUS.problem(NAME, CheckStatus::Limited, format!("not from {none}"), remedy)
         }
     }
 }
 
 /// Whether ranks can pass their memory to each other.
-fn handles(gpus: &[Gpu]) -> Check {
+fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "memory handles";
-    let without: Vec<String> = gpus.iter().filter(|g| !g.shares).map(|g| g.ordinal.to_string()).collect();
+    let without: Vec<String> =
+        gpus.iter().filter(|g| !g.exports_memory).map(|g| g.ordinal.to_string()).collect();
     match (gpus.is_empty(), without.is_empty()) {
-        (true, _) => GPUS.short(NAME, Status::Missing, "none, as there are no GPUs", "see gpus"),
+        (true, _) => GPUS.problem(NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus"),
         (_, true) => GPUS.ok(NAME, "memory of all GPUs passes between processes as file descriptors"),
         (_, false) => {
             let found = format!(
@@ -141,23 +148,23 @@ fn handles(gpus: &[Gpu]) -> Check {
             );
             let remedy = "use bare metal, a container, or a passed-through GPU; symmetric memory needs the driver's virtual \
                           memory management";
-            GPUS.short(NAME, Status::Missing, found, remedy)
+            GPUS.problem(NAME, CheckStatus::Missing, found, remedy)
         }
     }
 }
 
 /// The profile that variants are chosen by.
-fn profile(gpus: &[Gpu]) -> Check {
+fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "profile";
     let nearest = match gpus.len() {
         0 => return GPUS.ok(NAME, "host"),
-        n => Profile::nearest(u32::try_from(n).unwrap_or(u32::MAX)),
+        n => MachineProfile::nearest_builtin(u32::try_from(n).unwrap_or(u32::MAX)),
     };
     match gpus.iter().find(|g| !g.name.contains(MEASURED)) {
         None => GPUS.ok(NAME, nearest),
         Some(other) => {
             let found = format!("{nearest}, which was measured on {MEASURED}, not on {}", other.name);
-            GPUS.short(NAME, Status::Limited, found, "measure this machine (symmc tune)")
+            GPUS.problem(NAME, CheckStatus::Limited, found, "measure this machine (symmc tune)")
         }
     }
 }
@@ -166,29 +173,32 @@ fn profile(gpus: &[Gpu]) -> Check {
 mod tests {
     use super::*;
 
-    fn machine(names: &[&str], reach: impl Fn(usize, usize) -> Reach) -> Machine {
-        let gpu = |(i, name): (usize, &&str)| Gpu {
+    fn machine(names: &[&str], reach: impl Fn(usize, usize) -> GpuPeerAccess) -> GpuInventory {
+        let gpu = |(i, name): (usize, &&str)| GpuInfo {
             ordinal: i as u32,
             name: name.to_string(),
             capability: [9, 0],
             multiprocessors: 132,
             memory: 141 << 30,
-            mode: ComputeMode::Shared,
-            shares: true,
+            compute_mode: ComputeMode::Shared,
+            exports_memory: true,
             multicast: true,
-            reaches: (0..names.len()).map(|o| if o == i { Reach::Whole } else { reach(i, o) }).collect(),
+            peer_access: (0..names.len())
+                .map(|o| if o == i { GpuPeerAccess::Atomic } else { reach(i, o) })
+                .collect(),
         };
-        Machine { cuda: [13, 0], gpus: names.iter().enumerate().map(gpu).collect() }
+        GpuInventory { cuda: [13, 0], gpus: names.iter().enumerate().map(gpu).collect() }
     }
 
-    fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
+    fn find<'a>(checks: &'a [DoctorCheck], name: &str) -> &'a DoctorCheck {
         checks.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no {name}: {checks:?}"))
     }
 
     #[test]
     fn four_linked_gpus_have_nothing_to_do() {
-        let all = of_machine(&machine(&["NVIDIA H200"; 4], |_, _| Reach::Whole), Some("580.65.06"));
-        assert!(all.iter().all(|c| c.status == Status::Ok), "{all:?}");
+        let all =
+            machine_checks(&machine(&["NVIDIA H200"; 4], |_, _| GpuPeerAccess::Atomic), Some("580.65.06"));
+        assert!(all.iter().all(|c| c.status == CheckStatus::Ok), "{all:?}");
         assert_eq!(find(&all, "driver").found, "CUDA 13.0, kernel module 580.65.06");
         assert_eq!(find(&all, "profile").found, "h200x4");
         let gpu = "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 141.0 GiB, multicast";
@@ -197,37 +207,39 @@ mod tests {
 
     #[test]
     fn links_that_are_missing_or_slow_are_listed() {
-        let pairs = |i: usize, o: usize| if i / 2 == o / 2 { Reach::Whole } else { Reach::None };
-        let all = of_machine(&machine(&["NVIDIA H200"; 4], pairs), None);
+        let pairs =
+            |i: usize, o: usize| if i / 2 == o / 2 { GpuPeerAccess::Atomic } else { GpuPeerAccess::None };
+        let all = machine_checks(&machine(&["NVIDIA H200"; 4], pairs), None);
         let peers = find(&all, "peer access");
-        assert_eq!(peers.status, Status::Limited);
+        assert_eq!(peers.status, CheckStatus::Limited);
         assert_eq!(peers.found, "not from 0 to 2,3; 1 to 2,3; 2 to 0,1; 3 to 0,1");
-        let all = of_machine(&machine(&["NVIDIA A100-PCIE-40GB"; 2], |_, _| Reach::Peer), None);
+        let all =
+            machine_checks(&machine(&["NVIDIA A100-PCIE-40GB"; 2], |_, _| GpuPeerAccess::LoadStore), None);
         assert!(find(&all, "peer access").found.ends_with("(PCIe): 0 to 1; 1 to 0"), "{all:?}");
         let profile = find(&all, "profile");
-        assert_eq!(profile.status, Status::Limited);
+        assert_eq!(profile.status, CheckStatus::Limited);
         assert!(profile.found.starts_with("h200x2") && profile.found.contains("A100"), "{profile:?}");
     }
 
     #[test]
     fn gpus_that_cannot_be_used_say_so() {
-        let mut found = machine(&["NVIDIA H200"; 2], |_, _| Reach::Whole);
-        found.gpus[0].mode = ComputeMode::Prohibited;
-        found.gpus[1].mode = ComputeMode::Exclusive;
-        found.gpus[1].shares = false;
-        let all = of_machine(&found, None);
+        let mut found = machine(&["NVIDIA H200"; 2], |_, _| GpuPeerAccess::Atomic);
+        found.gpus[0].compute_mode = ComputeMode::Prohibited;
+        found.gpus[1].compute_mode = ComputeMode::Exclusive;
+        found.gpus[1].exports_memory = false;
+        let all = machine_checks(&found, None);
         let status = |name| find(&all, name).status;
         assert_eq!(
             ["gpu 0", "gpu 1", "memory handles"].map(status),
-            [Status::Missing, Status::Limited, Status::Missing]
+            [CheckStatus::Missing, CheckStatus::Limited, CheckStatus::Missing]
         );
         assert!(
             find(&all, "gpu 0").remedy.as_deref().is_some_and(|r| r.contains("nvidia-smi -i 0 -c DEFAULT"))
         );
-        let none = of_machine(&machine(&[], |_, _| Reach::None), None);
-        let short = none.iter().filter(|c| c.status == Status::Missing).map(|c| c.name.as_str());
+        let none = machine_checks(&machine(&[], |_, _| GpuPeerAccess::None), None);
+        let short = none.iter().filter(|c| c.status == CheckStatus::Missing).map(|c| c.name.as_str());
         assert_eq!(short.collect::<Vec<_>>(), ["gpus", "peer access", "memory handles"]);
-        let one = of_machine(&machine(&["NVIDIA H200"], |_, _| Reach::None), None);
+        let one = machine_checks(&machine(&["NVIDIA H200"], |_, _| GpuPeerAccess::None), None);
         assert_eq!(find(&one, "peer access").found, "one GPU has no peer");
     }
 
@@ -245,11 +257,11 @@ mod tests {
             (&missing, Some("580"), "--gpus all"),
             (&refused, None, "nvidia-smi"),
         ] {
-            let all = without(error, module);
+            let all = missing_driver_checks(error, module);
             let names: Vec<&str> = all.iter().map(|c| c.name.as_str()).collect();
-            assert_eq!(names, GPUS.names());
+            assert_eq!(names, GPUS.check_names());
             assert!(all[0].remedy.as_deref().is_some_and(|r| r.contains(remedy)), "{all:?}");
-            assert!(all[..4].iter().all(|c| c.status == Status::Missing), "{all:?}");
+            assert!(all[..4].iter().all(|c| c.status == CheckStatus::Missing), "{all:?}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use symmc_control::facts::{self, Limited, limit};
-use symmc_control::{Found, Launch, Membership, RunError};
+use symmc_control::machine_limits::{self, ResourceLimit, resource_limit};
+use symmc_control::{DetectedLauncher, LauncherChoice, Membership, RunError};
 
-use super::check::{Check, Part, Status, bytes};
+use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
 
-const HOST: Part = Part::Host;
+const HOST: DoctorPart = DoctorPart::Host;
 
 /// Below so many descriptors a run of few ranks ends for the lack of them.
 const DESCRIPTORS: u64 = 256;
@@ -17,168 +17,174 @@ const SHM: u64 = 128 << 20;
 /// The name of the check of the cache.
 const CACHE: &str = "kernel cache";
 
-pub(super) fn checks() -> Vec<Check> {
+pub(super) fn checks() -> Vec<DoctorCheck> {
     vec![
-        launcher(Membership::find(Launch::Auto)),
-        processors(),
-        memory(),
-        shared_memory(facts::try_shared_memory(), limit(Limited::FileSize)),
-        dev_shm(facts::space("/dev/shm")),
-        passing(facts::try_passing()),
-        descriptors(limit(Limited::Descriptors)),
-        locked(limit(Limited::LockedMemory)),
+        launcher_check(Membership::detect(LauncherChoice::Auto)),
+        processor_check(),
+        memory_check(),
+        shared_memory_check(machine_limits::try_shared_memory(), resource_limit(ResourceLimit::FileSize)),
+        dev_shm_check(machine_limits::file_system_space("/dev/shm")),
+        handle_passing_check(machine_limits::try_passing_descriptors()),
+        descriptor_check(resource_limit(ResourceLimit::Descriptors)),
+        locked_memory_check(resource_limit(ResourceLimit::LockedMemory)),
         cache(),
     ]
 }
 
-fn launcher(found: Result<Found, RunError>) -> Check {
+fn launcher_check(found: Result<DetectedLauncher, RunError>) -> DoctorCheck {
     const NAME: &str = "launcher";
     match found {
         Err(error) => {
             let remedy = "start all ranks with one launcher, or unset the variables that it left";
-            HOST.short(NAME, Status::Limited, error.to_string(), remedy)
+            HOST.problem(NAME, CheckStatus::Limited, error.to_string(), remedy)
         }
-        Ok(Found { place: Some(place), launcher, .. }) => {
+        Ok(DetectedLauncher { membership: Some(place), launcher, .. }) => {
             let who = launcher.unwrap_or("the environment");
             HOST.ok(NAME, format!("{who} says that this process is rank {} of {}", place.rank, place.ranks))
         }
-        Ok(Found { note: Some(note), .. }) => HOST.ok(NAME, format!("none ({note})")),
+        Ok(DetectedLauncher { note: Some(note), .. }) => HOST.ok(NAME, format!("none ({note})")),
         Ok(_) => HOST.ok(NAME, "none: a run starts its ranks itself"),
     }
 }
 
-fn processors() -> Check {
+fn processor_check() -> DoctorCheck {
     const NAME: &str = "processors";
     match std::thread::available_parallelism() {
         Ok(n) if n.get() == 1 => {
             let remedy = "host ranks take turns on one processor; give the process more (taskset, cgroups)";
-            HOST.short(NAME, Status::Limited, "1 for this process", remedy)
+            HOST.problem(NAME, CheckStatus::Limited, "1 for this process", remedy)
         }
         Ok(n) => HOST.ok(NAME, format!("{n} for this process")),
-        Err(error) => HOST.short(NAME, Status::Unknown, error.to_string(), "mount /proc"),
+        Err(error) => HOST.problem(NAME, CheckStatus::Unknown, error.to_string(), "mount /proc"),
     }
 }
 
-fn memory() -> Check {
+fn memory_check() -> DoctorCheck {
     const NAME: &str = "memory";
-    let Some(room) = facts::room() else {
-        return HOST.short(NAME, Status::Unknown, "the system does not tell", "mount /proc");
+    let Some(room) = machine_limits::machine_memory() else {
+        return HOST.problem(NAME, CheckStatus::Unknown, "the system does not tell", "mount /proc");
     };
-    let of = |what: &str, n: Option<u64>| n.map_or(String::new(), |n| format!(", {what} {}", bytes(n)));
-    let mut found = format!("{} of {} available", bytes(room.available), bytes(room.total));
+    let of =
+        |what: &str, n: Option<u64>| n.map_or(String::new(), |n| format!(", {what} {}", format_bytes(n)));
+    let mut found = format!("{} of {} available", format_bytes(room.available), format_bytes(room.total));
     found += &of("this control group may take", room.group);
-    match limit(Limited::Addresses) {
+    match resource_limit(ResourceLimit::Addresses) {
         None => HOST.ok(NAME, found),
         most => {
             found += &of("addresses are limited to", most);
             let remedy =
                 "raise the limit (ulimit -v): GPUs and files are mapped beyond what memory they take";
-            HOST.short(NAME, Status::Limited, found, remedy)
+            HOST.problem(NAME, CheckStatus::Limited, found, remedy)
         }
     }
 }
 
-fn shared_memory(tried: Result<(), RunError>, most: Option<u64>) -> Check {
+fn shared_memory_check(tried: Result<(), RunError>, most: Option<u64>) -> DoctorCheck {
     const NAME: &str = "shared memory";
     match (tried, most) {
         (Err(error), _) => {
             let remedy =
                 "allow memfd_create (sysctl vm.memfd_noexec below 2, and no seccomp filter against it)";
-            HOST.short(NAME, Status::Missing, error.to_string(), remedy)
+            HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
         (Ok(()), Some(most)) => {
-            let found = format!("segments of up to {}, which is the largest file", bytes(most));
-            HOST.short(NAME, Status::Limited, found, "raise the limit (ulimit -f)")
+            let found = format!("segments of up to {}, which is the largest file", format_bytes(most));
+            HOST.problem(NAME, CheckStatus::Limited, found, "raise the limit (ulimit -f)")
         }
         (Ok(()), None) => HOST.ok(NAME, "anonymous segments (memfd) that only memory limits"),
     }
 }
 
-fn dev_shm(space: Option<[u64; 2]>) -> Check {
+fn dev_shm_check(space: Option<[u64; 2]>) -> DoctorCheck {
     const NAME: &str = "/dev/shm";
     let remedy = "NCCL puts buffers there: give the container more (docker run --shm-size=1g); symmc itself uses none of it";
     match space {
-        None => HOST.short(NAME, Status::Missing, "there is none", remedy),
+        None => HOST.problem(NAME, CheckStatus::Missing, "there is none", remedy),
         Some([all, free]) => {
-            let found = format!("{} of {} free", bytes(free), bytes(all));
+            let found = format!("{} of {} free", format_bytes(free), format_bytes(all));
             match free < SHM {
-                true => HOST.short(NAME, Status::Limited, found, remedy),
+                true => HOST.problem(NAME, CheckStatus::Limited, found, remedy),
                 false => HOST.ok(NAME, found),
             }
         }
     }
 }
 
-fn passing(tried: Result<(), RunError>) -> Check {
+fn handle_passing_check(tried: Result<(), RunError>) -> DoctorCheck {
     const NAME: &str = "handle passing";
     match tried {
         Ok(()) => HOST.ok(NAME, "descriptors of memory pass over Unix sockets (SCM_RIGHTS)"),
         Err(error) => {
             let remedy = "allow Unix sockets and their ancillary data (seccomp, AppArmor, SELinux); ranks have no other way";
-            HOST.short(NAME, Status::Missing, error.to_string(), remedy)
+            HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
     }
 }
 
-fn descriptors(most: Option<u64>) -> Check {
+fn descriptor_check(most: Option<u64>) -> DoctorCheck {
     const NAME: &str = "descriptors";
     match most {
         None => HOST.ok(NAME, "no limit"),
         Some(n) if n < DESCRIPTORS => {
             let remedy =
                 "raise the limit (ulimit -n 1024): each rank opens some for each of its peers and files";
-            HOST.short(NAME, Status::Limited, format!("{n} may be open"), remedy)
+            HOST.problem(NAME, CheckStatus::Limited, format!("{n} may be open"), remedy)
         }
         Some(n) => HOST.ok(NAME, format!("{n} may be open")),
     }
 }
 
-fn locked(most: Option<u64>) -> Check {
+fn locked_memory_check(most: Option<u64>) -> DoctorCheck {
     let found = match most {
         None => "no limit".to_string(),
-        Some(n) => format!("{}; GPUs of one host need none, NCCL over InfiniBand no limit", bytes(n)),
+        Some(n) => format!("{}; GPUs of one host need none, NCCL over InfiniBand no limit", format_bytes(n)),
     };
     HOST.ok("locked memory", found)
 }
 
 #[cfg(feature = "cuda")]
-fn cache() -> Check {
+fn cache() -> DoctorCheck {
     let folder = symmc_cuda::device::libraries::cache_folder();
     match symmc_cuda::device::libraries::cache_refusal() {
-        Some(refusal) => untrusted_cache(folder.as_deref(), &refusal.found, &refusal.remedy),
-        None => cache_at(folder.as_deref()),
+        Some(refusal) => untrusted_cache_check(folder.as_deref(), &refusal.found, &refusal.remedy),
+        None => cache_folder_check(folder.as_deref()),
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cache() -> Check {
+fn cache() -> DoctorCheck {
     HOST.ok("kernel cache", "this build compiles no kernels")
 }
 
 /// A folder that is not used because another user can change what is in it.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-fn untrusted_cache(folder: Option<&Path>, found: &str, remedy: &str) -> Check {
+fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> DoctorCheck {
     let found = format!("not used: {found}; kernels are compiled and products measured again in every run");
-    HOST.short(CACHE, Status::Limited, found, format!("{remedy}, or name another folder (XDG_CACHE_HOME)"))
-        .at(folder)
+    HOST.problem(
+        CACHE,
+        CheckStatus::Limited,
+        found,
+        format!("{remedy}, or name another folder (XDG_CACHE_HOME)"),
+    )
+    .with_path(folder)
 }
 
 /// Whether the folder, or the nearest one above it that exists, can be written.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-fn cache_at(folder: Option<&Path>) -> Check {
+fn cache_folder_check(folder: Option<&Path>) -> DoctorCheck {
     const NAME: &str = CACHE;
     let lost = "kernels are compiled and products measured again in every run; name a folder that can be written \
                 (XDG_CACHE_HOME)";
     let Some(folder) = folder else {
-        return HOST.short(NAME, Status::Missing, "the environment names no folder for it", lost);
+        return HOST.problem(NAME, CheckStatus::Missing, "the environment names no folder for it", lost);
     };
     // A link that leads nowhere is there, and no folder.
     let nearest = folder.ancestors().find(|f| f.symlink_metadata().is_ok());
-    match nearest.is_some_and(|f| f.is_dir() && facts::is_writable(f)) {
-        true => HOST.ok(NAME, folder.display().to_string()).at(Some(folder)),
+    match nearest.is_some_and(|f| f.is_dir() && machine_limits::is_writable(f)) {
+        true => HOST.ok(NAME, folder.display().to_string()).with_path(Some(folder)),
         false => {
             let found = format!("{} cannot be written", folder.display());
-            HOST.short(NAME, Status::Missing, found, lost).at(Some(folder))
+            HOST.problem(NAME, CheckStatus::Missing, found, lost).with_path(Some(folder))
         }
     }
 }
@@ -194,20 +200,24 @@ mod tests {
         let dangling = folder.path().join("symmc");
         std::os::unix::fs::symlink("/nope/nope", &dangling).unwrap();
         for (check, status) in [
-            (shared_memory(Err(refused()), None), Status::Missing),
-            (shared_memory(Ok(()), Some(1 << 20)), Status::Limited),
-            (dev_shm(None), Status::Missing),
-            (dev_shm(Some([64 << 20; 2])), Status::Limited),
-            (passing(Err(refused())), Status::Missing),
-            (descriptors(Some(64)), Status::Limited),
-            (cache_at(None), Status::Missing),
-            (cache_at(Some(Path::new("/dev/null/symmc"))), Status::Missing),
-            (cache_at(Some(&dangling)), Status::Missing),
+            (shared_memory_check(Err(refused()), None), CheckStatus::Missing),
+            (shared_memory_check(Ok(()), Some(1 << 20)), CheckStatus::Limited),
+            (dev_shm_check(None), CheckStatus::Missing),
+            (dev_shm_check(Some([64 << 20; 2])), CheckStatus::Limited),
+            (handle_passing_check(Err(refused())), CheckStatus::Missing),
+            (descriptor_check(Some(64)), CheckStatus::Limited),
+            (cache_folder_check(None), CheckStatus::Missing),
+            (cache_folder_check(Some(Path::new("/dev/null/symmc"))), CheckStatus::Missing),
+            (cache_folder_check(Some(&dangling)), CheckStatus::Missing),
             (
-                untrusted_cache(Some(Path::new("/a")), "others can write /a (mode 0777)", "chmod go-w /a"),
-                Status::Limited,
+                untrusted_cache_check(
+                    Some(Path::new("/a")),
+                    "others can write /a (mode 0777)",
+                    "chmod go-w /a",
+                ),
+                CheckStatus::Limited,
             ),
-            (launcher(Err(RunError::Invalid("RANK is set".into()))), Status::Limited),
+            (launcher_check(Err(RunError::Invalid("RANK is set".into()))), CheckStatus::Limited),
         ] {
             assert_eq!(check.status, status, "{check:?}");
             assert!(check.remedy.is_some(), "{check:?}");
@@ -217,21 +227,21 @@ mod tests {
     #[test]
     fn what_is_there_is_said_without() {
         let place = Membership { rank: 1, ranks: 4, run: "RANK/x".into() };
-        let found = Found { place: Some(place), launcher: Some("torchrun"), note: None };
-        let check = launcher(Ok(found));
+        let found = DetectedLauncher { membership: Some(place), launcher: Some("torchrun"), note: None };
+        let check = launcher_check(Ok(found));
         assert_eq!(check.found, "torchrun says that this process is rank 1 of 4");
         let folder = tempfile::tempdir().unwrap();
         let all = [
             check,
-            launcher(Ok(Found::default())),
-            shared_memory(Ok(()), None),
-            dev_shm(Some([8 << 30; 2])),
-            passing(Ok(())),
-            descriptors(None),
-            locked(Some(8 << 20)),
-            cache_at(Some(&folder.path().join("a/b"))),
+            launcher_check(Ok(DetectedLauncher::default())),
+            shared_memory_check(Ok(()), None),
+            dev_shm_check(Some([8 << 30; 2])),
+            handle_passing_check(Ok(())),
+            descriptor_check(None),
+            locked_memory_check(Some(8 << 20)),
+            cache_folder_check(Some(&folder.path().join("a/b"))),
         ];
-        assert!(all.iter().all(|c| c.status == Status::Ok && c.remedy.is_none()), "{all:?}");
+        assert!(all.iter().all(|c| c.status == CheckStatus::Ok && c.remedy.is_none()), "{all:?}");
         assert!(!folder.path().join("a").exists(), "nothing is made");
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine can do and what it lacks, one [`Check`] for each thing, with the remedy where something is to be done.
+//! What this machine can do and what it lacks, one [`DoctorCheck`] for each thing, with the remedy where something is to be done.
 //!
 //! Everything is asked, nothing is changed: no context is made on a GPU, no communicator, no multicast object. Nothing that
 //! is missing is an error. What drivers and libraries answer is waited for with a limit; where a [`Prober`] is named, a
@@ -6,20 +6,20 @@
 //!
 //! The report is a wire form: names of checks and parts, and the meaning of a status, stay with [`VERSION`].
 
-mod ask;
 mod check;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod host;
 #[cfg(feature = "cuda")]
 mod libraries;
+mod probe;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use ask::{Prober, examine};
-pub use check::{Check, Part, Status};
+pub use check::{CheckStatus, DoctorCheck, DoctorPart};
+pub use probe::{Prober, examine};
 
 /// The version of the report.
 pub const VERSION: u32 = 1;
@@ -32,8 +32,8 @@ pub struct Diagnosis {
     pub version: u32,
     /// The version of symmc.
     pub symmc: String,
-    /// All checks, in the order of [`Part::ALL`] and of [`Part::names`].
-    pub checks: Vec<Check>,
+    /// All checks, in the order of [`DoctorPart::ALL`] and of [`DoctorPart::check_names`].
+    pub checks: Vec<DoctorCheck>,
 }
 
 /// How to ask.
@@ -41,7 +41,7 @@ pub struct Diagnosis {
 #[non_exhaustive]
 pub struct DoctorConfig {
     /// How long a driver or a library may take to answer.
-    pub limit: Duration,
+    pub timeout: Duration,
     /// What asks drivers and libraries; none for threads of this process, which one that crashes takes with it.
     pub prober: Option<Prober>,
 }
@@ -49,15 +49,15 @@ pub struct DoctorConfig {
 impl Default for DoctorConfig {
     /// Threads of this process, and half a minute: a driver that starts for the first time takes seconds for each GPU.
     fn default() -> Self {
-        DoctorConfig { limit: Duration::from_secs(30), prober: None }
+        DoctorConfig { timeout: Duration::from_secs(30), prober: None }
     }
 }
 
 impl DoctorConfig {
-    /// With [`limit`](Self::limit).
+    /// With [`limit`](Self::timeout).
     #[must_use]
-    pub fn with_limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
         self
     }
 
@@ -71,22 +71,22 @@ impl DoctorConfig {
 
 /// What this machine can do and what it lacks.
 pub fn doctor(config: &DoctorConfig) -> Diagnosis {
-    let mut checks = ask::all(config.limit, config.prober.as_ref());
-    relate(&mut checks);
+    let mut checks = probe::check_all_parts(config.timeout, config.prober.as_ref());
+    check_cuda_versions(&mut checks);
     Diagnosis { version: VERSION, symmc: env!("CARGO_PKG_VERSION").into(), checks }
 }
 
 /// What follows from several checks together: a library of a later major version of CUDA than the driver's gives code that
 /// the driver does not load.
-fn relate(checks: &mut [Check]) {
+fn check_cuda_versions(checks: &mut [DoctorCheck]) {
     let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
     let driver = checks.iter().find(|c| c.name == "driver").and_then(|c| c.version.clone());
     let Some((driver, most)) = driver.as_deref().and_then(|v| Some((v, major(v)?))) else { return };
-    for check in checks.iter_mut().filter(|c| matches!(c.part, Part::Nvrtc | Part::Cublaslt)) {
+    for check in checks.iter_mut().filter(|c| matches!(c.part, DoctorPart::Nvrtc | DoctorPart::Cublaslt)) {
         let Some(found) = check.version.as_deref().and_then(major).filter(|&found| found > most) else {
             continue;
         };
-        check.status = Status::Limited;
+        check.status = CheckStatus::Limited;
         check.found = format!("{}, but the driver is for CUDA {driver}", check.found);
         check.remedy = Some(format!("install a driver for CUDA {found}, or the library of CUDA {most}"));
     }
@@ -94,20 +94,20 @@ fn relate(checks: &mut [Check]) {
 
 #[cfg(test)]
 mod tests {
-    use super::check::bytes;
+    use super::check::format_bytes;
     use super::*;
 
     /// Each check that the page on parts names is there once and in order; each has a status, and a remedy where something
     /// is to be done.
     #[track_caller]
-    fn well_formed(checks: &[Check]) {
-        for part in Part::ALL {
+    fn well_formed(checks: &[DoctorCheck]) {
+        for part in DoctorPart::ALL {
             let of_part = checks.iter().filter(|c| c.part == part).map(|c| c.name.as_str());
             let fixed: Vec<&str> = of_part.filter(|n| !n.starts_with("gpu ")).collect();
-            assert_eq!(fixed, part.names(), "{part:?}");
+            assert_eq!(fixed, part.check_names(), "{part:?}");
         }
         for check in checks {
-            assert_eq!(check.status == Status::Ok, check.remedy.is_none(), "{check:?}");
+            assert_eq!(check.status == CheckStatus::Ok, check.remedy.is_none(), "{check:?}");
             let texts = [Some(&check.found), check.remedy.as_ref()];
             assert!(texts.into_iter().flatten().all(|t| !t.is_empty() && !t.contains('\n')), "{check:?}");
         }
@@ -123,33 +123,33 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for part in Part::ALL {
-            assert_eq!(Part::from_name(part.name()), Some(part));
+        for part in DoctorPart::ALL {
+            assert_eq!(DoctorPart::from_name(part.name()), Some(part));
             assert_eq!(serde_json::to_value(part).unwrap(), part.name());
         }
-        for status in [Status::Ok, Status::Limited, Status::Missing, Status::Unknown] {
+        for status in [CheckStatus::Ok, CheckStatus::Limited, CheckStatus::Missing, CheckStatus::Unknown] {
             assert_eq!(serde_json::to_value(status).unwrap(), status.name());
         }
     }
 
     #[test]
     fn a_library_that_is_newer_than_the_driver_is_named() {
-        let of = |part: Part, name, version: &str| part.ok(name, version).of_version(version);
+        let of = |part: DoctorPart, name, version: &str| part.ok(name, version).with_version(version);
         let mut checks = [
-            of(Part::Gpus, "driver", "12.8"),
-            of(Part::Nvrtc, "nvrtc", "13.0"),
-            of(Part::Cublaslt, "cublaslt", "12.9.1"),
+            of(DoctorPart::Gpus, "driver", "12.8"),
+            of(DoctorPart::Nvrtc, "nvrtc", "13.0"),
+            of(DoctorPart::Cublaslt, "cublaslt", "12.9.1"),
         ];
-        relate(&mut checks);
-        assert_eq!(checks[1].status, Status::Limited);
+        check_cuda_versions(&mut checks);
+        assert_eq!(checks[1].status, CheckStatus::Limited);
         assert_eq!(checks[1].found, "13.0, but the driver is for CUDA 12.8");
-        assert_eq!(checks[2].status, Status::Ok, "minor versions go together");
+        assert_eq!(checks[2].status, CheckStatus::Ok, "minor versions go together");
     }
 
     #[test]
     fn sizes_have_units() {
         assert_eq!(
-            [0, 1023, 1024, 3 << 29, 5 << 40].map(bytes),
+            [0, 1023, 1024, 3 << 29, 5 << 40].map(format_bytes),
             ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB"]
         );
     }

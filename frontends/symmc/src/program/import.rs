@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use symmc_import::ranges::{Extent, Given};
+use symmc_import::ranges::{SymbolConstraint, SymbolConstraints};
 use symmc_ir::Graph;
 
 #[cfg(not(all(feature = "torch", feature = "onnx")))]
@@ -27,11 +27,11 @@ pub struct OpenOptions {
     /// its constants differ from what a rank has: these become parameters.
     pub tensors: Option<Arc<TensorFile>>,
     /// By name, ranges of symbols, and which symbols are expressions of others.
-    pub extents: Vec<(String, Extent)>,
+    pub extents: Vec<(String, SymbolConstraint)>,
     /// By name, upper bounds of symbols to which nothing else gives one.
     pub bounds: Vec<(String, i64)>,
     /// The shapes of the arguments that are recorded of a run, in their order: bounds of the same kind.
-    pub recorded: Vec<Vec<usize>>,
+    pub recorded_shapes: Vec<Vec<usize>>,
 }
 
 impl OpenOptions {
@@ -60,7 +60,10 @@ impl OpenOptions {
     }
 
     /// Sets what is said of symbols by name.
-    pub fn with_extents(self, extents: impl IntoIterator<Item = (impl Into<String>, Extent)>) -> OpenOptions {
+    pub fn with_extents(
+        self,
+        extents: impl IntoIterator<Item = (impl Into<String>, SymbolConstraint)>,
+    ) -> OpenOptions {
         let extents = extents.into_iter().map(|(name, extent)| (name.into(), extent));
         OpenOptions { extents: extents.collect(), ..self }
     }
@@ -71,17 +74,21 @@ impl OpenOptions {
     }
 
     /// Sets the shapes of recorded arguments.
-    pub fn with_recorded(self, recorded: Vec<Vec<usize>>) -> OpenOptions {
-        OpenOptions { recorded, ..self }
+    pub fn with_recorded_shapes(self, recorded: Vec<Vec<usize>>) -> OpenOptions {
+        OpenOptions { recorded_shapes: recorded, ..self }
     }
 
-    pub(super) fn given(&self) -> Given {
-        Given { extents: self.extents.clone(), bounds: self.bounds.clone(), recorded: self.recorded.clone() }
+    pub(super) fn provided_extents(&self) -> SymbolConstraints {
+        SymbolConstraints {
+            constraints: self.extents.clone(),
+            fallback_bounds: self.bounds.clone(),
+            recorded_shapes: self.recorded_shapes.clone(),
+        }
     }
 }
 
 /// What a reader of a format gives.
-pub(super) struct Imported {
+pub(super) struct ImportedFiles {
     pub graph: Graph,
     pub weights: Weights,
     pub notes: Vec<String>,
@@ -91,7 +98,7 @@ pub(super) struct Imported {
 
 /// The error of a file of a format that this build does not read.
 #[cfg(not(all(feature = "torch", feature = "onnx")))]
-pub(super) fn unread<T>(paths: &[PathBuf], what: &str, feature: &str, _: T) -> Result<Imported, Error> {
+pub(super) fn unread<T>(paths: &[PathBuf], what: &str, feature: &str, _: T) -> Result<ImportedFiles, Error> {
     let file = paths.first().map_or_else(String::new, |path| format!("{}: ", path.display()));
     let message = format!(
         "{file}this is {what}; this build of symmc was made without the feature `{feature}`, which reads it"

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use symmc_onnx::{ImportError, ImportOptions, Reason};
+use symmc_onnx::{FailureReason, ImportError, ImportOptions};
 
-use super::advice::{advised, noted, stem_of_ranks};
-use super::import::{Imported, OpenOptions};
+use super::advice::{add_range_advice, program_name_of_ranks, with_range_advice};
+use super::import::{ImportedFiles, OpenOptions};
 use crate::error::Error;
 use crate::files::is_stream;
 use crate::weights::Weights;
@@ -14,8 +14,8 @@ use crate::weights::Weights;
 ///
 /// # Errors
 /// A model is broken, or its program cannot be represented.
-pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Imported, Error> {
-    let Some(first) = paths.first() else { return Err(Error::request("no file is named")) };
+pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<ImportedFiles, Error> {
+    let Some(first) = paths.first() else { return Err(Error::invalid_request("no file is named")) };
     if let Some(path) = paths.iter().find(|path| is_stream(path)) {
         // Its beginning has been read.
         return Err(Error::format(
@@ -27,28 +27,28 @@ pub(super) fn import(paths: &[PathBuf], options: &OpenOptions) -> Result<Importe
         return Err(Error::format(first, format!("an ONNX model names no groups, found {group}")));
     }
     let options = ImportOptions {
-        name: stem_of_ranks(first),
+        name: program_name_of_ranks(first),
         ranks: options.ranks,
-        given: options.given(),
+        constraints: options.provided_extents(),
         ..ImportOptions::default()
     };
     let imported = symmc_onnx::import_files(paths, &options).map_err(|e| {
         let path = PathBuf::from(&e.file);
-        Error::misread(&path, message(&e), e)
+        Error::format_with_cause(&path, import_error_message(&e), e)
     })?;
-    Ok(Imported {
+    Ok(ImportedFiles {
         graph: imported.graph,
         weights: Weights { ranks: imported.weights, ..Weights::default() },
-        notes: noted(imported.notes, &imported.open),
+        notes: add_range_advice(imported.notes, &imported.unbounded),
         data_files: imported.data_files,
     })
 }
 
 /// What is wrong with a model, and what may be said of its symbols.
-fn message(error: &ImportError) -> String {
-    let size = matches!(error.reason, Reason::Graph(_));
+fn import_error_message(error: &ImportError) -> String {
+    let size = matches!(error.reason, FailureReason::Graph(_));
     match &error.symbols {
-        Some(symbols) => advised(error.reason.to_string(), symbols, size),
+        Some(symbols) => with_range_advice(error.reason.to_string(), symbols, size),
         None => error.reason.to_string(),
     }
 }

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use symmc_torch::{ImportError, ImportOptions};
 
-use super::advice::{advised, noted, stem, stem_of_ranks};
-use super::import::{Imported, OpenOptions};
-use crate::error::{Error, ranks as ranks_text};
-use crate::files::beside;
+use super::advice::{add_range_advice, program_name, program_name_of_ranks, with_range_advice};
+use super::import::{ImportedFiles, OpenOptions};
+use crate::error::{Error, format_rank_count as ranks_text};
+use crate::files::find_recorded_tensors;
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
 
@@ -15,20 +15,26 @@ use crate::weights::Weights;
 ///
 /// # Errors
 /// An archive is broken, or its program cannot be represented.
-pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions) -> Result<Imported, Error> {
-    let Some(path) = paths.first() else { return Err(Error::request("no file is named")) };
+pub(super) fn import_archives(
+    paths: &[PathBuf],
+    bytes: &[Vec<u8>],
+    options: &OpenOptions,
+) -> Result<ImportedFiles, Error> {
+    let Some(path) = paths.first() else { return Err(Error::invalid_request("no file is named")) };
     let beside = match (&options.tensors, options.ranks) {
-        (None, None) if paths.len() == 1 => beside(path).and_then(|file| TensorFile::open(&file).ok()),
+        (None, None) if paths.len() == 1 => {
+            find_recorded_tensors(path).and_then(|file| TensorFile::open(&file).ok())
+        }
         _ => None,
     };
     let tensors = options.tensors.as_deref().or(beside.as_ref());
     let import = ImportOptions {
-        name: if paths.len() == 1 { stem(path) } else { stem_of_ranks(path) },
+        name: if paths.len() == 1 { program_name(path) } else { program_name_of_ranks(path) },
         ranks: options.ranks,
         assumed_ranks: tensors.map(TensorFile::ranks),
         groups: options.groups.iter().cloned().collect(),
         schemas: options.schemas.clone(),
-        given: options.given(),
+        constraints: options.provided_extents(),
         ..ImportOptions::default()
     };
     let imported = match bytes {
@@ -40,26 +46,26 @@ pub(super) fn import(paths: &[PathBuf], bytes: &[Vec<u8>], options: &OpenOptions
             ImportError::Rank { rank, source } => (rank, *source),
             e => (0, e),
         };
-        Error::misread(paths.get(rank).unwrap_or(path), message(&e), e)
+        Error::format_with_cause(paths.get(rank).unwrap_or(path), import_error_message(&e), e)
     })?;
-    let mut notes = noted(imported.notes, &imported.open);
+    let mut notes = add_range_advice(imported.notes, &imported.unbounded);
     if let (Some(file), true) = (&beside, imported.ranks_assumed) {
         let ranks = ranks_text(file.ranks());
         notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
     }
-    let ranks = std::iter::once(imported.weights).chain(imported.others).collect();
-    let (buffers, ties) = (imported.buffers, imported.ties);
+    let ranks = std::iter::once(imported.weights).chain(imported.other_rank_weights).collect();
+    let (buffers, ties) = (imported.buffers, imported.tied_names);
     let weights = Weights { ranks, buffers, ties };
     let data_files = beside.iter().map(|file| file.path().to_path_buf()).collect();
-    Ok(Imported { graph: imported.graph, weights, notes, data_files })
+    Ok(ImportedFiles { graph: imported.graph, weights, notes, data_files })
 }
 
 /// What is wrong with an archive of PyTorch, and what may be said of its symbols.
-fn message(error: &ImportError) -> String {
+fn import_error_message(error: &ImportError) -> String {
     match error {
         ImportError::Extents { error: inner, symbols } => {
             let size = matches!(**inner, ImportError::Graph(_));
-            advised(inner.to_string(), symbols, size)
+            with_range_advice(inner.to_string(), symbols, size)
         }
         other => other.to_string(),
     }

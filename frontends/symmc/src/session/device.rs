@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use symmc_check::CheckedPlan;
 use symmc_control::process;
-use symmc_runtime::Registry;
+use symmc_runtime::CustomKernelRegistry;
 use symmc_runtime::session::DeviceSession;
 
-use super::shared::Shared;
+use super::held_memory::HeldMemory;
 use crate::error::Error;
 
 /// A program on a device session, and the memory that its runs use.
-pub(super) struct OwnDevice {
+pub(super) struct SessionProgram {
     /// `None` once this program has ended.
     device: Option<ManuallyDrop<Arc<Mutex<SharedDevice>>>>,
     /// The number of the program in the session.
     program: usize,
     /// Dropped after the device, whose runs may read it.
-    shared: ManuallyDrop<Shared>,
+    shared: ManuallyDrop<HeldMemory>,
     process: u32,
 }
 
@@ -51,28 +51,32 @@ impl DerefMut for SelectedDevice<'_> {
     }
 }
 
-impl OwnDevice {
+impl SessionProgram {
     /// A device session that this process has opened, and its first program.
-    pub fn new(session: Box<dyn DeviceSession>) -> OwnDevice {
-        OwnDevice::of(Arc::new(Mutex::new(SharedDevice { session: Some(session), open: 1 })), 0)
+    pub fn new(session: Box<dyn DeviceSession>) -> SessionProgram {
+        SessionProgram::for_program(Arc::new(Mutex::new(SharedDevice { session: Some(session), open: 1 })), 0)
     }
 
-    fn of(device: Arc<Mutex<SharedDevice>>, program: usize) -> OwnDevice {
-        let (device, shared) = (Some(ManuallyDrop::new(device)), ManuallyDrop::new(Shared::default()));
-        OwnDevice { device, program, shared, process: process::current() }
+    fn for_program(device: Arc<Mutex<SharedDevice>>, program: usize) -> SessionProgram {
+        let (device, shared) = (Some(ManuallyDrop::new(device)), ManuallyDrop::new(HeldMemory::default()));
+        SessionProgram { device, program, shared, process: process::current_process() }
     }
 
     /// Opens another program on the device session.
     ///
     /// # Errors
     /// As [`select`](Self::select), or as [`DeviceSession::open_program`].
-    pub fn open_program(&self, plan: &CheckedPlan, kernels: &Registry) -> Result<OwnDevice, Error> {
+    pub fn open_program(
+        &self,
+        plan: &CheckedPlan,
+        kernels: &CustomKernelRegistry,
+    ) -> Result<SessionProgram, Error> {
         let mut selected = self.select()?;
         let program = selected.open_program(plan, kernels)?;
         selected.0.open += 1;
         drop(selected);
-        let device = self.device.as_ref().ok_or_else(ended)?;
-        Ok(OwnDevice::of(Arc::clone(device), program))
+        let device = self.device.as_ref().ok_or_else(session_ended_error)?;
+        Ok(SessionProgram::for_program(Arc::clone(device), program))
     }
 
     /// The device session, for calls about this program. Other programs wait meanwhile.
@@ -80,14 +84,14 @@ impl OwnDevice {
     /// # Errors
     /// This process is a fork of the one that opened it, or the session has ended.
     pub fn select(&self) -> Result<SelectedDevice<'_>, Error> {
-        self.expect_own()?;
-        let mut shared = lock(self.device.as_deref().ok_or_else(ended)?);
-        shared.session.as_deref_mut().ok_or_else(ended)?.select(self.program)?;
+        self.expect_opening_process()?;
+        let mut shared = lock_device(self.device.as_deref().ok_or_else(session_ended_error)?);
+        shared.session.as_deref_mut().ok_or_else(session_ended_error)?.switch_to_program(self.program)?;
         Ok(SelectedDevice(shared))
     }
 
     /// The memory that runs use.
-    pub fn shared(&mut self) -> &mut Shared {
+    pub fn held_memory(&mut self) -> &mut HeldMemory {
         &mut self.shared
     }
 
@@ -96,13 +100,17 @@ impl OwnDevice {
     /// # Errors
     /// As [`select`](Self::select), or a run failed.
     pub fn close(&mut self) -> Result<(), Error> {
-        self.expect_own()?;
-        let device = self.device.take().map(ManuallyDrop::into_inner).ok_or_else(ended)?;
-        let mut shared = lock(&device);
+        self.expect_opening_process()?;
+        let device = self.device.take().map(ManuallyDrop::into_inner).ok_or_else(session_ended_error)?;
+        let mut shared = lock_device(&device);
         shared.open -= 1;
         match shared.open {
-            0 => Ok(shared.session.take().ok_or_else(ended)?.close()?),
-            _ => Ok(shared.session.as_deref_mut().ok_or_else(ended)?.close_program(self.program)?),
+            0 => Ok(shared.session.take().ok_or_else(session_ended_error)?.close()?),
+            _ => Ok(shared
+                .session
+                .as_deref_mut()
+                .ok_or_else(session_ended_error)?
+                .close_program(self.program)?),
         }
     }
 
@@ -111,32 +119,32 @@ impl OwnDevice {
     ///
     /// # Errors
     /// As [`select`](Self::select).
-    pub fn take(&mut self) -> Result<Box<dyn DeviceSession>, Error> {
-        self.expect_own()?;
-        let device = self.device.take().map(ManuallyDrop::into_inner).ok_or_else(ended)?;
-        let mut shared = lock(&device);
+    pub fn take_session(&mut self) -> Result<Box<dyn DeviceSession>, Error> {
+        self.expect_opening_process()?;
+        let device = self.device.take().map(ManuallyDrop::into_inner).ok_or_else(session_ended_error)?;
+        let mut shared = lock_device(&device);
         shared.open -= 1;
-        shared.session.take().ok_or_else(ended)
+        shared.session.take().ok_or_else(session_ended_error)
     }
 
-    fn expect_own(&self) -> Result<(), Error> {
-        if self.is_own() {
+    fn expect_opening_process(&self) -> Result<(), Error> {
+        if self.is_opening_process() {
             return Ok(());
         }
-        Err(Error::request(format!(
+        Err(Error::invalid_request(format!(
             "the session belongs to process {}: a session does not survive a fork; open it in the process that uses it",
             self.process
         )))
     }
 
-    fn is_own(&self) -> bool {
-        process::current() == self.process
+    fn is_opening_process(&self) -> bool {
+        process::current_process() == self.process
     }
 
     /// Ends this program as a drop does: the last one drops the session; others go on, unless a thread panics with it.
-    fn leave(&mut self) {
+    fn end_program(&mut self) {
         let Some(device) = self.device.take().map(ManuallyDrop::into_inner) else { return };
-        let mut shared = lock(&device);
+        let mut shared = lock_device(&device);
         shared.open -= 1;
         if shared.open == 0 || std::thread::panicking() {
             drop(shared.session.take());
@@ -147,20 +155,20 @@ impl OwnDevice {
     }
 }
 
-impl Drop for OwnDevice {
+impl Drop for SessionProgram {
     fn drop(&mut self) {
-        if self.is_own() {
-            self.leave();
+        if self.is_opening_process() {
+            self.end_program();
             // SAFETY: it is dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.shared) };
         }
     }
 }
 
-fn lock(device: &Mutex<SharedDevice>) -> MutexGuard<'_, SharedDevice> {
+fn lock_device(device: &Mutex<SharedDevice>) -> MutexGuard<'_, SharedDevice> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn ended() -> Error {
-    Error::from(symmc_runtime::session::ended())
+fn session_ended_error() -> Error {
+    Error::from(symmc_runtime::session::session_ended_error())
 }

@@ -2,36 +2,36 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{InputKind, OutputKind};
-use symmc_runtime::session::{Extent, Port};
+use symmc_runtime::session::{DeviceRange, Port};
 
 use super::{Session, values};
 use crate::error::Error;
 
 /// An input or an output of the sessions of a plan, by its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Slot(Port);
+pub struct PortSlot(Port);
 
 impl Session {
     /// The input or output of a name, by which memory is bound without a search for the name.
     ///
     /// # Errors
     /// There is no such input or output.
-    pub fn slot(&self, name: &str) -> Result<Slot, Error> {
-        self.port(name, values::Prefer::Either).map(Slot)
+    pub fn slot(&self, name: &str) -> Result<PortSlot, Error> {
+        self.find_port(name, values::PortPreference::Either).map(PortSlot)
     }
 
     /// All arguments in their order: `in.0`, `in.1` and so on.
-    pub fn argument_slots(&self) -> Vec<Slot> {
+    pub fn argument_slots(&self) -> Vec<PortSlot> {
         let inputs = self.plan.source_program().inputs.iter();
         let arguments = inputs.filter(|(_, input)| input.kind == InputKind::Argument);
-        arguments.map(|(id, _)| Slot(Port::Input(id.index()))).collect()
+        arguments.map(|(id, _)| PortSlot(Port::Input(id.index()))).collect()
     }
 
     /// All outputs that replace no input, in their order: `out.0`, `out.1` and so on.
-    pub fn returned_slots(&self) -> Vec<Slot> {
+    pub fn returned_slots(&self) -> Vec<PortSlot> {
         let outputs = self.plan.source_program().outputs.iter().enumerate();
         let returned = outputs.filter(|(_, output)| output.kind == OutputKind::Returned);
-        returned.map(|(number, _)| Slot(Port::Output(number))).collect()
+        returned.map(|(number, _)| PortSlot(Port::Output(number))).collect()
     }
 
     /// As [`bind`](Self::bind), of what [`slot`](Self::slot) found in a session of the same plan.
@@ -41,12 +41,12 @@ impl Session {
     ///
     /// # Safety
     /// As [`bind`](Self::bind).
-    pub unsafe fn bind_slot(&mut self, slot: Slot, pointer: *mut u8, bytes: usize) -> Result<(), Error> {
+    pub unsafe fn bind_slot(&mut self, slot: PortSlot, pointer: *mut u8, bytes: usize) -> Result<(), Error> {
         let address = pointer.expose_provenance() as u64;
-        values::expect_room(self.plan.source_program(), slot.0, bytes)?;
+        values::check_capacity(self.plan.source_program(), slot.0, bytes)?;
         // SAFETY: by the caller.
-        unsafe { self.device.select()?.lend(slot.0, Some(Extent { address, bytes }))? };
-        self.hold(slot.0, None);
+        unsafe { self.device.select()?.bind_port(slot.0, Some(DeviceRange { address, bytes }))? };
+        self.hold_owner(slot.0, None);
         Ok(())
     }
 }

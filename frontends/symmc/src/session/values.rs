@@ -1,7 +1,7 @@
 //! The inputs and outputs of a session, as its caller knows them.
 
 use symmc_ir::entity::Entity;
-use symmc_ir::{Bindings, DType, Graph, InputId, InputKind, OutputKind, ValueId};
+use symmc_ir::{DType, Graph, InputId, InputKind, OutputKind, SymbolBindings, ValueId};
 use symmc_runtime::session::Port;
 
 use crate::error::Error;
@@ -23,7 +23,7 @@ pub enum ValueKind {
 /// An input or an output, at the sizes that are set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Value {
+pub struct SessionValue {
     /// The name of the value in the program.
     pub name: String,
     /// The name under which a weight is stored; that of an argument in the file that the program came from, if it has one.
@@ -42,14 +42,17 @@ pub struct Value {
 
 /// Which one is meant where an input and an output have one name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Prefer {
+pub(super) enum PortPreference {
     Input,
     Output,
     Either,
 }
 
 /// All inputs, then all outputs.
-pub(super) fn all(graph: &Graph, bindings: &Bindings) -> Result<Vec<(Port, Value)>, Error> {
+pub(super) fn list_values(
+    graph: &Graph,
+    bindings: &SymbolBindings,
+) -> Result<Vec<(Port, SessionValue)>, Error> {
     let mut out = Vec::new();
     for (id, input) in graph.inputs.iter() {
         let kind = match input.kind {
@@ -58,98 +61,107 @@ pub(super) fn all(graph: &Graph, bindings: &Bindings) -> Result<Vec<(Port, Value
             _ => ValueKind::Parameter,
         };
         let source = Some(input.source.clone()).filter(|source| !source.is_empty());
-        out.push((Port::Input(id.index()), Value { source, ..value(graph, bindings, input.value, kind)? }));
+        out.push((
+            Port::Input(id.index()),
+            SessionValue { source, ..describe_value(graph, bindings, input.value, kind)? },
+        ));
     }
     for (k, output) in graph.outputs.iter().enumerate() {
         let replaces = match output.kind {
-            OutputKind::Mutates(input) => Some(graph.name_of(graph.inputs[input].value).to_string()),
+            OutputKind::Mutates(input) => Some(graph.value_name(graph.inputs[input].value).to_string()),
             OutputKind::Returned => None,
         };
-        let value = value(graph, bindings, output.value, ValueKind::Output)?;
-        out.push((Port::Output(k), Value { replaces, ..value }));
+        let value = describe_value(graph, bindings, output.value, ValueKind::Output)?;
+        out.push((Port::Output(k), SessionValue { replaces, ..value }));
     }
     Ok(out)
 }
 
-fn value(graph: &Graph, bindings: &Bindings, id: ValueId, kind: ValueKind) -> Result<Value, Error> {
-    let (ty, name) = (graph.ty(id), graph.name_of(id).to_string());
-    let unsized_ = || Error::request(format!("%{name} has no size yet: set {}", unset(graph, bindings)));
-    let extents = ty.concrete(bindings).ok_or_else(unsized_)?;
+fn describe_value(
+    graph: &Graph,
+    bindings: &SymbolBindings,
+    id: ValueId,
+    kind: ValueKind,
+) -> Result<SessionValue, Error> {
+    let (ty, name) = (graph.ty(id), graph.value_name(id).to_string());
+    let unsized_ =
+        || Error::invalid_request(format!("%{name} has no size yet: set {}", unset_symbols(graph, bindings)));
+    let extents = ty.concrete_shape(bindings).ok_or_else(unsized_)?;
     let bytes = extents.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)).ok_or_else(unsized_)?;
-    Ok(Value { name, source: None, kind, dtype: ty.dtype, extents, bytes, replaces: None })
+    Ok(SessionValue { name, source: None, kind, dtype: ty.dtype, extents, bytes, replaces: None })
 }
 
 /// Whether memory is large enough for an input or output that has the same size always.
-pub(super) fn expect_room(graph: &Graph, port: Port, found: usize) -> Result<(), Error> {
+pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<(), Error> {
     let id = match port {
         Port::Input(i) => graph.inputs.values().nth(i).map(|input| input.value),
         Port::Output(k) => graph.outputs.get(k).map(|output| output.value),
     };
-    let unknown = || Error::request(format!("{}: there is no {port:?}", graph.name));
+    let unknown = || Error::invalid_request(format!("{}: there is no {port:?}", graph.name));
     let id = id.ok_or_else(unknown)?;
     let ty = graph.ty(id);
-    let extents = ty.concrete(&Bindings::new());
+    let extents = ty.concrete_shape(&SymbolBindings::new());
     let bytes = extents.and_then(|all| all.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)));
     match bytes.filter(|&bytes| bytes > found) {
-        Some(bytes) => Err(Error::request(format!(
+        Some(bytes) => Err(Error::invalid_request(format!(
             "%{}: the memory of {found} bytes is too small: expected {bytes}",
-            graph.name_of(id)
+            graph.value_name(id)
         ))),
         None => Ok(()),
     }
 }
 
 /// The symbols without a value.
-fn unset(graph: &Graph, bindings: &Bindings) -> String {
+fn unset_symbols(graph: &Graph, bindings: &SymbolBindings) -> String {
     let unset = graph.symbols.iter().filter(|(id, _)| bindings.get(*id).is_none());
     unset.map(|(_, symbol)| symbol.name.clone()).collect::<Vec<_>>().join(", ")
 }
 
 /// The input or output of a name: that of the value, that of a weight, or `in.<i>`, `w.<name>`, `out.<i>`.
-pub(super) fn find(graph: &Graph, name: &str, prefer: Prefer) -> Result<Port, Error> {
+pub(super) fn find_port(graph: &Graph, name: &str, prefer: PortPreference) -> Result<Port, Error> {
     let name = name.strip_prefix('%').unwrap_or(name);
-    let input = input(graph, name);
-    let output = output(graph, name);
+    let input = find_input(graph, name);
+    let output = find_output(graph, name);
     match (input, output, prefer) {
-        (Some(input), Some(_), Prefer::Input) | (Some(input), None, _) => Ok(input),
-        (Some(_), Some(output), Prefer::Output) | (None, Some(output), _) => Ok(output),
-        (Some(_), Some(_), Prefer::Either) => Err(Error::request(format!(
+        (Some(input), Some(_), PortPreference::Input) | (Some(input), None, _) => Ok(input),
+        (Some(_), Some(output), PortPreference::Output) | (None, Some(output), _) => Ok(output),
+        (Some(_), Some(_), PortPreference::Either) => Err(Error::invalid_request(format!(
             "{name} is an input and an output: name it in.<i>, w.<name> or out.<i>"
         ))),
-        (None, None, _) => Err(unknown(graph, name)),
+        (None, None, _) => Err(unknown_port_error(graph, name)),
     }
 }
 
-fn input(graph: &Graph, name: &str) -> Option<Port> {
+fn find_input(graph: &Graph, name: &str) -> Option<Port> {
     let is_argument = |id: &InputId| graph.inputs[*id].kind == InputKind::Argument;
     if let Some(number) = name.strip_prefix("in.").and_then(|n| n.parse::<usize>().ok()) {
         let mut arguments = graph.inputs.keys().filter(is_argument);
         return arguments.nth(number).map(|id| Port::Input(id.index()));
     }
-    let named = |id: &InputId| graph.name_of(graph.inputs[*id].value) == name;
+    let named = |id: &InputId| graph.value_name(graph.inputs[*id].value) == name;
     let stored = name.strip_prefix("w.").unwrap_or(name);
     let of_source = |id: &InputId| !stored.is_empty() && graph.inputs[*id].source == stored;
     let found = graph.inputs.keys().find(named).or_else(|| graph.inputs.keys().find(of_source));
     found.map(|id| Port::Input(id.index()))
 }
 
-fn output(graph: &Graph, name: &str) -> Option<Port> {
+fn find_output(graph: &Graph, name: &str) -> Option<Port> {
     if let Some(number) = name.strip_prefix("out.").and_then(|n| n.parse::<usize>().ok()) {
         let returned = graph.outputs.iter().enumerate().filter(|(_, o)| o.kind == OutputKind::Returned);
         return returned.map(|(k, _)| Port::Output(k)).nth(number);
     }
-    graph.outputs.iter().position(|o| graph.name_of(o.value) == name).map(Port::Output)
+    graph.outputs.iter().position(|o| graph.value_name(o.value) == name).map(Port::Output)
 }
 
-fn unknown(graph: &Graph, name: &str) -> Error {
+fn unknown_port_error(graph: &Graph, name: &str) -> Error {
     const NAMED: usize = 8;
     let inputs = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).map(|i| i.value);
     let all: Vec<String> = inputs
         .chain(graph.outputs.iter().map(|o| o.value))
-        .map(|v| format!("%{}", graph.name_of(v)))
+        .map(|v| format!("%{}", graph.value_name(v)))
         .collect();
     let more = if all.len() > NAMED { ", …" } else { "" };
-    Error::request(format!(
+    Error::invalid_request(format!(
         "{}: there is no input or output {name}; expected one of {}{more}, or the name of a weight",
         graph.name,
         all[..all.len().min(NAMED)].join(", ")

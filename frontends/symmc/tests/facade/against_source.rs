@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use symmc::{BucketSpec, Config, OpenOptions, Plan, Program, SourceComparison, SourceStatus};
+use symmc::{BucketSpec, CompileConfig, OpenOptions, Plan, Program, SourceComparison, SourceStatus};
 use symmc_ir::text;
 
 const PROGRAM: &str = r#"program "small" ranks 2
@@ -29,11 +29,11 @@ fn plan(source: &str) -> Plan {
     let program = Program::from_graph(text::parse(source).expect("a program")).expect("verified");
     let bucket = BucketSpec::new("t", [4, 64]);
     let buckets = if source.contains("symbol t") { vec![bucket] } else { Vec::new() };
-    symmc::compile(&program, &Config::default().with_buckets(buckets)).expect("a plan").into_plan()
+    symmc::compile(&program, &CompileConfig::default().with_buckets(buckets)).expect("a plan").into_plan()
 }
 
 fn compared(plan: Plan) -> SourceComparison {
-    symmc::compare_with_source(&symmc::checked(plan).unwrap_or_else(|e| panic!("{e}")))
+    symmc::compare_with_source(&symmc::into_checked_plan(plan).unwrap_or_else(|e| panic!("{e}")))
 }
 
 /// A plan with one text of its programs replaced by another.
@@ -151,7 +151,7 @@ fn roundings_that_are_dropped_or_added_are_found() {
     let kept = plan(&program(rounded));
     assert_eq!(compared(kept.clone()).status(), SourceStatus::Equal);
     let dropped = edited(&kept, rounded, "%z: f32[8, 64] = copy %a\n");
-    assert!(symmc::checked(dropped.clone()).is_err(), "steps change with the nodes");
+    assert!(symmc::into_checked_plan(dropped.clone()).is_err(), "steps change with the nodes");
     let narrower = edited(&kept, "%b: bf16[8, 64] = cast %a", "%b: f16[8, 64] = cast %a");
     let narrower = edited(&narrower, "%z: f32[8, 64] = cast %b", "%z: f32[8, 64] = cast %b");
     assert_eq!(compared(narrower).status(), SourceStatus::Different);
@@ -164,7 +164,7 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
         %y: f32[1, 16] = neg %z\nreturn %y\n";
     let program = Program::from_text(source).expect("a program");
     for upper in [vec![8192], vec![17, 8192]] {
-        let config = Config::default().with_buckets([BucketSpec::new("t", upper)]);
+        let config = CompileConfig::default().with_buckets([BucketSpec::new("t", upper)]);
         let plan = symmc::compile(&program, &config).expect("a plan").into_plan();
         for start in [
             "min(t - 1, 1)",
@@ -224,7 +224,7 @@ fn exported_programs_compute_what_their_sources_do() {
     ] {
         let options = OpenOptions::default().with_ranks(ranks);
         let program = Program::open(&folder.join(format!("{name}.pt2")), &options).expect(name);
-        let plan = symmc::compile(&program, &Config::default()).expect(name);
+        let plan = symmc::compile(&program, &CompileConfig::default()).expect(name);
         let found = symmc::compare_with_source(&plan);
         let equal = matches!(found.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
         assert!(equal, "{name}: {found:#?}");
@@ -245,7 +245,7 @@ fn shards_of_computed_constants_are_equal_to_their_source() {
                  %y: {dtype}[{rows}, 1] = mul %x, %g\nreturn %d\nreturn %g\nreturn %y\n"
             );
             let program = Program::from_text(&text).unwrap_or_else(|e| panic!("{e}"));
-            let plan = symmc::compile(&program, &Config::default()).unwrap_or_else(|e| panic!("{e}"));
+            let plan = symmc::compile(&program, &CompileConfig::default()).unwrap_or_else(|e| panic!("{e}"));
             let compared = symmc::compare_with_source(&plan);
             assert!(compared.differences.is_empty(), "{text}{compared:?}");
         }

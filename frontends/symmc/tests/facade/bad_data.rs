@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use symmc::{Config, DType, DataFault, Error, Group, Program, Session, SessionConfig, Tensor};
+use symmc::{CompileConfig, DType, DataFault, Error, Group, Program, Session, SessionConfig, Tensor};
 
 const BEFORE: &str = "%s: f32[2] = take %x, %i axis=0\n%y: f32[2] = all_reduce %s op=sum group=@all";
 const AFTER: &str = "%s: f32[4] = all_reduce %x op=sum group=@all\n%y: f32[2] = take %s, %i axis=0";
@@ -12,7 +12,7 @@ const ALONE: &str = "%y: f32[2] = take %x, %i axis=0";
 fn run(body: &str, indices: [[i64; 2]; 2]) -> Vec<Result<Vec<f64>, Error>> {
     let head = "program \"indexed\" ranks 2\ngroup @all world\narg %x: f32[4]\narg %i: i64[2]";
     let program = Program::from_text(&format!("{head}\n{body}\nreturn %y\n")).expect("a program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let of_rank = |group: Group, indices: [i64; 2]| {
         let mut session = Session::open(&plan, &group, &SessionConfig::default())?;
         let x = Tensor::from_f64(DType::F32, [4], &[1.0, 2.0, 3.0, 4.0]).expect("it fits");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symmc::{Buffer, Config, ErrorKind, Group, Program, Session, SessionConfig, Storage};
+use symmc::{CompileConfig, ErrorKind, Group, PortStorage, Program, Session, SessionBuffer, SessionConfig};
 
 const PROGRAM: &str = r#"program "kept" ranks 1
 symbol n in 1..=8
@@ -16,7 +16,7 @@ mutate %state = %one
 
 fn session() -> Session {
     let program = Program::from_text(PROGRAM).expect("a program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let mut session =
         Session::open(&plan, &Group::threads(1).remove(0), &SessionConfig::default()).expect("a session");
     session.set("n", 2).expect("a size");
@@ -27,7 +27,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
 
-fn bind(session: &mut Session, name: &str, buffer: &Buffer) -> Result<(), symmc::Error> {
+fn bind(session: &mut Session, name: &str, buffer: &SessionBuffer) -> Result<(), symmc::Error> {
     // SAFETY: these tests wait for every run before they touch a buffer, and before another session runs.
     unsafe { session.bind_buffer(name, buffer) }
 }
@@ -43,7 +43,7 @@ fn sessions_change_one_buffer_where_it_lies_and_it_outlives_them() {
         session.write("x", &[0; 32]).expect("two rows");
         bind(session, "state", &state).expect("it fits");
         let memory = session.address("state").expect("an address");
-        assert!(matches!(memory.storage, Storage::Caller(_)));
+        assert!(matches!(memory.storage, PortStorage::Caller(_)));
         assert_eq!(memory.as_ptr(), state.as_ptr());
     }
     for run in 0..4 {

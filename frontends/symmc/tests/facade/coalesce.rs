@@ -1,6 +1,8 @@
 //! Coalesced collectives: the programs that have them once they are planned, and their results.
 
-use symmc::{Backend, CheckedPlan, Config, Draw, Profile, Program, RunConfig, Weights, Workload};
+use symmc::{
+    Backend, CheckedPlan, CompileConfig, DrawConfig, MachineProfile, Program, RunConfig, Weights, Workload,
+};
 
 /// Two computed values; the body of a program reduces both.
 const HEAD: &str = "program \"p\" ranks 4\ngroup @w world\ngroup @v [[0, 1], [2, 3]]\ngroup @u [[0, 1, 2, 3]]\n\
@@ -12,8 +14,8 @@ fn program(text: &str) -> Program {
 }
 
 fn planned(program: &Program) -> CheckedPlan {
-    let profile = Profile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4"));
-    symmc::compile(program, &Config::default().with_profile(profile)).unwrap_or_else(|e| panic!("{e}"))
+    let profile = MachineProfile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4"));
+    symmc::compile(program, &CompileConfig::default().with_profile(profile)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// The collectives that a plan has for its first bucket.
@@ -27,7 +29,7 @@ fn collectives(plan: &CheckedPlan) -> usize {
 fn check(program: &Program, plan: &CheckedPlan) {
     let compared = symmc::compare_with_source(plan);
     assert!(compared.differences.is_empty() && compared.parts.is_empty(), "{compared:?}");
-    let draw = Draw::default().with_seed(7).with_arguments(true);
+    let draw = DrawConfig::default().with_seed(7).with_arguments(true);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
     let work = work.unwrap_or_else(|e| panic!("{e}"));
     let run =
@@ -91,9 +93,9 @@ fn nothing_is_coalesced_where_the_configuration_forbids_it() {
     let body = "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: i32[3] = all_reduce %b op=sum group=@w\n\
         %t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n";
     let program = program(&(HEAD.to_string() + body));
-    let profile = Profile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4"));
+    let profile = MachineProfile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4"));
     for (coalesce, expected) in [(true, 1), (false, 2)] {
-        let config = Config::default().with_profile(profile.clone()).with_coalesce(coalesce);
+        let config = CompileConfig::default().with_profile(profile.clone()).with_coalesce(coalesce);
         let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(collectives(&plan), expected);
         let named = plan.buckets[0].decisions.iter().flat_map(|d| &d.rules);
@@ -144,7 +146,7 @@ fn gradients_are_coalesced_as_far_as_the_run_becomes_faster() {
 fn together(plan: &CheckedPlan) -> Vec<Vec<String>> {
     let graph = symmc::unstable::ir::text::parse(&plan.programs[plan.buckets[0].program]);
     let graph = graph.unwrap_or_else(|e| panic!("{e}"));
-    let sets = graph.dispatches.iter().filter(|d| d.form == symmc::unstable::ir::Form::Collectives);
+    let sets = graph.dispatches.iter().filter(|d| d.form == symmc::unstable::ir::DispatchForm::Collectives);
     sets.map(|d| d.nodes().map(|n| graph.node_name(n).to_string()).collect()).collect()
 }
 

@@ -2,20 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use symmc::{Config, Plan, Profile, Program};
-use symmc_check::{CheckError, Moment};
-use symmc_ir::{Form, Graph, text};
-use symmc_plan::{Memory, Role};
+use symmc::{CompileConfig, MachineProfile, Plan, Program};
+use symmc_check::{AccessMoment, CheckError};
+use symmc_ir::{DispatchForm, Graph, text};
+use symmc_plan::{FixedRole, MemoryRef};
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/definition").join(name)
 }
 
-fn planned(name: &str, machine: &str, variants: Option<Vec<symmc::Variant>>) -> Plan {
+fn planned(name: &str, machine: &str, variants: Option<Vec<symmc::CollectiveVariant>>) -> Plan {
     let text = std::fs::read_to_string(file(name)).expect(name);
     let program = Program::from_text(&text).unwrap_or_else(|e| panic!("{e}"));
-    let profile = Profile::builtin(machine).expect("built in");
-    let config = Config::default().with_profile(profile).with_variants(variants);
+    let profile = MachineProfile::builtin(machine).expect("built in");
+    let config = CompileConfig::default().with_profile(profile).with_variants(variants);
     symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}")).into_plan()
 }
 
@@ -31,14 +31,14 @@ fn zone(b: u64, n: u64) -> u64 {
 
 #[test]
 fn landing_zones_of_a_reduce_scatter_hold_what_each_peer_gets() {
-    let plan = planned("rs.symm", "h200x4", Some(vec![symmc::Variant::Ll]));
+    let plan = planned("rs.symm", "h200x4", Some(vec![symmc::CollectiveVariant::Ll]));
     assert!(plan.programs[0].contains("via=ll"), "{}", plan.programs[0]);
     // %m has 4 * 64 rows of 64 floats, of which each of four peers gets a quarter.
     let (operand, ranks) = (4 * 64 * 64 * 4, 4);
     let expected = zone(operand / ranks, ranks);
     assert_eq!(expected, 131_072);
     let zones: Vec<usize> =
-        (0..plan.fixed.len()).filter(|&f| matches!(plan.fixed[f].role, Role::Landing { .. })).collect();
+        (0..plan.fixed.len()).filter(|&f| matches!(plan.fixed[f].role, FixedRole::Landing { .. })).collect();
     assert!(zones.iter().all(|&f| plan.fixed[f].size == expected), "{:?}", plan.fixed);
     for f in zones {
         let mut small = plan.clone();
@@ -52,7 +52,7 @@ fn landing_zones_of_a_reduce_scatter_hold_what_each_peer_gets() {
 fn the_sum_of_a_reduction_has_a_place_also_where_only_its_norm_reads_it() {
     let plan = planned("mi.symm", "h200x4", None);
     let graph: Graph = text::parse(&plan.programs[0]).expect("it reads");
-    let reduction = graph.dispatches.iter().find(|d| d.form == Form::Reduction).expect("a reduction");
+    let reduction = graph.dispatches.iter().find(|d| d.form == DispatchForm::Reduction).expect("a reduction");
     let names: Vec<&str> = reduction.nodes().map(|n| graph.node_name(n)).collect();
     assert_eq!(names, ["r", "add", "n"]);
     let bucket = &plan.buckets[0];
@@ -82,7 +82,7 @@ fn results_of_a_reduction_are_written_after_the_rendezvous() {
     let mut early = plan;
     early.programs[0] = early.programs[0].replace("via=ll", "via=plain");
     let found = findings(&early);
-    let race = |e: &CheckError| matches!(e, CheckError::Race { second, .. } if second.value == "add" && matches!(second.moment, Moment::Step(_)));
+    let race = |e: &CheckError| matches!(e, CheckError::Race { second, .. } if second.value == "add" && matches!(second.moment, AccessMoment::Step(_)));
     assert!(found.iter().any(race), "{found:?}");
 }
 
@@ -91,9 +91,11 @@ fn inputs_in_fixed_memory_lie_at_its_first_byte() {
     let text = "program \"p\" ranks 2\ngroup @w world\nparam %x: f32[131072] source \"x\"\n\
         %y: f32[131072] = all_reduce %x op=sum group=@w\nreturn %y\n";
     let program = Program::from_text(text).unwrap_or_else(|e| panic!("{e}"));
-    let config = Config::default().with_variants(vec![symmc::Variant::TwoShot]);
+    let config = CompileConfig::default().with_variants(vec![symmc::CollectiveVariant::TwoShot]);
     let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}")).into_plan();
-    let Memory::Fixed(f) = plan.buckets[0].places["x"].memory else { panic!("{:?}", plan.buckets[0].places) };
+    let MemoryRef::Fixed(f) = plan.buckets[0].places["x"].memory else {
+        panic!("{:?}", plan.buckets[0].places)
+    };
     let mut moved = plan;
     moved.fixed[f].size += 64;
     moved.buckets[0].places["x"].offset = "64".into();

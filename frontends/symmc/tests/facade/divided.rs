@@ -1,6 +1,6 @@
 //! Into which buckets sizes are divided of which nothing is asked.
 
-use symmc::{BucketSpec, Config, Program, compile, machine};
+use symmc::{BucketSpec, CompileConfig, Program, compile, machine_profile};
 
 /// Of each of so many symbols a product of its rows, `columns` wide, with an epilogue.
 fn program(symbols: usize, columns: &[usize]) -> Program {
@@ -23,12 +23,12 @@ fn program(symbols: usize, columns: &[usize]) -> Program {
     Program::from_text(&(text + &results)).expect("it reads")
 }
 
-fn on_gpus() -> Config {
-    Config::default().with_profile(machine("h200x2").expect("a profile"))
+fn on_gpus() -> CompileConfig {
+    CompileConfig::default().with_profile(machine_profile("h200x2").expect("a profile"))
 }
 
 /// The ranges of the first symbol.
-fn ranges(program: &Program, config: &Config) -> Vec<[i64; 2]> {
+fn ranges(program: &Program, config: &CompileConfig) -> Vec<[i64; 2]> {
     let plan = compile(program, config).expect("it compiles");
     let mut out: Vec<[i64; 2]> = plan.buckets.iter().map(|bucket| bucket.symbols["t0"]).collect();
     out.dedup();
@@ -39,7 +39,7 @@ fn ranges(program: &Program, config: &Config) -> Vec<[i64; 2]> {
 fn sizes_are_divided_where_products_stop_to_be_worth_a_kernel() {
     assert_eq!(ranges(&program(1, &[1024]), &on_gpus()), [[1, 7], [8, 4096]]);
     assert_eq!(ranges(&program(1, &[1024, 14336]), &on_gpus()), [[1, 7], [8, 64], [65, 4096]]);
-    assert_eq!(ranges(&program(1, &[1024]), &Config::default()), [[1, 4096]], "on the host");
+    assert_eq!(ranges(&program(1, &[1024]), &CompileConfig::default()), [[1, 4096]], "on the host");
     let asked = on_gpus().with_buckets([BucketSpec::new("t0", [100, 4096])]);
     assert_eq!(ranges(&program(1, &[1024]), &asked), [[1, 100], [101, 4096]]);
 }

@@ -3,9 +3,11 @@
 use std::error::Error as _;
 use std::path::Path;
 
-use symmc::custom::Mismatch;
+use symmc::custom::ValueMismatch;
 use symmc::unstable::runtime::{DataFault, RunError};
-use symmc::{Backend, Config, Draw, Error, ErrorKind, OpenOptions, Program, RunConfig, Workload};
+use symmc::{
+    Backend, CompileConfig, DrawConfig, Error, ErrorKind, OpenOptions, Program, RunConfig, Workload,
+};
 
 /// The rank, the step and the op of an error.
 type Place = (Option<u32>, Option<usize>, Option<&'static str>);
@@ -20,7 +22,7 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
     let text = |t: &str| t.to_string();
     let (node, op, detail, how) = (|| text("y"), || text("add"), || text("no"), || text("exit code 3"));
     let (rank, step, bytes) = (3, 7, 64);
-    let (why, fault) = (Mismatch::NoKernel, DataFault::Index);
+    let (why, fault) = (ValueMismatch::NoKernel, DataFault::Index);
     vec![
         (Input, NOWHERE, vec![RunError::Invalid(detail())]),
         (Defect, NOWHERE, vec![RunError::Defect(detail())]),
@@ -172,7 +174,7 @@ fn what_does_not_fit_a_limit_needs_resources() {
                 custom \"my::next\" symmetric operands [0] results [] group @w\narg %x: f32[64, 8]\n\
                 %y: f32[64, 8] = custom \"my::next\" %x\nreturn %y\n";
     let program = Program::from_text(text).expect("a program");
-    let compile = |limit| symmc::compile(&program, &Config::default().with_symm_limit(limit));
+    let compile = |limit| symmc::compile(&program, &CompileConfig::default().with_symm_limit(limit));
     assert!(compile(1 << 20).is_ok());
     let error = compile(64).expect_err("%x has 2048 bytes");
     assert_eq!((error.kind(), error.is_bad_input()), (ErrorKind::Resources, true), "{error}");
@@ -182,8 +184,9 @@ fn what_does_not_fit_a_limit_needs_resources() {
 fn an_op_without_a_meaning_is_unsupported_by_name() {
     let text = "program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = opaque \"my::op\" %x attributes=\"\"\nreturn %y\n";
     let program = Program::from_text(text).expect("a program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
-    let work = Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
+    let work =
+        Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default()).expect("inputs");
     for backend in [Backend::Threads, Backend::Interpreter] {
         let error = symmc::run(&plan, &work, &backend, &RunConfig::default()).expect_err("no kernel");
         assert_eq!((error.kind(), error.node()), (ErrorKind::Unsupported, Some("y")), "{error}");
@@ -196,11 +199,11 @@ fn an_op_without_a_meaning_is_unsupported_by_name() {
 fn what_gpus_cannot_run_is_unsupported_with_its_first_node() {
     let text = "program \"p\" ranks 9\ngroup @w world\narg %x: f32[18, 7]\narg %n: i64[9]\n\
                 %y: f32[18, 7], %r: i64[9] = all_to_all %x, %n splits=device group=@w\nreturn %y\nreturn %r\n";
-    let profile = symmc::Profile::builtin("h200x8").expect("built in");
+    let profile = symmc::MachineProfile::builtin("h200x8").expect("built in");
     let program = Program::from_text(text).expect("a program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan for the host");
-    let refused = symmc::refuse_for_gpus(&plan, &[]).expect_err("9 ranks");
-    let config = Config::default().with_profile(profile);
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan for the host");
+    let refused = symmc::check_gpu_support(&plan, &[]).expect_err("9 ranks");
+    let config = CompileConfig::default().with_profile(profile);
     for error in [refused, symmc::compile(&program, &config).expect_err("9 ranks")] {
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert_eq!((error.node(), error.op()), (Some("y"), Some("all_to_all")), "{error}");

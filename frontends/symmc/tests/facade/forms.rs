@@ -1,7 +1,7 @@
 //! Buckets of one program take the canonical form that is faster at their sizes.
 
-use symmc::{BucketSpec, Config, Program, SourceStatus};
-use symmc_ir::machine::Profile;
+use symmc::{BucketSpec, CompileConfig, Program, SourceStatus};
+use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, text};
 
 /// A program whose logits are gathered for an argmax: of `t` rows, and of a fixed number of rows.
@@ -31,9 +31,9 @@ fn greedy(most: i64, fixed_rows: i64) -> Program {
     Program::from_text(&text).expect("a program")
 }
 
-fn config(upper: &[i64]) -> Config {
-    let profile = Profile::builtin("h200x4").expect("it is built in");
-    Config::default().with_profile(profile).with_buckets(vec![BucketSpec::new("t", upper)])
+fn config(upper: &[i64]) -> CompileConfig {
+    let profile = MachineProfile::builtin("h200x4").expect("it is built in");
+    CompileConfig::default().with_profile(profile).with_buckets(vec![BucketSpec::new("t", upper)])
 }
 
 /// Whether the logits of `t` rows and those of fixed rows are gathered.

@@ -1,7 +1,10 @@
 //! Gathers along other axes than the first: one step with the copy that stores them, and what it gives.
 
-use symmc::unstable::ir::{Form, text};
-use symmc::{Backend, Config, Draw, Profile, Program, RunConfig, Variant, Weights, Workload};
+use symmc::unstable::ir::{DispatchForm, text};
+use symmc::{
+    Backend, CollectiveVariant, CompileConfig, DrawConfig, MachineProfile, Program, RunConfig, Weights,
+    Workload,
+};
 
 /// A gather of `%l` along the last axis in each of the ways to write it, and what is returned.
 const SPELLINGS: [&str; 3] = [
@@ -15,22 +18,24 @@ const SPELLINGS: [&str; 3] = [
 
 #[test]
 fn a_gather_along_the_last_axis_is_one_step_with_the_same_bits() {
-    let profile = Profile::builtin("h200x4").expect("built in");
-    for (spelling, variant) in SPELLINGS.iter().flat_map(|s| [Variant::Ll, Variant::Pull].map(|v| (s, v))) {
+    let profile = MachineProfile::builtin("h200x4").expect("built in");
+    for (spelling, variant) in
+        SPELLINGS.iter().flat_map(|s| [CollectiveVariant::Ll, CollectiveVariant::Pull].map(|v| (s, v)))
+    {
         let source = format!(
             "program \"p\" ranks 4\ngroup @w world\narg %x: f32[6, 8]\n%l: f32[6, 8] = neg %x\n\
              %g: f32[24, 8] = all_gather %l group=@w\n{spelling}%y: f32[6, 32] = neg %f\nreturn %f, %y\n"
         );
         let program = Program::from_graph(text::parse(&source).expect("a graph")).expect("a program");
         let allowed = vec![variant];
-        let config = Config::default().with_profile(profile.clone()).with_variants(allowed);
+        let config = CompileConfig::default().with_profile(profile.clone()).with_variants(allowed);
         let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}"));
         let planned = text::parse(&plan.programs[0]).expect("a graph");
-        let gathers = planned.dispatches.iter().filter(|d| d.form == Form::Gather);
+        let gathers = planned.dispatches.iter().filter(|d| d.form == DispatchForm::Gather);
         assert_eq!(gathers.count(), 1, "{}", plan.programs[0]);
         let compared = symmc::compare_with_source(&plan);
         assert!(compared.differences.is_empty(), "{compared:?}");
-        let draw = Draw::default().with_seed(3).with_arguments(true);
+        let draw = DrawConfig::default().with_seed(3).with_arguments(true);
         let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
         let work = work.unwrap_or_else(|e| panic!("{e}"));
         let run = |backend| {

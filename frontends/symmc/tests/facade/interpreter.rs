@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use symmc::custom::CustomCall;
-use symmc::{Backend, Config, Draw, Program, Registry, RunConfig, Signature, Tensor, Workload};
+use symmc::{
+    Backend, CompileConfig, CustomKernelRegistry, DrawConfig, KernelSignature, Program, RunConfig, Tensor,
+    Workload,
+};
 use symmc_ir::{DType, text};
 
 const PROGRAM: &str = r#"program "counted" ranks 2
@@ -20,11 +23,11 @@ return %next
 /// Calls of the op in so many runs of both ranks.
 fn calls(program: &str, repeats: u32) -> usize {
     let counted = Arc::new(AtomicUsize::new(0));
-    let mut kernels = Registry::new();
+    let mut kernels = CustomKernelRegistry::new();
     let count = counted.clone();
     kernels.register(
         "my::count",
-        Signature::new(&[DType::F32], &[DType::F32]),
+        KernelSignature::new(&[DType::F32], &[DType::F32]),
         move |call: &mut CustomCall<'_>| {
             count.fetch_add(1, Ordering::Relaxed);
             let x = call.operand::<f32>(0)?.to_vec();
@@ -33,9 +36,9 @@ fn calls(program: &str, repeats: u32) -> usize {
         },
     );
     let program = Program::from_graph(text::parse(program).expect("a program")).expect("verified");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let work =
-        Workload::gather(&program.graph, &program.weights, None, &Draw::default().with_arguments(true));
+        Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default().with_arguments(true));
     let config = RunConfig::default().with_kernels(kernels).with_repeats(repeats);
     symmc::run(&plan, &work.expect("inputs"), &Backend::Interpreter, &config).expect("outputs");
     counted.load(Ordering::Relaxed)
@@ -66,9 +69,9 @@ fn a_number_that_its_dtype_does_not_hold_wraps_on_every_backend() {
         let outputs = |number: i64, backend: &Backend| {
             let program =
                 Program::from_graph(text::parse(&program(number)).expect("a program")).expect("verified");
-            let plan = symmc::compile(&program, &Config::default()).expect("a plan");
-            let mut work =
-                Workload::gather(&program.graph, &program.weights, None, &Draw::default()).expect("inputs");
+            let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
+            let mut work = Workload::gather(&program.graph, &program.weights, None, &DrawConfig::default())
+                .expect("inputs");
             let dtype = program.graph.inputs.values().map(|i| program.graph.ty(i.value).dtype).next();
             let x = Tensor::from_f64(dtype.expect("an input"), [6], &[1.0, 2.0, 253.0, 44.0, 7.0, 255.0]);
             work.inputs = vec![vec![Arc::new(x.expect("six elements"))]];

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 #[cfg(feature = "cuda")]
 use symmc::ErrorKind;
-use symmc::{Config, Profile, Program};
+use symmc::{CompileConfig, MachineProfile, Program};
 
 const PROGRAM: &str = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[64, 64]\n%a: f32[64, 64] = all_reduce %x op=sum group=@g\n\
                        %b: f32[128, 64] = all_gather %a group=@g\n%c: f32[64, 64] = matmul %a, %x\n\
@@ -57,16 +57,17 @@ fn impossible_numbers_are_refused_or_change_nothing_that_is_checked() {
     ];
     let mut refused = 0;
     for name in ["host", "h200x2"] {
-        let whole = Profile::builtin(name).expect("a profile").to_json();
+        let whole = MachineProfile::builtin(name).expect("a profile").to_json();
         let whole: Value = serde_json::from_str(&whole).expect("JSON");
         for path in numbers(&whole) {
             for number in &strange {
                 let mut changed = whole.clone();
                 *changed.pointer_mut(&path).expect("a number") = number.clone();
-                match Profile::from_json(&changed.to_string()) {
+                match MachineProfile::from_json(&changed.to_string()) {
                     Err(_) => refused += 1,
                     Ok(profile) => {
-                        let planned = symmc::compile(&program, &Config::default().with_profile(profile));
+                        let planned =
+                            symmc::compile(&program, &CompileConfig::default().with_profile(profile));
                         let error = planned.err().filter(|e| !e.is_bad_input());
                         assert!(
                             error.is_none(),
@@ -89,11 +90,11 @@ fn only_plans_of_the_cuda_backend_are_lowered_for_gpus() {
         "program \"p\" ranks 2\ngroup @g world\narg %x: i32[64]\n%y: i32[64] = all_reduce %x op=avg group=@g\nreturn %y\n",
     );
     let program = program.expect("a program");
-    let gpus = Profile::builtin("h200x2").expect("a profile");
+    let gpus = MachineProfile::builtin("h200x2").expect("a profile");
     let host = gpus.to_json().replacen("\"backend\": \"cuda\"", "\"backend\": \"host\"", 1);
-    let host = Profile::from_json(&host).expect("a profile");
+    let host = MachineProfile::from_json(&host).expect("a profile");
     assert!(host != gpus && host.multiprocessors == gpus.multiprocessors);
-    let config = |profile| Config::default().with_profile(profile).with_variants(Some(vec![]));
+    let config = |profile| CompileConfig::default().with_profile(profile).with_variants(Some(vec![]));
     let error = symmc::compile(&program, &config(gpus)).expect_err("GPUs cannot run it");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     let plan = symmc::compile(&program, &config(host)).expect("a plan for the host");
@@ -102,13 +103,13 @@ fn only_plans_of_the_cuda_backend_are_lowered_for_gpus() {
 
 #[test]
 fn a_time_that_is_too_long_is_named_with_its_curve() {
-    let whole = Profile::builtin("host").expect("a profile").to_json();
+    let whole = MachineProfile::builtin("host").expect("a profile").to_json();
     let mut changed: Value = serde_json::from_str(&whole).expect("JSON");
     changed["curves"][0]["points"][2][1] = json!(1e308);
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("slow.json");
     std::fs::write(&path, changed.to_string()).expect("written");
-    let error = symmc::machine(&path.display().to_string()).expect_err("it is refused");
+    let error = symmc::machine_profile(&path.display().to_string()).expect_err("it is refused");
     let text = error.to_string();
     assert!(error.is_bad_input(), "{text}");
     for part in [

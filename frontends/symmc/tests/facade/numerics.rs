@@ -7,15 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use symmc::unstable::ir::interp::{self, Runs, Tolerance, compare};
+use symmc::unstable::ir::interp::{self, RunCount, Tolerance, compare};
 use symmc::unstable::ir::{
-    BinaryOp, Builder, Collective, CollectiveKind, DType, Dim, Graph, InputKind, Members, Node, Op, ReduceOp,
-    Type, UnaryOp, ValueId, verify,
+    BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, DType, Dim, Graph, GraphBuilder, GroupMembers,
+    InputKind, Node, Op, TensorType, UnaryOp, ValueId, verify,
 };
 use symmc::unstable::support::random::SplitMix;
 use symmc::{
-    Backend, CheckedPlan, Config, Draw, Numerics, NumericsClass, Plan, Profile, Program, RunConfig, Tensor,
-    Weights, Workload,
+    Backend, CheckedPlan, CompileConfig, DrawConfig, MachineProfile, Numerics, NumericsClass, Plan, Program,
+    RunConfig, Tensor, Weights, Workload,
 };
 
 const PROGRAMS: u64 = 28;
@@ -29,13 +29,13 @@ const INPUTS: [DType; 10] = {
 fn program(seed: u64) -> Graph {
     let mut r = SplitMix(seed);
     let ranks = r.pick(&[2, 4]);
-    let mut b = Builder::new(format!("sums {seed}"), Some(ranks));
+    let mut b = GraphBuilder::new(format!("sums {seed}"), Some(ranks));
     let cells = vec![(0..ranks / 2).collect(), (ranks / 2..ranks).collect()];
-    let groups = [b.group("world", Members::World), b.group("half", Members::Cells(cells))];
+    let groups = [b.group("world", GroupMembers::World), b.group("half", GroupMembers::Cells(cells))];
     let shape = vec![Dim::from(8), Dim::from(1024)];
     let mut values: Vec<ValueId> = INPUTS
         .iter()
-        .map(|&dtype| b.input(InputKind::Argument, "x", "", Type::new(dtype, shape.clone()), None))
+        .map(|&dtype| b.input(InputKind::Argument, "x", "", TensorType::new(dtype, shape.clone()), None))
         .collect();
     for _ in 0..4 + r.below(10) {
         // Recent values make chains, others are needed again.
@@ -43,15 +43,21 @@ fn program(seed: u64) -> Graph {
         let x = if r.one_in(3) { r.pick(&values) } else { values[recent + r.below(values.len() - recent)] };
         let ty = b.graph().ty(x).clone();
         let group = if r.one_in(4) { groups[1] } else { groups[0] };
-        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let sum = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         let like: Vec<ValueId> = values.iter().copied().filter(|&v| *b.graph().ty(v) == ty).collect();
-        let to = Type::new(
+        let to = TensorType::new(
             r.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16, DType::F64]),
             ty.shape.clone(),
         );
         let made = match r.below(10) {
             0 | 1 => {
-                let op = r.pick(&[ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min]);
+                let op = r.pick(&[
+                    CollectiveReduceOp::Sum,
+                    CollectiveReduceOp::Sum,
+                    CollectiveReduceOp::Avg,
+                    CollectiveReduceOp::Max,
+                    CollectiveReduceOp::Min,
+                ]);
                 b.collective("r", CollectiveKind::AllReduce(op), group, &[x]).map(|v| v[0])
             }
             // Sums of all-reduces, whose parts may be needed again.
@@ -76,7 +82,7 @@ fn program(seed: u64) -> Graph {
                 .op_as("c", Op::Cast, &[x], to)
                 .and_then(|v| b.collective("r", sum, group, &[v]).map(|v| v[0])),
             8 if ty.shape[0] == Dim::from(8) => b
-                .collective("p", CollectiveKind::ReduceScatter(ReduceOp::Sum), groups[0], &[x])
+                .collective("p", CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum), groups[0], &[x])
                 .and_then(|v| b.collective("g", CollectiveKind::AllGather, groups[0], &v).map(|v| v[0])),
             _ => b.op("n", Op::Unary(UnaryOp::Neg), &[x]),
         };
@@ -89,7 +95,7 @@ fn program(seed: u64) -> Graph {
 }
 
 /// Returns what nothing uses, and a few other values.
-fn return_unused(b: &mut Builder, r: &mut SplitMix, values: &[ValueId]) {
+fn return_unused(b: &mut GraphBuilder, r: &mut SplitMix, values: &[ValueId]) {
     let unused = |v: &&ValueId| !b.graph().nodes.values().any(|node| node.inputs.contains(v));
     let mut returned: Vec<ValueId> = values.iter().skip(INPUTS.len()).filter(unused).copied().collect();
     returned.extend((0..r.below(3)).map(|_| r.pick(values)));
@@ -103,7 +109,7 @@ fn sets_of_classes() -> Vec<Numerics> {
 }
 
 /// The type of what each collective of a program carries. An all-reduce in two steps is one.
-fn collectives(graph: &Graph) -> Vec<&Type> {
+fn collectives(graph: &Graph) -> Vec<&TensorType> {
     let gathers = |n: &&Node| n.op.as_collective().is_some_and(|c| c.kind == CollectiveKind::AllGather);
     let is_first_step = |kind: &CollectiveKind, result: ValueId| {
         let reduced = match kind {
@@ -148,7 +154,7 @@ fn sum_of_pieces(graph: &Graph, exchanged: ValueId) -> BTreeSet<ValueId> {
 
 /// The number of collectives of a program and their bytes.
 fn traffic(graph: &Graph) -> (usize, i64) {
-    let bytes = |ty: &&Type| ty.bytes().as_const().unwrap_or_else(|| panic!("sizes are numbers"));
+    let bytes = |ty: &&TensorType| ty.bytes().as_const().unwrap_or_else(|| panic!("sizes are numbers"));
     let all = collectives(graph);
     (all.len(), all.iter().map(bytes).sum())
 }
@@ -157,7 +163,7 @@ fn traffic(graph: &Graph) -> (usize, i64) {
 fn sums_in(graph: &Graph, dtype: DType) -> usize {
     let accumulates = |c: &Collective| {
         use CollectiveKind::{AllReduce, ReduceScatter};
-        matches!(c.kind, AllReduce(ReduceOp::Sum | ReduceOp::Avg) | ReduceScatter(_))
+        matches!(c.kind, AllReduce(CollectiveReduceOp::Sum | CollectiveReduceOp::Avg) | ReduceScatter(_))
     };
     graph
         .nodes
@@ -190,22 +196,22 @@ fn every_plan_of_every_class_is_accepted_and_adds_no_traffic() {
     let mut spared: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for seed in 0..PROGRAMS {
         let program = Program::from_graph(program(seed)).unwrap_or_else(|e| panic!("{e}"));
-        let canonical = symmc::canonical(&program).unwrap_or_else(|e| panic!("{e}"));
+        let canonical = symmc::canonicalize_program(&program).unwrap_or_else(|e| panic!("{e}"));
         let machine = ["host", "h200x2", "h200x4"][seed as usize % 3];
-        let draw = Draw::default().with_seed(seed).with_arguments(true);
+        let draw = DrawConfig::default().with_seed(seed).with_arguments(true);
         let work = Workload::gather(&program.graph, &Weights::default(), None, &draw);
         let work = work.unwrap_or_else(|e| panic!("{e}"));
         let mut exact = (0, 0);
         for numerics in sets_of_classes() {
             let at = format!("seed {seed}, {machine}, {numerics}");
-            let profile = Profile::builtin(machine).unwrap_or_else(|| panic!("{machine}"));
-            let config = Config::default().with_profile(profile).with_numerics(numerics);
-            let lowered = symmc::lowered(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let profile = MachineProfile::builtin(machine).unwrap_or_else(|| panic!("{machine}"));
+            let config = CompileConfig::default().with_profile(profile).with_numerics(numerics);
+            let lowered = symmc::lower_program(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
             check_lowered(&canonical, &lowered[0], numerics);
             let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{at}: {e}"));
             let read = Plan::from_json(&plan.to_json()).unwrap_or_else(|e| panic!("{at}: {e}"));
             assert_eq!(read.numerics, numerics, "{at}");
-            let plan = symmc::checked(read).unwrap_or_else(|e| panic!("{at}: {e}"));
+            let plan = symmc::into_checked_plan(read).unwrap_or_else(|e| panic!("{at}: {e}"));
             let compared = symmc::compare_with_source(&plan);
             assert!(compared.differences.is_empty(), "{at}: {:?}", compared.differences);
             check_run(&plan, &work, &at);
@@ -227,10 +233,10 @@ fn check_run(plan: &CheckedPlan, work: &Workload, at: &str) {
     let expected = outputs(plan, work, &Backend::Interpreter);
     let found = outputs(plan, work, &Backend::Threads);
     let histories =
-        plan.output_histories(plan.buckets[0].program, Runs::One).unwrap_or_else(|e| panic!("{e}"));
+        plan.output_histories(plan.buckets[0].program, RunCount::One).unwrap_or_else(|e| panic!("{e}"));
     for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
         for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
-            let tolerance = Tolerance::of_history(&histories[k], expected);
+            let tolerance = Tolerance::for_history(&histories[k], expected);
             let c = compare(found, expected, tolerance);
             assert!(
                 c.agrees(),
@@ -245,10 +251,10 @@ fn check_run(plan: &CheckedPlan, work: &Workload, at: &str) {
 fn exact_programs_have_equal_bits() {
     for seed in 0..PROGRAMS {
         let program = Program::from_graph(program(seed)).unwrap_or_else(|e| panic!("{e}"));
-        let config =
-            Config::default().with_profile(Profile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4")));
-        let lowered = symmc::lowered(&program, &config).unwrap_or_else(|e| panic!("{e}")).remove(0);
-        let draw = Draw::default().with_seed(seed).with_arguments(true);
+        let config = CompileConfig::default()
+            .with_profile(MachineProfile::builtin("h200x4").unwrap_or_else(|| panic!("h200x4")));
+        let lowered = symmc::lower_program(&program, &config).unwrap_or_else(|e| panic!("{e}")).remove(0);
+        let draw = DrawConfig::default().with_seed(seed).with_arguments(true);
         let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)
             .unwrap_or_else(|e| panic!("{e}"));
         let inputs: Vec<Vec<Arc<Tensor>>> = work.inputs.clone();

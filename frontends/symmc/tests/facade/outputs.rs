@@ -75,7 +75,7 @@ fn outputs_of_all_types_are_aligned_and_read_back() {
     for (i, tensor) in tensors.iter().enumerate() {
         let found = file.get(&format!("rank0.out.{i}")).expect("known").expect("there");
         assert_eq!(*found, *tensor);
-        let part = found.part().expect("a part of the file, not a copy");
+        let part = found.backing_slice().expect("a part of the file, not a copy");
         assert!(part.range().start.is_multiple_of(tensor.dtype().size()));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use symmc::{Config, OpenOptions, Profile, Program};
+use symmc::{CompileConfig, MachineProfile, OpenOptions, Program};
 
 #[test]
 fn small_programs_are_packed_at_the_bound() {
@@ -11,7 +11,8 @@ fn small_programs_are_packed_at_the_bound() {
         let path = entry.expect("a file").path();
         let program = Program::open(&path, &OpenOptions::default()).expect("a program");
         for machine in ["host", "h200x4"] {
-            let config = Config::default().with_profile(Profile::builtin(machine).expect("built in"));
+            let config =
+                CompileConfig::default().with_profile(MachineProfile::builtin(machine).expect("built in"));
             let plan = symmc::compile(&program, &config).expect("a plan");
             let totals = &plan.buckets[0].totals;
             let what = format!("{} on {machine}", path.display());

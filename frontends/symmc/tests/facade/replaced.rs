@@ -1,6 +1,6 @@
 //! What a plan says of collectives that passes replaced.
 
-use symmc::{Config, Profile, Program};
+use symmc::{CompileConfig, MachineProfile, Program};
 
 /// Texts about collectives show types, whose symbols have names of any length; the check bounds texts.
 #[test]
@@ -14,7 +14,8 @@ fn symbols_with_long_names_do_not_make_a_plan_invalid() {
         );
         let graph = symmc::unstable::ir::text::parse(&text).expect("a graph");
         let program = Program::from_graph(graph).expect("a program");
-        let config = Config::default().with_profile(Profile::builtin("h200x4").expect("built in"));
+        let config =
+            CompileConfig::default().with_profile(MachineProfile::builtin("h200x4").expect("built in"));
         let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{length}: {e}"));
         let [replaced] = &plan.replacements[..] else { panic!("{:?}", plan.replacements) };
         assert!(replaced.what.starts_with("only what is used of it is communicated"), "{}", replaced.what);

@@ -5,26 +5,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use symmc::{Bind, CheckedPlan, Config, Error, ErrorKind, Profile, Program, Session, SessionConfig, Variant};
+use symmc::{
+    ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, Error, ErrorKind, MachineProfile,
+    Program, Session, SessionConfig,
+};
 
 use crate::threads::{bytes, on_ranks};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A sum over ranks of an argument that peers read, and of a weight.
-fn plan(name: &str, most: usize, variant: Variant, ranks: u32) -> CheckedPlan {
+fn plan(name: &str, most: usize, variant: CollectiveVariant, ranks: u32) -> CheckedPlan {
     let text = format!(
         "program \"{name}\" ranks {ranks}\nsymbol n in 1..={most}\ngroup @all world\narg %x: f32[n, 4]\nparam %w: f32[16]\n\
          %s: f32[n, 4] = all_reduce %x op=sum group=@all\n%v: f32[16] = all_reduce %w op=sum group=@all\n\
          return %s, %v\n"
     );
-    let config = Config::default().with_profile(Profile::builtin("h200x4").expect("built in"));
-    let config = config.with_bind(Bind::All).with_variants(Some(vec![variant]));
+    let config = CompileConfig::default().with_profile(MachineProfile::builtin("h200x4").expect("built in"));
+    let config = config.with_bind(ArgumentBinding::All).with_variants(Some(vec![variant]));
     symmc::compile(&Program::from_text(&text).expect("a program"), &config).expect("a plan")
 }
 
 fn config() -> SessionConfig {
-    SessionConfig::default().with_limit(LIMIT).with_extendable(true)
+    SessionConfig::default().with_timeout(LIMIT).with_extendable(true)
 }
 
 fn weigh(session: &mut Session, value: f32) {
@@ -50,7 +53,7 @@ fn programs_take_turns_and_keep_their_weights() {
     for chaos in [None, Some(7)] {
         on_ranks(3, |group| {
             let config = chaos.map_or_else(config, |seed| config().with_chaos(seed));
-            let variants = [Variant::OneShot, Variant::Ll, Variant::Pull];
+            let variants = [CollectiveVariant::OneShot, CollectiveVariant::Ll, CollectiveVariant::Pull];
             let plans = variants.map(|variant| plan(variant.name(), 64, variant, 3));
             let first = Session::open(&plans[0], &group, &config).expect("a session");
             let mut sessions = vec![first];
@@ -85,13 +88,13 @@ fn programs_take_turns_and_keep_their_weights() {
 fn arenas_are_as_large_as_the_largest_program_needs() {
     on_ranks(2, |group| {
         let sizes = [1 << 10, 1 << 12, 1 << 11];
-        let plans = sizes.map(|most| plan(&format!("up to {most}"), most, Variant::OneShot, 2));
+        let plans = sizes.map(|most| plan(&format!("up to {most}"), most, CollectiveVariant::OneShot, 2));
         let of = |plan: &CheckedPlan| [plan.arenas.ordinary as usize, plan.arenas.symmetric as usize];
         let mut sessions = vec![Session::open(&plans[0], &group, &config()).expect("a session")];
         for plan in &plans[1..] {
             sessions.push(sessions[0].open_program(plan).expect("another program"));
         }
-        let taken = sessions[0].taken();
+        let taken = sessions[0].memory_usage();
         let all = plans.iter().map(of);
         let fixed = |plan: &CheckedPlan| plan.fixed.iter().map(|f| f.size as usize + 4096).sum::<usize>();
         let fixed: usize = plans.iter().map(fixed).sum();
@@ -107,7 +110,8 @@ fn arenas_are_as_large_as_the_largest_program_needs() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_the_session_goes_on() {
-    let (own, other) = (plan("own", 64, Variant::OneShot, 2), plan("other", 32, Variant::Ll, 2));
+    let (own, other) =
+        (plan("own", 64, CollectiveVariant::OneShot, 2), plan("other", 32, CollectiveVariant::Ll, 2));
     on_ranks(2, |group| {
         let mut session = Session::open(&own, &group, &config()).expect("a session");
         weigh(&mut session, 1.0);
@@ -116,7 +120,7 @@ fn what_does_not_fit_is_refused_and_the_session_goes_on() {
             assert!(error.kind() == kind && error.to_string().contains(text), "{error}");
         };
         refused(
-            session.open_program(&plan("three", 64, Variant::Ll, 3)),
+            session.open_program(&plan("three", 64, CollectiveVariant::Ll, 3)),
             ErrorKind::Input,
             "2 ranks, the plan is for 3",
         );
@@ -124,7 +128,8 @@ fn what_does_not_fit_is_refused_and_the_session_goes_on() {
         refused(session.open_program(differing), ErrorKind::Disagreement, "all ranks must run alike");
         assert_eq!(run(&mut session, 8, 1.0).expect("it goes on"), [2.0, 2.0]);
         // One rank alone cannot.
-        let plan = if group.rank() == 0 { plan("three", 64, Variant::Ll, 3) } else { other.clone() };
+        let plan =
+            if group.rank() == 0 { plan("three", 64, CollectiveVariant::Ll, 3) } else { other.clone() };
         let text = if group.rank() == 0 { "the plan is for 3" } else { "rank 0 cannot open another program" };
         refused(session.open_program(&plan), ErrorKind::Input, text);
         let mut next = session.open_program(&other).expect("another program");
@@ -138,7 +143,7 @@ fn what_does_not_fit_is_refused_and_the_session_goes_on() {
         let session = Session::open(&own, &group, &config().with_extendable(false)).expect("a session");
         let error = session.open_program(&other).expect_err("nothing is reserved").to_string();
         assert!(error.contains("not opened for several programs"), "{error}");
-        let symmetric = Session::open(&own, &group, &config().with_symmetric(4096))
+        let symmetric = Session::open(&own, &group, &config().with_symmetric_bytes(4096))
             .expect_err("there is none")
             .to_string();
         assert!(symmetric.contains("symmetric memory for the caller"), "{symmetric}");
@@ -147,7 +152,8 @@ fn what_does_not_fit_is_refused_and_the_session_goes_on() {
 
 #[test]
 fn ranks_that_run_different_programs_are_told() {
-    let (own, other) = (plan("own", 64, Variant::OneShot, 2), plan("other", 64, Variant::OneShot, 2));
+    let (own, other) =
+        (plan("own", 64, CollectiveVariant::OneShot, 2), plan("other", 64, CollectiveVariant::OneShot, 2));
     let errors = on_ranks(2, |group| {
         let mut session = Session::open(&own, &group, &config()).expect("a session");
         let mut next = session.open_program(&other).expect("another program");
@@ -161,7 +167,8 @@ fn ranks_that_run_different_programs_are_told() {
 
 #[test]
 fn an_abort_of_one_program_ends_all() {
-    let (own, other) = (plan("own", 64, Variant::OneShot, 2), plan("other", 64, Variant::Ll, 2));
+    let (own, other) =
+        (plan("own", 64, CollectiveVariant::OneShot, 2), plan("other", 64, CollectiveVariant::Ll, 2));
     let aborted = AtomicBool::new(false);
     on_ranks(2, |group| {
         let mut session = Session::open(&own, &group, &config()).expect("a session");
@@ -186,7 +193,8 @@ fn an_abort_of_one_program_ends_all() {
 
 #[test]
 fn memory_that_was_given_back_serves_all_programs_again() {
-    let (own, other) = (plan("own", 64, Variant::OneShot, 2), plan("other", 64, Variant::Ll, 2));
+    let (own, other) =
+        (plan("own", 64, CollectiveVariant::OneShot, 2), plan("other", 64, CollectiveVariant::Ll, 2));
     on_ranks(2, |group| {
         let mut session = Session::open(&own, &group, &config()).expect("a session");
         let mut next = session.open_program(&other).expect("another program");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use symmc::{Config, DType, ErrorKind, Group, Program, Session, SessionConfig, Storage, Tensor};
+use symmc::{CompileConfig, DType, ErrorKind, Group, PortStorage, Program, Session, SessionConfig, Tensor};
 
 const PROGRAM: &str = r#"program "shared" ranks 1
 symbol n in 1..=8
@@ -18,7 +18,7 @@ mutate %kept = %next
 
 fn session() -> Session {
     let program = Program::from_text(PROGRAM).expect("a program");
-    let plan = symmc::compile(&program, &Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let group = Group::threads(1).remove(0);
     Session::open(&plan, &group, &SessionConfig::default()).expect("a session")
 }
@@ -35,7 +35,7 @@ fn two_sessions_read_one_tensor_where_it_lies() {
         session.set("n", 1).expect("a size");
         session.share("layer.weight", weight.clone()).expect("it fits");
         let memory = session.address("layer.weight").expect("an address");
-        assert!(matches!(memory.storage, Storage::Caller(_)));
+        assert!(matches!(memory.storage, PortStorage::Caller(_)));
         assert_eq!(memory.as_ptr().cast_const(), weight.data().as_ptr());
         session.write_tensor("x", &tensor(&[1, 4], &[2.0; 4])).expect("it fits");
         session.write_tensor("kept", &tensor(&[4], &[0.0; 4])).expect("it fits");

@@ -3,7 +3,9 @@
 
 use symmc::unstable::support::parallel;
 use symmc::unstable::support::random::SplitMix;
-use symmc::{BucketSpec, CheckedPlan, Config, Program, compile, estimate, estimate_plain, machine};
+use symmc::{
+    BucketSpec, CheckedPlan, CompileConfig, Program, compile, estimate, estimate_plain, machine_profile,
+};
 
 /// The most that the form of a bucket may take, as a multiple of the best.
 const MOST: f64 = 1.1;
@@ -80,15 +82,15 @@ fn powers([low, high]: [i64; 2]) -> Vec<i64> {
 
 fn compiled(text: &str, profile: &str) -> CheckedPlan {
     let program = Program::from_text(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    let config = Config::default().with_profile(machine(profile).expect("a profile"));
+    let config = CompileConfig::default().with_profile(machine_profile(profile).expect("a profile"));
     compile(&program, &config).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
 /// The estimated time of a run at these sizes.
 fn estimated(plan: &CheckedPlan, profile: &str, sizes: &[(&str, i64)]) -> f64 {
-    let profile = machine(profile).expect("a profile");
+    let profile = machine_profile(profile).expect("a profile");
     let named = sizes.iter().map(|&(name, size)| (name.to_string(), size)).collect();
-    let bucket = &plan.buckets[plan.serving(&named).expect("a bucket")];
+    let bucket = &plan.buckets[plan.find_bucket(&named).expect("a bucket")];
     let program = plan.program(bucket.program).expect("a program");
     program.estimate_at(bucket, &profile, &named).expect("an estimate").total_us
 }
@@ -283,7 +285,7 @@ fn among_others(ranks: u32, profile: &str, range: [i64; 2], body: &str, size: i6
     let mut upper = vec![size - 1, size, range[1]];
     upper.retain(|at| (range[0]..=range[1]).contains(at));
     upper.dedup();
-    let config = Config::default().with_profile(machine(profile).expect("a profile"));
+    let config = CompileConfig::default().with_profile(machine_profile(profile).expect("a profile"));
     compile(&program, &config.with_buckets([BucketSpec::new("t", upper)])).expect("a plan")
 }
 
@@ -311,8 +313,8 @@ fn random_programs_take_hardly_longer_than_at_a_size_of_their_own() {
 fn buckets_that_are_asked_for_are_not_divided() {
     let text = text(4, &[("t", [1, 32768])], &collective("all_to_all splits=even", 4, "t", 4096));
     let program = Program::from_text(&text).expect("a program");
-    let config = Config::default().with_profile(machine("h200x4").expect("a profile"));
-    let uppers = |config: &Config| -> Vec<i64> {
+    let config = CompileConfig::default().with_profile(machine_profile("h200x4").expect("a profile"));
+    let uppers = |config: &CompileConfig| -> Vec<i64> {
         let plan = compile(&program, config).expect("a plan");
         plan.buckets.iter().map(|b| b.symbols["t"][1]).collect()
     };
@@ -329,7 +331,7 @@ fn buckets_that_are_asked_for_are_not_divided() {
 fn plain_estimates_have_the_buckets_of_the_plan() {
     let text = text(4, &[("t", [1, 32768])], &collective("all_to_all splits=even", 4, "t", 4096));
     let program = Program::from_text(&text).expect("a program");
-    let config = Config::default().with_profile(machine("h200x4").expect("a profile"));
+    let config = CompileConfig::default().with_profile(machine_profile("h200x4").expect("a profile"));
     let plan = compile(&program, &config).expect("a plan");
     let plain = estimate_plain(&program, &plan, &config).expect("estimates");
     let chosen = estimate(&plan, &config.profile).expect("estimates");

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use symmc::unstable::ir::InputKind;
 use symmc::{
-    Bind, Buffer, CheckedPlan, Config, Draw, Error, ErrorKind, Group, OpenOptions, Profile, Program, Session,
-    SessionConfig, Storage, Tensor, TensorFile, Variant, Workload,
+    ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, DrawConfig, Error, ErrorKind, Group,
+    MachineProfile, OpenOptions, PortStorage, Program, Session, SessionBuffer, SessionConfig, Tensor,
+    TensorFile, Workload,
 };
 
 use crate::threads::{bytes, on_ranks};
@@ -31,17 +32,20 @@ fn sums() -> CheckedPlan {
 
 /// A plan whose collectives read the memory of peers.
 fn planned(program: &Program) -> CheckedPlan {
-    let profile = Profile::builtin("h200x4").expect("built in");
-    let variants = vec![Variant::OneShot, Variant::Pull];
-    let config = Config::default().with_profile(profile).with_bind(Bind::All).with_variants(Some(variants));
+    let profile = MachineProfile::builtin("h200x4").expect("built in");
+    let variants = vec![CollectiveVariant::OneShot, CollectiveVariant::Pull];
+    let config = CompileConfig::default()
+        .with_profile(profile)
+        .with_bind(ArgumentBinding::All)
+        .with_variants(Some(variants));
     symmc::compile(program, &config).expect("a plan")
 }
 
 fn config() -> SessionConfig {
-    SessionConfig::default().with_limit(LIMIT).with_symmetric(1 << 14)
+    SessionConfig::default().with_timeout(LIMIT).with_symmetric_bytes(1 << 14)
 }
 
-fn bind(session: &mut Session, name: &str, buffer: &Buffer) -> Result<(), Error> {
+fn bind(session: &mut Session, name: &str, buffer: &SessionBuffer) -> Result<(), Error> {
     // SAFETY: these tests write a buffer only while no run has it bound, and no other session runs.
     unsafe { session.bind_buffer(name, buffer) }
 }
@@ -55,7 +59,10 @@ fn two_buffers_take_turns_where_peers_read_them() {
             let mut session = Session::open(&plan, &group, &config).expect("a session");
             session.set("n", 64).expect("a size");
             for name in ["x", "w"] {
-                assert!(matches!(session.address(name).expect("an address").storage, Storage::Symmetric(_)));
+                assert!(matches!(
+                    session.address(name).expect("an address").storage,
+                    PortStorage::Symmetric(_)
+                ));
             }
             let turns = [0, 1].map(|_| session.allocate_symmetric(1024).expect("memory"));
             let weight = session.allocate_symmetric(32).expect("memory");
@@ -162,12 +169,12 @@ fn what_cannot_be_symmetric_is_refused_by_name_and_does_no_harm() {
         session.close().expect("it ends");
     });
     let errors = on_ranks(2, |group| {
-        let config = config().with_symmetric(group.rank() as usize * 5000);
+        let config = config().with_symmetric_bytes(group.rank() as usize * 5000);
         Session::open(&plan, &group, &config).expect_err("they differ").to_string()
     });
     assert!(errors.iter().all(|e| e.contains("bytes of symmetric memory for the caller")), "{errors:?}");
     let error = on_ranks(2, |group| {
-        Session::open(&plan, &group, &config().with_symmetric(usize::MAX)).expect_err("it is too much")
+        Session::open(&plan, &group, &config().with_symmetric_bytes(usize::MAX)).expect_err("it is too much")
     });
     assert!(error.iter().all(|e| e.kind() == ErrorKind::Resources), "{error:?}");
 }
@@ -188,7 +195,7 @@ fn programs_give_the_same_bits_with_their_inputs_in_symmetric_buffers() {
         let tensors = path.is_file().then(|| Arc::new(TensorFile::open(&path).expect("tensors")));
         let options = tensors.iter().fold(OpenOptions::default(), |all, file| all.with_tensors(file.clone()));
         let program = Program::open(&folder.join(format!("{stem}.pt2")), &options).expect("a program");
-        let draw = Draw::default().with_seed(1);
+        let draw = DrawConfig::default().with_seed(1);
         let work = Workload::gather(&program.graph, &program.weights, tensors.as_deref(), &draw);
         let (work, plan) = (work.expect("a workload"), planned(&program));
         let [there, placed] = [false, true].map(|placed| {
@@ -223,7 +230,7 @@ fn runs(
         given.push((name, tensor.data()));
     }
     let room: usize = given.iter().map(|(_, data)| data.len() + 256).sum();
-    let config = SessionConfig::default().with_limit(LIMIT).with_symmetric(3 * room);
+    let config = SessionConfig::default().with_timeout(LIMIT).with_symmetric_bytes(3 * room);
     let mut session = Session::open(plan, group, &config)?;
     for (id, symbol) in source.symbols.iter() {
         session.set(&symbol.name, work.bindings.get(id).expect("a value"))?;
@@ -231,7 +238,8 @@ fn runs(
     let (mut held, mut outputs) = (0, Vec::new());
     for run in 0..3 {
         for (name, data) in &given {
-            held += usize::from(run == 0 && matches!(session.address(name)?.storage, Storage::Symmetric(_)));
+            held +=
+                usize::from(run == 0 && matches!(session.address(name)?.storage, PortStorage::Symmetric(_)));
             if !placed {
                 session.write(name, data)?;
                 continue;

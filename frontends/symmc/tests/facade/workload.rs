@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
-use symmc::unstable::control::TermValue;
-use symmc::{Draw, OpenOptions, RunConfig, Tensor, TensorFile, Weights, Workload};
+use symmc::unstable::control::JoinTermValue;
+use symmc::{DrawConfig, OpenOptions, RunConfig, Tensor, TensorFile, Weights, Workload};
 use symmc_ir::{DType, Graph, InputKind, text};
 
 const PROGRAM: &str = r#"program "p" ranks 2
@@ -54,7 +54,7 @@ const RECORDED: [(&str, &[usize], f32); 4] = [
 fn tensors_are_parts_of_the_mapped_file_where_their_elements_are_aligned() {
     let dir = tempfile::tempdir().expect("a folder");
     let tensor = file(&dir, &RECORDED).weight(1, "w").expect("known dtype").expect("recorded");
-    assert!(tensor.part().is_some());
+    assert!(tensor.backing_slice().is_some());
     assert_eq!(tensor.to_f64(), [2.0, 3.0]);
 
     // The same behind a header of odd length.
@@ -67,7 +67,7 @@ fn tensors_are_parts_of_the_mapped_file_where_their_elements_are_aligned() {
     std::fs::write(&path, bytes).expect("written");
     let odd = TensorFile::open(&path).expect("a file of tensors");
     let odd = odd.weight(1, "w").expect("known dtype").expect("recorded");
-    assert!(odd.part().is_none());
+    assert!(odd.backing_slice().is_none());
     assert_eq!(odd, tensor);
 }
 
@@ -77,7 +77,7 @@ fn a_weight_of_the_wrong_shape_is_named() {
     let mut tensors = RECORDED.to_vec();
     tensors[1].1 = &[1, 2];
     let file = file(&dir, &tensors);
-    let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &Draw::default());
+    let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &DrawConfig::default());
     let error = error.expect_err("two axes").to_string();
     assert_eq!(error, "rank1.w.w (%w): expected f32[2], found f32[1, 2]");
 }
@@ -86,8 +86,8 @@ fn a_weight_of_the_wrong_shape_is_named() {
 fn a_buffer_that_the_file_lacks_is_the_archives() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);
-    let work =
-        Workload::gather(&graph(), &weights(&["state"]), Some(&file), &Draw::default()).expect("inputs");
+    let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &DrawConfig::default())
+        .expect("inputs");
     for rank in 0..2 {
         assert_eq!(work.inputs[rank][0].to_f64()[0], rank as f64 + 1.0);
         assert_eq!(work.inputs[rank][1].to_f64(), [9.0, 9.0]);
@@ -104,7 +104,7 @@ fn weights_of_ranks(second: f64) -> Weights {
 #[test]
 fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
     let gather = |weights: &Weights, file: Option<&TensorFile>| {
-        Workload::gather(&graph(), weights, file, &Draw::default()).expect("inputs")
+        Workload::gather(&graph(), weights, file, &DrawConfig::default()).expect("inputs")
     };
     let first = |work: &Workload, rank: usize| [0, 1].map(|i| work.inputs[rank][i].get_f64(0));
     let alone = gather(&weights_of_ranks(8.0), None);
@@ -117,8 +117,8 @@ fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
     let setting = |work: &Workload| {
         let weights = work.settings.iter().find(|term| term.name == "weights")?;
         match &weights.value {
-            TermValue::Content(content) => Some(content.digest().expect("read")),
-            TermValue::Text(_) => None,
+            JoinTermValue::Content(content) => Some(content.digest().expect("read")),
+            JoinTermValue::Text(_) => None,
         }
     };
     assert!(setting(&alone).is_some());
@@ -131,8 +131,8 @@ fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
 fn a_parameter_that_the_file_lacks_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);
-    let error =
-        Workload::gather(&graph(), &weights(&[]), Some(&file), &Draw::default()).expect_err("no weight");
+    let error = Workload::gather(&graph(), &weights(&[]), Some(&file), &DrawConfig::default())
+        .expect_err("no weight");
     assert!(error.to_string().contains("rank0.w.state is missing; expected f32[2]"), "{error}");
 }
 
@@ -143,7 +143,7 @@ fn a_parameter_without_a_source_is_stored_under_the_name_of_its_value() {
         let tensors: Vec<(&str, &[usize], f32)> =
             names.iter().map(|&(name, x)| (name, &[2][..], x)).collect();
         let graph = text::parse(program).expect("a program");
-        Workload::gather(&graph, &Weights::default(), Some(&file(&dir, &tensors)), &Draw::default())
+        Workload::gather(&graph, &Weights::default(), Some(&file(&dir, &tensors)), &DrawConfig::default())
     };
     let program = r#"program "p" ranks 1
 param %a: f32[2]
@@ -176,7 +176,7 @@ fn a_tied_weight_is_taken_by_its_other_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);
     let tie = |names: &[&'static str]| Weights::default().with_ties([names.to_vec()]);
-    let gather = |weights: Weights| Workload::gather(&graph(), &weights, Some(&file), &Draw::default());
+    let gather = |weights: Weights| Workload::gather(&graph(), &weights, Some(&file), &DrawConfig::default());
     let work = gather(tie(&["x", "w", "state"])).expect("inputs");
     for rank in 0..2 {
         assert_eq!(work.inputs[rank][1], work.inputs[rank][0]);
@@ -216,7 +216,7 @@ fn constants_that_the_tensors_contradict_become_parameters() {
         let contradicted = [first, second].contains(&Some(5.0));
         let kind = if contradicted { InputKind::Parameter } else { InputKind::Constant };
         assert_eq!(kinds, [kind, InputKind::Constant, InputKind::Argument], "{first:?} {second:?}");
-        let work = Workload::gather(&program.graph, &program.weights, Some(&file), &Draw::default());
+        let work = Workload::gather(&program.graph, &program.weights, Some(&file), &DrawConfig::default());
         let work = work.expect("inputs");
         for (rank, value) in [first, second].into_iter().enumerate() {
             assert_eq!(work.inputs[rank][0].to_f64()[0], f64::from(value.unwrap_or(1.0)), "rank {rank}");
@@ -235,7 +235,7 @@ fn extents_of_ranks_must_agree() {
     let mut tensors = RECORDED.to_vec();
     tensors[3].1 = &[4, 2];
     let file = file(&dir, &tensors);
-    let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &Draw::default());
+    let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &DrawConfig::default());
     assert!(error.expect_err("two extents").to_string().contains("rank 1"));
 }
 
@@ -243,11 +243,11 @@ fn extents_of_ranks_must_agree() {
 fn a_size_that_is_set_draws_the_arguments() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = file(&dir, &RECORDED);
-    let draw = Draw::default().with_symbols([("n", 5)]);
+    let draw = DrawConfig::default().with_symbols([("n", 5)]);
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
     assert_eq!(work.inputs[0][2].shape(), [5, 2]);
     assert!(work.expected.is_none());
-    let draw = Draw::default().with_symbols([("n", 3)]);
+    let draw = DrawConfig::default().with_symbols([("n", 3)]);
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
     assert_eq!(work.inputs[0][2].to_f64()[5], 5.0);
 }
@@ -259,7 +259,7 @@ fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
     let graph = text::parse(&program).expect("a program");
     let recorded = file(&dir, &RECORDED);
     let gather = |set: &[(&str, i64)], file: &TensorFile| {
-        let draw = Draw::default().with_symbols(set.iter().copied());
+        let draw = DrawConfig::default().with_symbols(set.iter().copied());
         Workload::gather(&graph, &weights(&["state"]), Some(file), &draw)
     };
     let error = gather(&[], &recorded).expect_err("k has no value").to_string();
@@ -296,7 +296,7 @@ fn state_lives_on_from_run_to_run_and_is_not_a_recorded_output() {
     ];
     let file = file(&dir, &tensors);
     let program = symmc::Program::from_text(COUNTER).expect("valid");
-    let plan = symmc::compile(&program, &symmc::Config::default()).expect("a plan");
+    let plan = symmc::compile(&program, &symmc::CompileConfig::default()).expect("a plan");
     let work = Workload::recorded(&program, &file).expect("inputs");
     let expected = work.expected.as_ref().expect("recorded");
     assert!(expected[0][0].is_none());

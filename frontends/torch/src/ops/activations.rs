@@ -4,12 +4,12 @@ use symmc_import::Emit;
 use symmc_ir::{BinaryOp, UnaryOp, ValueId};
 
 use super::elementwise::{float_unary, identity, through_f64, unary};
-use super::{Row, row};
-use crate::call::Call;
+use super::{RuleRow, row};
+use crate::call::OpCall;
 use crate::effects;
-use crate::lower::{Emitted, Stop};
+use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.relu", "relu", |c| unary(c, UnaryOp::Relu)),
     row("aten.tanh", "tanh", |c| float_unary(c, UnaryOp::Tanh)),
     row("aten.sigmoid", "sigmoid", |c| float_unary(c, UnaryOp::Sigmoid)),
@@ -21,19 +21,19 @@ pub(super) const ROWS: &[Row] = &[
         clamped(c, low, high)
     }),
     row("aten.hardsigmoid", "add, max, min, mul", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         hard_sigmoid(c, x)
     }),
     row("aten.hardswish", "x * hardsigmoid(x)", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let gate = hard_sigmoid(c, x)?;
         c.binary(BinaryOp::Mul, x, gate)
     }),
     row("aten.leaky_relu", "select", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let slope = c.float_or("negative_slope", 0.01)?;
-        let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
-        let scaled = c.with_float(BinaryOp::Mul, x, slope)?;
+        let positive = c.binary_float(BinaryOp::Gt, x, 0.0)?;
+        let scaled = c.binary_float(BinaryOp::Mul, x, slope)?;
         c.select(positive, x, scaled)
     }),
     row("aten.elu", "select of exp, in f64", elu),
@@ -55,88 +55,91 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("aten.glu", "slice, sigmoid, mul", glu),
     row("aten.threshold", "select", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let (threshold, value) = (c.scalar("threshold")?, c.scalar("value")?);
         // NaN is not below the threshold and stays.
-        let below = c.with_scalar(BinaryOp::Le, x, threshold)?;
+        let below = c.binary_scalar(BinaryOp::Le, x, threshold)?;
         let fill = c.full(value, c.dtype(x), vec![])?;
         c.select(below, fill, x)
     }),
     row("aten.dropout", "(identity), where nothing is dropped", dropout),
     row("aten.feature_dropout", "(identity), where nothing is dropped", dropout),
     row("aten.native_dropout", "(identity), where nothing is dropped", |c| {
-        c.only(1)?;
+        c.require_results_unread_from(1)?;
         dropout(c)
     }),
 ];
 
-fn gelu(c: &mut Call<'_, '_>) -> Emitted {
+fn gelu(c: &mut OpCall<'_, '_>) -> EmitResult {
     match c.opt_string("approximate")? {
         None | Some("none") => unary(c, UnaryOp::Gelu),
         Some("tanh") => unary(c, UnaryOp::GeluTanh),
-        Some(other) => Err(Stop::Broken(format!("expected approximate none or tanh, found `{other}`"))),
+        Some(other) => {
+            Err(RuleFailure::Invalid(format!("expected approximate none or tanh, found `{other}`")))
+        }
     }
 }
 
-fn clamped(c: &mut Call<'_, '_>, low: f64, high: f64) -> Emitted {
-    let x = c.first()?;
-    let y = c.with_float(BinaryOp::Max, x, low)?;
-    c.with_float(BinaryOp::Min, y, high)
+fn clamped(c: &mut OpCall<'_, '_>, low: f64, high: f64) -> EmitResult {
+    let x = c.first_tensor()?;
+    let y = c.binary_float(BinaryOp::Max, x, low)?;
+    c.binary_float(BinaryOp::Min, y, high)
 }
 
-fn hard_sigmoid(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let y = c.with_float(BinaryOp::Add, x, 3.0)?;
-    let y = c.with_float(BinaryOp::Max, y, 0.0)?;
-    let y = c.with_float(BinaryOp::Min, y, 6.0)?;
-    c.with_float(BinaryOp::Mul, y, 1.0 / 6.0)
+fn hard_sigmoid(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let y = c.binary_float(BinaryOp::Add, x, 3.0)?;
+    let y = c.binary_float(BinaryOp::Max, y, 0.0)?;
+    let y = c.binary_float(BinaryOp::Min, y, 6.0)?;
+    c.binary_float(BinaryOp::Mul, y, 1.0 / 6.0)
 }
 
 /// `x > 0 ? scale * x : scale * alpha * (exp(input_scale * x) - 1)`.
-fn elu(c: &mut Call<'_, '_>) -> Emitted {
+fn elu(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (alpha, scale) = (c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?);
     let input_scale = c.float_or("input_scale", 1.0)?;
     through_f64(c, |c, x| {
-        let positive = c.with_float(BinaryOp::Gt, x, 0.0)?;
-        let linear = c.with_float(BinaryOp::Mul, x, scale)?;
-        let e = c.with_float(BinaryOp::Mul, x, input_scale)?;
+        let positive = c.binary_float(BinaryOp::Gt, x, 0.0)?;
+        let linear = c.binary_float(BinaryOp::Mul, x, scale)?;
+        let e = c.binary_float(BinaryOp::Mul, x, input_scale)?;
         let e = c.unary(UnaryOp::Exp, e)?;
-        let e = c.with_float(BinaryOp::Sub, e, 1.0)?;
-        let e = c.with_float(BinaryOp::Mul, e, alpha * scale)?;
+        let e = c.binary_float(BinaryOp::Sub, e, 1.0)?;
+        let e = c.binary_float(BinaryOp::Mul, e, alpha * scale)?;
         c.select(positive, linear, e)
     })
 }
 
-fn softplus(c: &mut Call<'_, '_>) -> Emitted {
+fn softplus(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (beta, threshold) = (c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?);
     through_f64(c, |c, x| softplus_of(c, x, beta, threshold))
 }
 
 /// `log(1 + exp(beta * x)) / beta`, and `x` where `beta * x` exceeds the threshold.
-fn softplus_of(c: &mut Call<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> Emitted {
-    let z = c.with_float(BinaryOp::Mul, x, beta)?;
-    let linear = c.with_float(BinaryOp::Gt, z, threshold)?;
+fn softplus_of(c: &mut OpCall<'_, '_>, x: ValueId, beta: f64, threshold: f64) -> EmitResult {
+    let z = c.binary_float(BinaryOp::Mul, x, beta)?;
+    let linear = c.binary_float(BinaryOp::Gt, z, threshold)?;
     let e = c.unary(UnaryOp::Exp, z)?;
-    let e = c.with_float(BinaryOp::Add, e, 1.0)?;
+    let e = c.binary_float(BinaryOp::Add, e, 1.0)?;
     let l = c.unary(UnaryOp::Log, e)?;
-    let l = c.with_float(BinaryOp::Mul, l, 1.0 / beta)?;
+    let l = c.binary_float(BinaryOp::Mul, l, 1.0 / beta)?;
     c.select(linear, x, l)
 }
 
-fn glu(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn glu(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let n = c.shape(x).get(axis).cloned().unwrap_or(1.into());
-    let half = n.exact_div(&2.into()).ok_or_else(|| Stop::Broken("expected an even extent".into()))?;
+    let half =
+        n.exact_div(&2.into()).ok_or_else(|| RuleFailure::Invalid("expected an even extent".into()))?;
     let a = c.slice(x, axis, 0.into(), half.clone(), 1)?;
     let b = c.slice(x, axis, half.clone(), half, 1)?;
     let gate = c.unary(UnaryOp::Sigmoid, b)?;
     c.binary(BinaryOp::Mul, a, gate)
 }
 
-fn dropout(c: &mut Call<'_, '_>) -> Emitted {
+fn dropout(c: &mut OpCall<'_, '_>) -> EmitResult {
     let p = c.float_or("p", 0.5)?;
     if c.bool_or("train", true)? && p != 0.0 {
-        return Err(Stop::Broken(effects::DRAWS.into()));
+        return Err(RuleFailure::Invalid(effects::DRAWS.into()));
     }
     identity(c)
 }

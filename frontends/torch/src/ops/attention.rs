@@ -5,28 +5,34 @@
 //! refused, so the random state is imported as zeros, which the gradient does not read. Gradients of masks stay opaque.
 
 use symmc_import::Emit;
-use symmc_ir::attention::causal_if;
-use symmc_ir::{DType, Dim, Float, Op, Scalar, Type, ValueId};
+use symmc_ir::attention::causal_bounds_if;
+use symmc_ir::{DType, Dim, FloatAttribute, Op, Scalar, TensorType, ValueId};
 
-use super::{Row, row_of_results};
-use crate::call::Call;
-use crate::effects::{self, bare};
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row_of_results};
+use crate::call::OpCall;
+use crate::effects::{self, bare_target};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::scope::tensor_names;
 
-pub(super) const ROWS: &[Row] = &[
-    row_of_results("aten.scaled_dot_product_attention", "attention", |c| whole(c, Some("attn_mask"))),
-    row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| whole(c, Some("attn_mask"))),
-    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| fused(c, None)),
+pub(super) const ROWS: &[RuleRow] = &[
+    row_of_results("aten.scaled_dot_product_attention", "attention", |c| {
+        attention_alone(c, Some("attn_mask"))
+    }),
+    row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| {
+        attention_alone(c, Some("attn_mask"))
+    }),
+    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| fused_attention(c, None)),
     row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
-        fused(c, Some("attn_mask"))
+        fused_attention(c, Some("attn_mask"))
     }),
     row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
-        fused(c, Some("attn_bias"))
+        fused_attention(c, Some("attn_bias"))
     }),
-    row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| fused(c, Some("attn_bias"))),
+    row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| {
+        fused_attention(c, Some("attn_bias"))
+    }),
     row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
-        fused(c, Some("attn_bias"))
+        fused_attention(c, Some("attn_bias"))
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", None)
@@ -48,63 +54,64 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// Attention whose other results nobody reads.
-fn whole(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
-    c.only(1)?;
+fn attention_alone(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
+    c.require_results_unread_from(1)?;
     attention(c, mask)
 }
 
 /// Attention with what the kernel for its gradient reads.
-fn fused(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
+fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     for result in 2..c.result_count() {
         random_state(c, result)?;
     }
     let computed = c.bool_or("compute_log_sumexp", true)? && c.bool_or("compute_logsumexp", true)?;
-    if c.wants(1) && !computed {
-        return Err(Stop::Opaque("its log-sum-exp is used, which it is not asked for".into()));
+    if c.is_result_read(1) && !computed {
+        return Err(RuleFailure::Opaque("its log-sum-exp is used, which it is not asked for".into()));
     }
     attention(c, mask)
 }
 
-fn attention(c: &mut Call<'_, '_>, mask: Option<&str>) -> Lowered {
+fn attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     // Heads are grouped where their numbers say so; the others are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
-    no_dropout(c)?;
+    require_no_dropout(c)?;
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
     if rank < 2 {
-        return Err(Stop::Broken(format!("expected a query of two axes or more, found {rank}")));
+        return Err(RuleFailure::Invalid(format!("expected a query of two axes or more, found {rank}")));
     }
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
-    let operands = [heads(c, q, q, rank)?, heads(c, k, q, rank)?, heads(c, v, q, rank)?];
-    if !c.wants(1) {
-        let y = c.attend(operands, mask, scale, (None, causal_if(causal)))?;
+    let operands = [expand_heads(c, q, q, rank)?, expand_heads(c, k, q, rank)?, expand_heads(c, v, q, rank)?];
+    if !c.is_result_read(1) {
+        let y = c.emit_attention(operands, mask, scale, (None, causal_bounds_if(causal)))?;
         let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
-        return c.done(y);
+        return c.set_only_result(y);
     }
-    let operands = with_mask(c, operands.to_vec(), mask)?;
-    let bounds = causal_if(causal);
-    let op = Op::Attention { scale: Float(scale), cap: None, bounds, sink: false, log_sum_exp: true };
+    let operands = append_mask(c, operands.to_vec(), mask)?;
+    let bounds = causal_bounds_if(causal);
+    let op =
+        Op::Attention { scale: FloatAttribute(scale), cap: None, bounds, sink: false, log_sum_exp: true };
     let both = c.emit_all("attention", op, &operands)?;
-    let sums = stored_sums(c, both[1])?;
-    c.set(1, sums);
-    c.done(both[0])
+    let sums = to_declared_log_sum_exp(c, both[1])?;
+    c.set_result(1, sums);
+    c.set_only_result(both[0])
 }
 
-fn no_dropout(c: &Call<'_, '_>) -> Lowered {
+fn require_no_dropout(c: &OpCall<'_, '_>) -> RuleResult {
     match c.float_or("dropout_p", 0.0)? {
         0.0 => Ok(()),
-        _ => Err(Stop::Broken(effects::DRAWS.into())),
+        _ => Err(RuleFailure::Invalid(effects::DRAWS.into())),
     }
 }
 
 /// The operands, followed by the mask if there is one, which is of bools or is added to the scores.
-fn with_mask(
-    c: &mut Call<'_, '_>,
+fn append_mask(
+    c: &mut OpCall<'_, '_>,
     mut operands: Vec<ValueId>,
     mask: Option<ValueId>,
-) -> Lowered<Vec<ValueId>> {
+) -> RuleResult<Vec<ValueId>> {
     if let Some(mask) = mask {
         operands.push(if c.dtype(mask).is_float() { mask } else { c.cast(mask, DType::Bool)? });
     }
@@ -113,26 +120,26 @@ fn with_mask(
 
 /// States a result that only gradients with dropout would look at: zero, where the IR has its dtype, or nothing, where only
 /// gradients are given it.
-fn random_state(c: &mut Call<'_, '_>, result: usize) -> Lowered {
-    if !c.wants(result) || is_read_by_gradients_alone(c, result) {
+fn random_state(c: &mut OpCall<'_, '_>, result: usize) -> RuleResult {
+    if !c.is_result_read(result) || is_read_by_gradients_alone(c, result) {
         return Ok(());
     }
-    match c.declared(result) {
+    match c.declared_result_type(result) {
         Ok(ty) if ty.dtype == DType::I64 && ty.shape.is_empty() => {
             let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape)?;
-            c.set(result, zero);
+            c.set_result(result, zero);
             Ok(())
         }
-        _ => Err(Stop::Opaque(format!("its result {result} is used"))),
+        _ => Err(RuleFailure::Opaque(format!("its result {result} is used"))),
     }
 }
 
-fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
+fn is_read_by_gradients_alone(c: &OpCall<'_, '_>, result: usize) -> bool {
     let Some(name) = c.result_names().get(result).copied().flatten() else { return false };
     let graph = c.lowering.scope.graph;
     let reads = |arg| tensor_names(arg).contains(&name);
     let is_gradient = |target: &str| {
-        let target = bare(target);
+        let target = bare_target(target);
         target.starts_with("aten._scaled_dot_product_") && target.contains("_backward")
     };
     let mut readers = graph.nodes.iter().filter(|n| n.inputs.iter().any(|i| reads(&i.arg)));
@@ -141,8 +148,8 @@ fn is_read_by_gradients_alone(c: &Call<'_, '_>, result: usize) -> bool {
 
 /// The log-sum-exp `[.., h, l]` as the program declares the result: perhaps with one more axis, and with more rows, whose
 /// weights are zero.
-fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Emitted {
-    let declared = c.declared(1)?;
+fn to_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId) -> EmitResult {
+    let declared = c.declared_result_type(1)?;
     let mut shape = c.shape(sums);
     let has_column = declared.shape.len() == shape.len() + 1 && declared.shape.last() == Some(&Dim::from(1));
     let rows = declared.shape.get(shape.len() - 1).cloned();
@@ -151,14 +158,17 @@ fn stored_sums(c: &mut Call<'_, '_>, sums: ValueId) -> Emitted {
         && rows != *last
     {
         *last = rows;
-        let op = Op::Pad { low: vec![Dim::from(0); shape.len()], value: Scalar::Float(Float(f64::INFINITY)) };
-        sums = c.emit_as("pad", op, &[sums], Type::new(declared.dtype, shape))?;
+        let op = Op::Pad {
+            low: vec![Dim::from(0); shape.len()],
+            value: Scalar::Float(FloatAttribute(f64::INFINITY)),
+        };
+        sums = c.emit_as("pad", op, &[sums], TensorType::new(declared.dtype, shape))?;
     }
     if has_column { c.reshape(sums, declared.shape) } else { Ok(sums) }
 }
 
 /// The log-sum-exp `[.., h, l]` of a query, from the form in which it was stored.
-fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Emitted {
+fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) -> EmitResult {
     let shape = c.shape(q);
     let rows = &shape[..shape.len() - 1];
     let mut sums = sums;
@@ -166,48 +176,51 @@ fn read_sums(c: &mut Call<'_, '_>, sums: ValueId, q: ValueId) -> Emitted {
         sums = c.drop_axis(sums, rows.len())?;
     }
     if c.rank(sums) != rows.len() {
-        return Err(Stop::Opaque(format!("its log-sum-exp has {} axes", c.rank(sums))));
+        return Err(RuleFailure::Opaque(format!("its log-sum-exp has {} axes", c.rank(sums))));
     }
     let last = rows.len() - 1;
     sums = c.slice(sums, last, Dim::from(0), rows[last].clone(), 1)?;
-    c.cast(sums, c.dtype(q).wide())
+    c.cast(sums, c.dtype(q).compute_dtype())
 }
 
-fn gradient(c: &mut Call<'_, '_>, of_result: &str, mask: Option<&str>) -> Lowered {
+fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<&str>) -> RuleResult {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);
     // Which gradients are wanted is said by which of them are read.
     c.ignore(&["grad_input_mask"]);
-    c.only(3)?;
-    no_dropout(c)?;
+    c.require_results_unread_from(3)?;
+    require_no_dropout(c)?;
     let (of_result, result) = (c.tensor(of_result)?, c.tensor("out")?);
     let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     if c.rank(q) < 3 {
-        return Err(Stop::Broken(format!("expected a query of three axes or more, found {}", c.rank(q))));
+        return Err(RuleFailure::Invalid(format!(
+            "expected a query of three axes or more, found {}",
+            c.rank(q)
+        )));
     }
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let sums = c.tensor("logsumexp")?;
-    let sums = read_sums(c, sums, q)?;
+    let sums = from_declared_log_sum_exp(c, sums, q)?;
     let of_result = c.cast(of_result, c.dtype(q))?;
-    let operands = with_mask(c, vec![of_result, result, sums, q, k, v], mask)?;
-    let op = Op::AttentionGradient { scale: Float(scale), bounds: causal_if(causal) };
+    let operands = append_mask(c, vec![of_result, result, sums, q, k, v], mask)?;
+    let op = Op::AttentionGradient { scale: FloatAttribute(scale), bounds: causal_bounds_if(causal) };
     let gradients = c.emit_all("gradient", op, &operands)?;
     for (number, gradient) in gradients.into_iter().enumerate() {
-        c.set(number, gradient);
+        c.set_result(number, gradient);
     }
     Ok(())
 }
 
 /// An operand with a heads axis, and with the batch extents of the query where it broadcasts.
-fn heads(c: &mut Call<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> Emitted {
+fn expand_heads(c: &mut OpCall<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> EmitResult {
     if rank == 2 {
         return c.unsqueeze(x, 0);
     }
     let (own, mut shape) = (c.shape(x), c.shape(q));
     if own.len() > rank {
-        return Err(Stop::Opaque("key or value has more axes than the query".into()));
+        return Err(RuleFailure::Opaque("key or value has more axes than the query".into()));
     }
     let new = rank - own.len();
     for (axis, d) in own.iter().enumerate() {

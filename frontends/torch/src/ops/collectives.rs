@@ -4,95 +4,117 @@
 //! of its tensors. What a symmetric-memory op leaves in its work buffers is not defined. Groups are named by strings; see [`crate::groups`] for their members.
 
 use symmc_import::Emit;
-use symmc_ir::{Collective, CollectiveKind, Dim, GroupId, Op, ReduceOp, Splits, ValueId};
+use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, CollectiveReduceOp, Dim, GroupId, Op, ValueId};
 
 use super::elementwise::identity;
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
-use crate::numbers::ByRank;
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::per_rank::PerRankArgument;
 
-pub(super) const ROWS: &[Row] = &[
-    row_of_results("_c10d_functional.all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("_c10d_functional.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
-    row_of_results("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| {
-        each(c, all_gather)
+pub(super) const ROWS: &[RuleRow] = &[
+    row_of_results("_c10d_functional.all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
+    row_of_results("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| {
+        lower_each_tensor(c, all_reduce)
     }),
-    row_of_results("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| each(c, reduce_scatter)),
+    row_of_results("_c10d_functional.all_gather_into_tensor", "all_gather", |c| {
+        lower_each_tensor(c, all_gather)
+    }),
+    row_of_results("_c10d_functional.all_gather_into_tensor_coalesced", "all_gather", |c| {
+        lower_each_tensor(c, all_gather)
+    }),
+    row_of_results("_c10d_functional.reduce_scatter_tensor", "reduce_scatter", |c| {
+        lower_each_tensor(c, reduce_scatter)
+    }),
     row_of_results("_c10d_functional.reduce_scatter_tensor_coalesced", "reduce_scatter", |c| {
-        each(c, reduce_scatter)
+        lower_each_tensor(c, reduce_scatter)
     }),
     row_of_results("_c10d_functional.all_to_all_single", "all_to_all, permute_ranks", |c| {
-        each(c, all_to_all)
+        lower_each_tensor(c, all_to_all)
     }),
-    row_of_results("_c10d_functional.broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "src"))),
+    row_of_results("_c10d_functional.broadcast", "broadcast", |c| {
+        lower_each_tensor(c, |c, x| broadcast(c, x, "src"))
+    }),
     row("_c10d_functional.wait_tensor", "(identity)", identity),
-    row_of_results("_c10d_functional.wait_tensors", "(identity)", |c| each(c, |_, x| Ok(x))),
+    row_of_results("_c10d_functional.wait_tensors", "(identity)", |c| lower_each_tensor(c, |_, x| Ok(x))),
     row("_c10d_functional._wrap_tensor_autograd", "(identity)", identity),
-    row_of_results("_c10d_functional_autograd.all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| each(c, all_gather)),
+    row_of_results("_c10d_functional_autograd.all_reduce", "all_reduce", |c| {
+        lower_each_tensor(c, all_reduce)
+    }),
+    row_of_results("_c10d_functional_autograd.all_gather_into_tensor", "all_gather", |c| {
+        lower_each_tensor(c, all_gather)
+    }),
     row_of_results("_c10d_functional_autograd.reduce_scatter_tensor", "reduce_scatter", |c| {
-        each(c, reduce_scatter)
+        lower_each_tensor(c, reduce_scatter)
     }),
-    row_of_results("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| each(c, all_to_all)),
+    row_of_results("_c10d_functional_autograd.all_to_all_single", "all_to_all", |c| {
+        lower_each_tensor(c, all_to_all)
+    }),
     row_of_results("_dtensor.shard_dim_alltoall", "reshape, permute, all_to_all", |c| {
-        each(c, shard_another_axis)
+        lower_each_tensor(c, shard_another_axis)
     }),
-    row_of_results("symm_mem.one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("symm_mem._low_contention_all_gather", "all_gather", |c| each(c, all_gather)),
-    row_of_results("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| each(c, all_gather)),
-    row_of_results("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| each(c, reduce_scatter)),
-    row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", gather_products),
+    row_of_results("symm_mem.one_shot_all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
+    row_of_results("symm_mem.multimem_one_shot_all_reduce", "all_reduce", |c| {
+        lower_each_tensor(c, all_reduce)
+    }),
+    row_of_results("symm_mem._low_contention_all_gather", "all_gather", |c| lower_each_tensor(c, all_gather)),
+    row_of_results("symm_mem._low_contention_all_gather_ce_multicast", "all_gather", |c| {
+        lower_each_tensor(c, all_gather)
+    }),
+    row_of_results("symm_mem._low_contention_reduce_scatter", "reduce_scatter", |c| {
+        lower_each_tensor(c, reduce_scatter)
+    }),
+    row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", all_gather_matmul),
     row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
         let (a, b) = (c.tensor("A")?, c.tensor("B")?);
-        let y = c.product(a, b)?;
+        let y = c.numpy_matmul(a, b)?;
         let axis = c.axis("scatter_dim", c.rank(y))?;
-        along(c, y, axis, reduce_scatter)
+        collective_along_axis(c, y, axis, reduce_scatter)
     }),
 ];
 
 /// Ops that write and have no functional counterpart: their results are the new contents of what they write, in the
 /// order of their schemas, after results of their own. Contents that nothing defines are left out.
-pub(super) const WRITING: &[Row] = &[
-    row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| each(c, all_reduce)),
-    row_of_results("symm_mem.multimem_all_gather_out", "all_gather", |c| each(c, all_gather)),
-    row_of_results("symm_mem.nvshmem_all_to_all", "all_to_all", |c| each(c, all_to_all)),
-    row_of_results("symm_mem.nvshmem_broadcast", "broadcast", |c| each(c, |c, x| broadcast(c, x, "root"))),
+pub(super) const WRITING: &[RuleRow] = &[
+    row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
+    row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
+    row_of_results("symm_mem.multimem_all_gather_out", "all_gather", |c| lower_each_tensor(c, all_gather)),
+    row_of_results("symm_mem.nvshmem_all_to_all", "all_to_all", |c| lower_each_tensor(c, all_to_all)),
+    row_of_results("symm_mem.nvshmem_broadcast", "broadcast", |c| {
+        lower_each_tensor(c, |c, x| broadcast(c, x, "root"))
+    }),
     // The operand is reduced where it lies, in parts.
     row_of_results("symm_mem.two_shot_all_reduce_out", "all_reduce", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let y = all_reduce(c, x)?;
-        c.set(1, y);
+        c.set_result(1, y);
         Ok(())
     }),
     row_of_results("symm_mem.reduce_scatter_out", "reduce_scatter", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let axis = if c.bool_or("split_last_dim", false)? { c.rank(x).saturating_sub(1) } else { 0 };
-        let y = along(c, x, axis, reduce_scatter)?;
-        c.set(1, y);
+        let y = collective_along_axis(c, x, axis, reduce_scatter)?;
+        c.set_result(1, y);
         Ok(())
     }),
     // The symmetric buffer takes a copy of the operand, of which only the sum is promised.
-    row_of_results("symm_mem.one_shot_all_reduce_copy", "all_reduce", local_input),
-    row_of_results("symm_mem.one_shot_all_reduce_copy_out", "all_reduce", local_input),
+    row_of_results("symm_mem.one_shot_all_reduce_copy", "all_reduce", all_reduce_local_input),
+    row_of_results("symm_mem.one_shot_all_reduce_copy_out", "all_reduce", all_reduce_local_input),
 ];
 
-fn local_input(c: &mut Call<'_, '_>) -> Lowered {
+fn all_reduce_local_input(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor("local_input")?;
     let y = all_reduce(c, x)?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// A collective that works along axis 0, along another.
-fn along(
-    c: &mut Call<'_, '_>,
+fn collective_along_axis(
+    c: &mut OpCall<'_, '_>,
     x: ValueId,
     axis: usize,
-    collective: fn(&mut Call<'_, '_>, ValueId) -> Emitted,
-) -> Emitted {
+    collective: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+) -> EmitResult {
     if axis == 0 {
         return collective(c, x);
     }
@@ -105,25 +127,28 @@ fn along(
 }
 
 /// The gathered left matrix, and its product with each of the right ones.
-fn gather_products(c: &mut Call<'_, '_>) -> Lowered {
+fn all_gather_matmul(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (a, bs) = (c.tensor("A")?, c.tensors("Bs")?);
     let axis = c.axis("gather_dim", c.rank(a))?;
-    let whole = along(c, a, axis, all_gather)?;
+    let whole = collective_along_axis(c, a, axis, all_gather)?;
     if c.bool_or("return_A", true)? {
-        c.set(0, whole);
+        c.set_result(0, whole);
     }
     for (i, b) in bs.into_iter().enumerate() {
-        let y = c.product(whole, b)?;
-        c.set(i + 1, y);
+        let y = c.numpy_matmul(whole, b)?;
+        c.set_result(i + 1, y);
     }
     Ok(())
 }
 
 /// The first argument is a tensor or, in coalesced calls, a list of tensors.
-fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Emitted) -> Lowered {
+fn lower_each_tensor(
+    c: &mut OpCall<'_, '_>,
+    lower: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+) -> RuleResult {
     let operands = match ["inputs", "tensors"].into_iter().find(|name| c.get(name).is_some()) {
         Some(name) => c.tensors(name)?,
-        None => vec![c.first()?],
+        None => vec![c.first_tensor()?],
     };
     // The sizes of groups are held against their members before any node is lowered.
     c.ignore(&["group_size"]);
@@ -132,48 +157,50 @@ fn each(c: &mut Call<'_, '_>, lower: fn(&mut Call<'_, '_>, ValueId) -> Emitted) 
     }
     for (i, x) in operands.into_iter().enumerate() {
         let y = lower(c, x)?;
-        c.set(i, y);
+        c.set_result(i, y);
     }
     Ok(())
 }
 
-fn reduce_op(c: &Call<'_, '_>) -> Lowered<ReduceOp> {
+fn reduce_op(c: &OpCall<'_, '_>) -> RuleResult<CollectiveReduceOp> {
     Ok(match c.opt_string("reduce_op")? {
-        None | Some("sum") => ReduceOp::Sum,
-        Some("avg") => ReduceOp::Avg,
-        Some("max") => ReduceOp::Max,
-        Some("min") => ReduceOp::Min,
-        Some("product") => ReduceOp::Prod,
+        None | Some("sum") => CollectiveReduceOp::Sum,
+        Some("avg") => CollectiveReduceOp::Avg,
+        Some("max") => CollectiveReduceOp::Max,
+        Some("min") => CollectiveReduceOp::Min,
+        Some("product") => CollectiveReduceOp::Prod,
         Some(other) => {
-            return Err(Stop::Opaque(format!("it combines by {other}, not sum, avg, max, min or product")));
+            return Err(RuleFailure::Opaque(format!(
+                "it combines by {other}, not sum, avg, max, min or product"
+            )));
         }
     })
 }
 
-fn all_reduce(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let (op, group) = (reduce_op(c)?, c.group()?);
+fn all_reduce(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let (op, group) = (reduce_op(c)?, c.resolve_group()?);
     c.collective(CollectiveKind::AllReduce(op), group, x)
 }
 
-fn all_gather(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let group = c.group()?;
+fn all_gather(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let group = c.resolve_group()?;
     c.collective(CollectiveKind::AllGather, group, x)
 }
 
-fn reduce_scatter(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let (op, group) = (reduce_op(c)?, c.group()?);
+fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let (op, group) = (reduce_op(c)?, c.resolve_group()?);
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
 }
 
-fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let group = c.group()?;
+fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let group = c.resolve_group()?;
     if let (Some(to), Some(from)) = (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS)) {
-        return exchange(c, x, group, to, from.1);
+        return lower_uneven_all_to_all(c, x, group, to, from.1);
     }
     for name in [OUTPUT_SPLITS, INPUT_SPLITS] {
         let sizes = c.opt_dims(name)?.unwrap_or_default();
         if sizes.windows(2).any(|w| w[0] != w[1]) {
-            return Err(Stop::Broken(format!(
+            return Err(RuleFailure::Invalid(format!(
                 "expected equal {name}, found {sizes:?}: a program with unequal ones fits one rank only, \
                  and all ranks must run the same program"
             )));
@@ -181,9 +208,9 @@ fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
         let total = sizes.iter().cloned().reduce(|a, b| a + b);
         let rows = c.ty(x).shape.first().cloned();
         if let (Some(total), Some(rows)) = (total, rows) {
-            let (low, high) = c.bounds(&(total.clone() - rows.clone()));
+            let (low, high) = c.dim_bounds(&(total.clone() - rows.clone()));
             if low > 0 || high < 0 {
-                return Err(Stop::Broken(format!(
+                return Err(RuleFailure::Invalid(format!(
                     "expected {name} of {rows:?} rows together, found {total:?}: all ranks run one program, in which each \
                      has as many rows before and behind it"
                 )));
@@ -191,27 +218,27 @@ fn all_to_all(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
             c.require_equal(name, &total, &rows)?;
         }
     }
-    c.collective(CollectiveKind::AllToAll(Splits::Even), group, x)
+    c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, x)
 }
 
 const INPUT_SPLITS: &str = "input_split_sizes";
 const OUTPUT_SPLITS: &str = "output_split_sizes";
 
 /// Rows of each rank, for each.
-type Lists = [Vec<Option<i64>>];
+type SplitSizes = [Vec<Option<i64>>];
 
 /// An exchange of pieces that differ, of as many rows on all ranks: what each sends whole to one other is a permutation.
-fn exchange(
-    c: &mut Call<'_, '_>,
+fn lower_uneven_all_to_all(
+    c: &mut OpCall<'_, '_>,
     x: ValueId,
     group: GroupId,
-    (by_rank, to): (&ByRank, &Lists),
-    from: &Lists,
-) -> Emitted {
+    (by_rank, to): (&PerRankArgument, &SplitSizes),
+    from: &SplitSizes,
+) -> EmitResult {
     let cells = c.lowering.builder.graph().cells(group);
-    let cells =
-        cells.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
-    let piece = |of: &Lists, rank: u32, other: usize| -> Option<Option<i64>> {
+    let cells = cells
+        .ok_or_else(|| RuleFailure::Invalid("expected a known number of ranks, found an open one".into()))?;
+    let piece = |of: &SplitSizes, rank: u32, other: usize| -> Option<Option<i64>> {
         of.get(rank as usize)?.get(other).copied()
     };
     for cell in &cells {
@@ -220,7 +247,7 @@ fn exchange(
                 let (sent, received) = (piece(to, sender, j), piece(from, receiver, i));
                 if sent.is_none() || sent != received {
                     let numbers = by_rank.numbers.describe();
-                    return Err(Stop::Broken(format!(
+                    return Err(RuleFailure::Invalid(format!(
                         "expected rank {receiver} to receive from rank {sender} what that sends, found {sent:?} and \
                          {received:?} in {numbers}"
                     )));
@@ -228,28 +255,28 @@ fn exchange(
             }
         }
     }
-    if let Some(pairs) = permutation(&cells, to) {
+    if let Some(pairs) = find_permutation(&cells, to) {
         return c.collective(CollectiveKind::Permute { pairs }, group, x);
     }
     let rows = c.ty(x).shape.first().and_then(Dim::as_const);
     let total = |list: &Vec<Option<i64>>| list.iter().try_fold(0i64, |sum, rows| sum.checked_add((*rows)?));
     if to.iter().chain(from).any(|list| total(list).is_none() || total(list) != rows) {
         let (rows, numbers) = (c.ty(x).shape.first(), by_rank.numbers.describe());
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected known {INPUT_SPLITS} of {rows:?} rows together on all ranks, found {numbers}"
         )));
     }
-    let counts = c.number_of_rank(by_rank)?;
-    let kind = CollectiveKind::AllToAll(Splits::Device);
+    let counts = c.per_rank_input(by_rank)?;
+    let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
     let op = Op::Collective(Collective { kind, group, variant: None });
     match c.emit_all("all_to_all", op, &[x, counts])?.first() {
         Some(&y) => Ok(y),
-        None => Err(Stop::Broken("expected a result, found none".into())),
+        None => Err(RuleFailure::Invalid("expected a result, found none".into())),
     }
 }
 
 /// Who sends to whom in each cell, where each sends all to one.
-fn permutation(cells: &[Vec<u32>], to: &Lists) -> Option<Vec<(u32, u32)>> {
+fn find_permutation(cells: &[Vec<u32>], to: &SplitSizes) -> Option<Vec<(u32, u32)>> {
     let target = |rank: &u32| {
         let mut sent = to.get(*rank as usize)?.iter().enumerate().filter(|(_, rows)| **rows != Some(0));
         let (target, _) = sent.next()?;
@@ -264,36 +291,37 @@ fn permutation(cells: &[Vec<u32>], to: &Lists) -> Option<Vec<(u32, u32)>> {
     all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }
 
-fn broadcast(c: &mut Call<'_, '_>, x: ValueId, source: &str) -> Emitted {
-    let group = c.group()?;
+fn broadcast(c: &mut OpCall<'_, '_>, x: ValueId, source: &str) -> EmitResult {
+    let group = c.resolve_group()?;
     let root = c.int(source)?;
     let root = u32::try_from(root)
-        .map_err(|_| Stop::Broken(format!("expected a rank as `{source}`, found {root}")))?;
+        .map_err(|_| RuleFailure::Invalid(format!("expected a rank as `{source}`, found {root}")))?;
     c.collective(CollectiveKind::Broadcast { root }, group, x)
 }
 
 /// From a tensor that is sharded along `gather_dim` to one that is sharded along `shard_dim`.
-fn shard_another_axis(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let group = c.group()?;
+fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let group = c.resolve_group()?;
     let rank = c.rank(x);
     let (from, to) = (c.axis("gather_dim", rank)?, c.axis("shard_dim", rank)?);
     let n = c.lowering.builder.graph().group_size(group);
-    let n = n.ok_or_else(|| Stop::Broken("expected a known number of ranks, found an open one".into()))?;
+    let n =
+        n.ok_or_else(|| RuleFailure::Invalid("expected a known number of ranks, found an open one".into()))?;
     let n = Dim::from(i64::from(n));
     let mut shape = c.shape(x);
     if shape.is_empty() {
-        return Err(Stop::Broken("expected an operand with an axis, found none".into()));
+        return Err(RuleFailure::Invalid("expected an operand with an axis, found none".into()));
     }
     let piece = shape[to].exact_div(&n);
-    shape[to] =
-        piece.ok_or_else(|| Stop::Broken(format!("expected {n:?} ranks to divide {:?}", shape[to])))?;
+    shape[to] = piece
+        .ok_or_else(|| RuleFailure::Invalid(format!("expected {n:?} ranks to divide {:?}", shape[to])))?;
     // The pieces come to the front, one for each rank.
     let mut split = shape.clone();
     split.insert(to, n.clone());
     let y = c.reshape(x, split)?;
     let front: Vec<usize> = std::iter::once(to).chain((0..=rank).filter(|a| *a != to)).collect();
     let y = c.permute(y, front)?;
-    let y = c.collective(CollectiveKind::AllToAll(Splits::Even), group, y)?;
+    let y = c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, y)?;
     // The received pieces follow each other along the axis that was sharded.
     let back: Vec<usize> = (1..=from).chain(std::iter::once(0)).chain(from + 1..=rank).collect();
     let y = c.permute(y, back)?;

@@ -5,50 +5,53 @@
 //! tensors that are complex are floats with that axis. Whether a name stands for complex numbers is what the program
 //! declares for it. An op on complex operands, or with a complex result, goes by the tables here alone; others are refused.
 //!
-//! - What moves, adds up or fills does with either part what it does with other numbers ([`by_parts`]).
+//! - What moves, adds up or fills does with either part what it does with other numbers ([`per_component`]).
 //! - Products, and what is made of them, have formulas ([`arithmetic`]).
 //! - Fourier transforms are products with matrices of roots of one ([`fourier`]).
 
 mod arithmetic;
-mod by_parts;
+mod components;
 mod fourier;
-mod parts;
+mod per_component;
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Dim, UnaryOp};
 
-use super::{Row, Rule, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{OpRule, RuleRow, row, row_of_results};
+use crate::aliasing::note_alias;
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::scope::tensor_names;
-use crate::sharing::entangle;
 
+use components::{
+    complex_rank, component, declared_component_type, is_complex, is_complex_result, is_first_complex,
+    join_components, set_complex_result,
+};
 pub(super) use fourier::ROWS as TRANSFORMS;
-use parts::{axes, declared, done, is_complex, is_complex_result, joined, of_first, part};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.view_as_complex", "(identity)", identity),
     row("aten.view_as_real", "(identity)", identity),
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
         let (length, angle) = (c.tensor("abs")?, c.tensor("angle")?);
         let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
         let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
-        done(c, x, y)
+        set_complex_result(c, x, y)
     }),
     row_of_results("aten.complex", "concat", |c| {
         let (x, y) = (c.tensor("real")?, c.tensor("imag")?);
-        done(c, x, y)
+        set_complex_result(c, x, y)
     }),
 ];
 
 /// Ops that have rows elsewhere for other numbers.
-const ALSO_COMPLEX: &[Row] = &[
+const ALSO_COMPLEX: &[RuleRow] = &[
     row_of_results("aten.mul", "mul, sub, add, concat", arithmetic::mul),
     row_of_results("aten.div.Tensor", "mul, div, concat", arithmetic::div),
     row_of_results("aten.add", "add", |c| arithmetic::sum(c, BinaryOp::Add)),
     row_of_results("aten.sub", "sub", |c| arithmetic::sum(c, BinaryOp::Sub)),
     row("aten.neg", "neg", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         c.unary(UnaryOp::Neg, x)
     }),
     row_of_results("aten.reciprocal", "mul, div, concat", arithmetic::reciprocal),
@@ -67,12 +70,12 @@ const ALSO_COMPLEX: &[Row] = &[
     row_of_results("aten.mv", "matmul, sub, add, concat", |c| arithmetic::product(c, "vec")),
     row_of_results("aten.dot", "matmul, sub, add, concat", |c| arithmetic::product(c, "tensor")),
     row_of_results("aten.matmul", "matmul, sub, add, concat", |c| arithmetic::product(c, "other")),
-    row("aten.real", "slice, reshape", |c| part_of_first(c, 0)),
-    row("aten.imag", "slice, reshape", |c| part_of_first(c, 1)),
-    row_of_results("aten.to", "cast", converted),
-    row_of_results("aten._to_copy", "cast", converted),
-    row_of_results("prims.convert_element_type", "cast", converted),
-    row("aten.copy", "cast, expand", copied),
+    row("aten.real", "slice, reshape", |c| component_of_first(c, 0)),
+    row("aten.imag", "slice, reshape", |c| component_of_first(c, 1)),
+    row_of_results("aten.to", "cast", convert_complex),
+    row_of_results("aten._to_copy", "cast", convert_complex),
+    row_of_results("prims.convert_element_type", "cast", convert_complex),
+    row("aten.copy", "cast, expand", copy_complex),
     row("aten.clone", "(identity)", identity),
     row("aten.contiguous", "(identity)", identity),
     row("aten.alias", "(identity)", identity),
@@ -83,8 +86,8 @@ const ALSO_COMPLEX: &[Row] = &[
         Ok(())
     }),
     row("aten.unsqueeze", "reshape", |c| {
-        let x = c.first()?;
-        let axis = c.axis("dim", axes(c, x) + 1)?;
+        let x = c.first_tensor()?;
+        let axis = c.axis("dim", complex_rank(c, x) + 1)?;
         c.unsqueeze(x, axis)
     }),
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
@@ -92,83 +95,85 @@ const ALSO_COMPLEX: &[Row] = &[
     row("aten.reshape", "reshape", |c| reshape(c, "shape")),
     row("aten.expand", "expand", expand),
     row("aten.transpose.int", "permute", |c| {
-        let x = c.first()?;
-        let (a, b) = (c.axis("dim0", axes(c, x))?, c.axis("dim1", axes(c, x))?);
+        let x = c.first_tensor()?;
+        let (a, b) = (c.axis("dim0", complex_rank(c, x))?, c.axis("dim1", complex_rank(c, x))?);
         let mut order: Vec<usize> = (0..c.rank(x)).collect();
         order.swap(a, b);
         c.permute(x, order)
     }),
     row("aten.slice.Tensor", "slice", |c| {
-        let x = c.first()?;
-        let axis = c.axis_or("dim", 0, axes(c, x))?;
+        let x = c.first_tensor()?;
+        let axis = c.axis_or("dim", 0, complex_rank(c, x))?;
         let step = c.int_or("step", 1)?;
-        let (start, len) = super::pieces::slice_range(c, &c.extent(x, axis), step)?;
+        let (start, len) = super::slicing::slice_range(c, &c.extent(x, axis), step)?;
         c.slice(x, axis, start, len, step)
     }),
 ];
 
-pub(crate) fn touches(c: &Call<'_, '_>) -> bool {
+pub(crate) fn involves_complex(c: &OpCall<'_, '_>) -> bool {
     let operands = c.node.inputs.iter().flat_map(|i| tensor_names(&i.arg));
     operands.chain(c.node.results().into_iter().flatten()).any(|n| c.lowering.is_complex(n))
 }
 
 /// Applies the rule that an op has for complex numbers; `plain` is its rule for others.
-pub(crate) fn apply(c: &mut Call<'_, '_>, target: &str, plain: Option<Rule>) -> Lowered {
-    let done = match (find(target), plain) {
+pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<OpRule>) -> RuleResult {
+    let done = match (find_complex_rule(target), plain) {
         (Some(rule), _) => rule.apply(c),
-        (None, Some(plain)) if by_parts::knows(target) => by_parts::lower(c, target, plain),
-        _ => return Err(unknown()),
+        (None, Some(plain)) if per_component::has_component_rule(target) => {
+            per_component::lower_per_component(c, target, plain)
+        }
+        _ => return Err(unsupported_complex_op()),
     };
     // An opaque op has results of the IR's types.
     done.map_err(|e| match e {
-        Stop::Opaque(why) => Stop::Broken(format!("it works on complex numbers: {why}")),
+        RuleFailure::Opaque(why) => RuleFailure::Invalid(format!("it works on complex numbers: {why}")),
         other => other,
     })
 }
 
 /// Why an op without a rule for complex numbers is refused.
-pub(crate) fn unknown() -> Stop {
+pub(crate) fn unsupported_complex_op() -> RuleFailure {
     let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
-    let known = [&known[..], by_parts::MOVING, by_parts::FILLING].concat().join(", ");
-    Stop::Broken(format!(
+    let known = [&known[..], per_component::MOVING, per_component::FILLING].concat().join(", ");
+    RuleFailure::Invalid(format!(
         "it works on complex numbers: expected one of {known}, or of those that write what these give"
     ))
 }
 
-fn find(target: &str) -> Option<Rule> {
+fn find_complex_rule(target: &str) -> Option<OpRule> {
     let all = || ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
     let of = |name: &str| all().find(|r| r.name == name).map(|r| r.rule);
     of(target).or_else(|| of(target.rsplit_once('.')?.0))
 }
 
-fn identity(c: &mut Call<'_, '_>) -> Emitted {
-    c.first()
+fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
+    c.first_tensor()
 }
 
-fn part_of_first(c: &mut Call<'_, '_>, which: i64) -> Emitted {
-    let x = c.first()?;
-    part(c, x, which)
+fn component_of_first(c: &mut OpCall<'_, '_>, which: i64) -> EmitResult {
+    let x = c.first_tensor()?;
+    component(c, x, which)
 }
 
 /// The imaginary part times -1: both parts times 1 and -1.
-fn conjugate(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
     let signs = c.cast(signs, c.dtype(x))?;
     let y = c.binary(BinaryOp::Mul, x, signs)?;
-    entangle(c, y, x);
+    note_alias(c, y, x);
     Ok(y)
 }
 
 /// What another tensor holds, as the contents of one: its type and extents stay.
-fn copied(c: &mut Call<'_, '_>) -> Emitted {
+fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (to, from) = (c.tensor("self")?, c.tensor("src")?);
-    let value = match (of_first(c), is_complex(c, "src")) {
+    let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
             let zero = c.full(symmc_ir::Scalar::Int(0), c.dtype(from), c.shape(from))?;
-            joined(c, from, zero)?
+            join_components(c, from, zero)?
         }
-        (false, true) => part(c, from, 0)?,
+        (false, true) => component(c, from, 0)?,
         _ => from,
     };
     let value = c.cast(value, c.dtype(to))?;
@@ -176,46 +181,50 @@ fn copied(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// A conversion: real numbers have an imaginary part of 0, and complex ones lose theirs where they become real.
-fn converted(c: &mut Call<'_, '_>) -> Lowered {
+fn convert_complex(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["copy", "dtype", "other"]);
-    let x = c.first()?;
-    let to = declared(c)?;
-    match (of_first(c), is_complex_result(c)) {
+    let x = c.first_tensor()?;
+    let to = declared_component_type(c)?;
+    match (is_first_complex(c), is_complex_result(c)) {
         (true, true) => {
             let y = c.cast(x, to.dtype)?;
-            c.done(y)
+            c.set_only_result(y)
         }
         (true, false) => {
-            let y = part(c, x, 0)?;
+            let y = component(c, x, 0)?;
             let y = c.cast(y, to.dtype)?;
-            c.done(y)
+            c.set_only_result(y)
         }
         (false, _) => {
             let y = c.cast(x, to.dtype)?;
             let zero = c.full(symmc_ir::Scalar::Int(0), to.dtype, c.shape(y))?;
-            done(c, y, zero)
+            set_complex_result(c, y, zero)
         }
     }
 }
 
-fn reshape(c: &mut Call<'_, '_>, name: &str) -> Emitted {
-    let x = c.first()?;
+fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
+    let x = c.first_tensor()?;
     let own = c.shape(x);
-    let count = own.iter().take(axes(c, x)).cloned().fold(Dim::from(1), |a, b| a * b);
-    let mut shape = c.filled(c.dims(name)?, &count)?;
+    let count = own.iter().take(complex_rank(c, x)).cloned().fold(Dim::from(1), |a, b| a * b);
+    let mut shape = c.resolve_open_extent(c.dims(name)?, &count)?;
     shape.push(2.into());
     c.reshape(x, shape)
 }
 
 /// -1 keeps the extent of `x`.
-fn expand(c: &mut Call<'_, '_>) -> Emitted {
+fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let own = c.shape(x);
     let mut shape = c.dims("size")?;
     shape.push(2.into());
     let Some(new) = shape.len().checked_sub(own.len()) else {
-        return Err(Stop::Broken(format!("expected {} axes or more, found {}", axes(c, x), shape.len() - 1)));
+        return Err(RuleFailure::Invalid(format!(
+            "expected {} axes or more, found {}",
+            complex_rank(c, x),
+            shape.len() - 1
+        )));
     };
     for (d, o) in shape.iter_mut().skip(new).zip(own) {
         if d.as_const() == Some(-1) {

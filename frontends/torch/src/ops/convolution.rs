@@ -2,14 +2,14 @@
 //! kernel, side by side, by the kernel as a matrix. A kernel of so many elements that the pieces would be many is left opaque.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, Reduction, ValueId};
+use symmc_ir::{BinaryOp, Dim, ReductionKind, ValueId};
 
-use super::windows::{Windows, columns, spread};
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::windows::{WindowGeometry, transposed_columns, window_columns};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.conv1d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(1))),
     row("aten.conv2d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(2))),
     row("aten.conv3d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(3))),
@@ -19,8 +19,8 @@ pub(super) const ROWS: &[Row] = &[
 
 /// How a convolution takes its operands: `[outputs, inputs of a group, kernel...]` is the shape of its kernel, where a
 /// transposed one has its operand's channels in place of the outputs.
-struct Layout {
-    windows: Windows,
+struct ConvolutionLayout {
+    windows: WindowGeometry,
     groups: i64,
     /// The extents of the kernel's first two axes.
     outer: i64,
@@ -28,62 +28,70 @@ struct Layout {
     is_transposed: bool,
 }
 
-impl Layout {
-    fn of(c: &Call<'_, '_>, w: ValueId, axes: usize) -> Lowered<Layout> {
+impl ConvolutionLayout {
+    fn from_call(c: &OpCall<'_, '_>, w: ValueId, axes: usize) -> RuleResult<ConvolutionLayout> {
         let of_kernel = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
         let Some(of_kernel) = of_kernel else {
-            return Err(Stop::Opaque("its kernel has a symbolic extent".into()));
+            return Err(RuleFailure::Opaque("its kernel has a symbolic extent".into()));
         };
         let [outer, inner, kernel @ ..] = of_kernel.as_slice() else {
-            return Err(Stop::Broken(format!("expected a kernel of {} axes", axes + 2)));
+            return Err(RuleFailure::Invalid(format!("expected a kernel of {} axes", axes + 2)));
         };
-        let windows = Windows::of(c, kernel.to_vec(), 1)?;
+        let windows = WindowGeometry::from_call(c, kernel.to_vec(), 1)?;
         let groups = c.int_or("groups", 1)?;
         if groups < 1 || outer % groups != 0 {
-            return Err(Stop::Broken(format!("expected groups that divide {outer}, found {groups}")));
+            return Err(RuleFailure::Invalid(format!("expected groups that divide {outer}, found {groups}")));
         }
         let is_transposed = c.bool_or("transposed", false)?;
-        Ok(Layout { windows, groups, outer: *outer, inner: *inner, is_transposed })
+        Ok(ConvolutionLayout { windows, groups, outer: *outer, inner: *inner, is_transposed })
     }
 
     /// Refuses a tensor that has not so many channels.
-    fn check(&self, c: &Call<'_, '_>, x: ValueId, channels: Option<i64>) -> Lowered {
+    fn check_channels(&self, c: &OpCall<'_, '_>, x: ValueId, channels: Option<i64>) -> RuleResult {
         let found = c.extent(x, 1);
         if channels.map(Dim::from) == Some(found.clone()) {
             return Ok(());
         }
         let (inner, groups) = (self.inner, self.groups);
-        Err(Stop::Broken(format!("expected {inner} channels in each of {groups} groups, found {found:?}")))
+        Err(RuleFailure::Invalid(format!(
+            "expected {inner} channels in each of {groups} groups, found {found:?}"
+        )))
     }
 
-    fn inputs(&self) -> Option<i64> {
+    fn input_channels(&self) -> Option<i64> {
         self.inner.checked_mul(self.groups)
     }
 
     /// From as many channels as the kernel's second axis says for each group to as many as its first.
-    fn forward(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId) -> Emitted {
-        self.check(c, x, self.inputs())?;
-        let x = columns(c, x, &self.windows)?;
+    fn forward_convolution(&self, c: &mut OpCall<'_, '_>, x: ValueId, w: ValueId) -> EmitResult {
+        self.check_channels(c, x, self.input_channels())?;
+        let x = window_columns(c, x, &self.windows)?;
         let w = self.matrix(c, w, [0, 1, 3, 2])?;
-        self.product(c, w, x, self.inner, self.outer)
+        self.multiply_kernel(c, w, x, self.inner, self.outer)
     }
 
-    /// The transpose of [`Layout::forward`], with a result of these extents.
-    fn transposed(&self, c: &mut Call<'_, '_>, x: ValueId, w: ValueId, to: &[Dim]) -> Emitted {
-        self.check(c, x, Some(self.outer))?;
-        let x = spread(c, x, &self.windows, to)?;
+    /// The transpose of [`ConvolutionLayout::forward_convolution`], with a result of these extents.
+    fn transposed_convolution(
+        &self,
+        c: &mut OpCall<'_, '_>,
+        x: ValueId,
+        w: ValueId,
+        to: &[Dim],
+    ) -> EmitResult {
+        self.check_channels(c, x, Some(self.outer))?;
+        let x = transposed_columns(c, x, &self.windows, to)?;
         let w = self.matrix(c, w, [0, 2, 3, 1])?;
-        self.product(c, w, x, self.outer / self.groups, self.inner.saturating_mul(self.groups))
+        self.multiply_kernel(c, w, x, self.outer / self.groups, self.inner.saturating_mul(self.groups))
     }
 
-    /// The gradient of the kernel, of the operand and the gradient of the result of [`Layout::forward`].
-    fn of_kernel(&self, c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Emitted {
-        self.check(c, x, self.inputs())?;
-        self.check(c, y, Some(self.outer))?;
-        let x = columns(c, x, &self.windows)?;
-        let (batch, places) = (c.extent(x, 0), places(c, x, 3));
+    /// The gradient of the kernel, of the operand and the gradient of the result of [`ConvolutionLayout::forward_convolution`].
+    fn kernel_gradient(&self, c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> EmitResult {
+        self.check_channels(c, x, self.input_channels())?;
+        self.check_channels(c, y, Some(self.outer))?;
+        let x = window_columns(c, x, &self.windows)?;
+        let (batch, places) = (c.extent(x, 0), trailing_extent_product(c, x, 3));
         let terms = Dim::from(self.windows.elements() * self.inner);
-        let x = self.by_group(c, x, self.inner)?;
+        let x = self.group_columns(c, x, self.inner)?;
         let x = c.permute(x, vec![1, 0, 3, 2])?;
         let all = batch.clone() * places.clone();
         let x = c.reshape(x, vec![self.groups.into(), all.clone(), terms])?;
@@ -91,7 +99,7 @@ impl Layout {
         let y = c.reshape(y, vec![batch, self.groups.into(), of_group.clone(), places])?;
         let y = c.permute(y, vec![1, 2, 0, 3])?;
         let y = c.reshape(y, vec![self.groups.into(), of_group, all])?;
-        let w = c.product(y, x)?;
+        let w = c.numpy_matmul(y, x)?;
         let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
         let w = c.permute(w, vec![0, 2, 1])?;
         let mut shape = vec![Dim::from(self.outer), Dim::from(self.inner)];
@@ -101,7 +109,7 @@ impl Layout {
 
     /// The kernel as `[groups, rows, elements * columns]`: `order` is that of groups, the rest of the first axis, the second
     /// axis and the elements.
-    fn matrix(&self, c: &mut Call<'_, '_>, w: ValueId, order: [usize; 4]) -> Emitted {
+    fn matrix(&self, c: &mut OpCall<'_, '_>, w: ValueId, order: [usize; 4]) -> EmitResult {
         let elements = self.windows.elements();
         let shape = [self.groups, self.outer / self.groups, self.inner, elements];
         let w = c.reshape(w, shape.iter().map(|&d| Dim::from(d)).collect())?;
@@ -112,8 +120,8 @@ impl Layout {
     }
 
     /// `[batch, elements, groups * inputs, ...]` as `[batch, groups, elements * inputs, places]`.
-    fn by_group(&self, c: &mut Call<'_, '_>, x: ValueId, inputs: i64) -> Emitted {
-        let (batch, places) = (c.extent(x, 0), places(c, x, 3));
+    fn group_columns(&self, c: &mut OpCall<'_, '_>, x: ValueId, inputs: i64) -> EmitResult {
+        let (batch, places) = (c.extent(x, 0), trailing_extent_product(c, x, 3));
         let (elements, groups) = (self.windows.elements(), self.groups);
         let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
         let x = c.reshape(x, shape)?;
@@ -122,38 +130,48 @@ impl Layout {
     }
 
     /// A kernel as a matrix by the pieces of an operand: `[batch, outputs, ...]`.
-    fn product(&self, c: &mut Call<'_, '_>, w: ValueId, x: ValueId, inputs: i64, outputs: i64) -> Emitted {
+    fn multiply_kernel(
+        &self,
+        c: &mut OpCall<'_, '_>,
+        w: ValueId,
+        x: ValueId,
+        inputs: i64,
+        outputs: i64,
+    ) -> EmitResult {
         let mut shape = vec![c.extent(x, 0), outputs.into()];
         shape.extend(c.shape(x).split_off(3));
-        let x = self.by_group(c, x, inputs)?;
-        let y = c.product(w, x)?;
+        let x = self.group_columns(c, x, inputs)?;
+        let y = c.numpy_matmul(w, x)?;
         c.reshape(y, shape)
     }
 }
 
-fn places(c: &Call<'_, '_>, x: ValueId, first: usize) -> Dim {
+fn trailing_extent_product(c: &OpCall<'_, '_>, x: ValueId, first: usize) -> Dim {
     c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
 }
 
 /// A convolution over `axes` axes, or as many as its kernel says.
-fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Emitted {
+fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
     if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
         let (found, kernel) = (c.rank(x), c.rank(w));
-        return Err(Stop::Broken(format!("expected {} axes, found {found} and a kernel of {kernel}", n + 2)));
+        return Err(RuleFailure::Invalid(format!(
+            "expected {} axes, found {found} and a kernel of {kernel}",
+            n + 2
+        )));
     }
     let single = c.rank(x) == n + 1;
     let x = if single { c.unsqueeze(x, 0)? } else { x };
-    let layout = Layout::of(c, w, n)?;
-    let further = layout.windows.each(c, "output_padding", 0, 0)?;
+    let layout = ConvolutionLayout::from_call(c, w, n)?;
+    let further = layout.windows.axis_integers(c, "output_padding", 0, 0)?;
     let y = if layout.is_transposed {
         let area: Vec<Dim> = c.shape(x).split_off(2);
-        let to = layout.windows.covered(&area, &further);
-        layout.transposed(c, x, w, &to)?
+        let to = layout.windows.covered_extents(&area, &further);
+        layout.transposed_convolution(c, x, w, &to)?
     } else {
-        layout.forward(c, x, w)?
+        layout.forward_convolution(c, x, w)?
     };
     let y = match bias {
         Some(b) => {
@@ -168,34 +186,34 @@ fn convolution(c: &mut Call<'_, '_>, axes: Option<usize>) -> Emitted {
     Ok(y)
 }
 
-fn backward(c: &mut Call<'_, '_>) -> Lowered {
+fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);
     let (gradient, x, w) = (c.tensor("grad_output")?, c.tensor("input")?, c.tensor("weight")?);
     let n = c.rank(w).saturating_sub(2);
     if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
         let (found, of) = (c.rank(gradient), c.rank(x));
-        return Err(Stop::Broken(format!("expected {} axes, found {found} and {of}", n + 2)));
+        return Err(RuleFailure::Invalid(format!("expected {} axes, found {found} and {of}", n + 2)));
     }
-    let layout = Layout::of(c, w, n)?;
-    if c.wants(0) {
+    let layout = ConvolutionLayout::from_call(c, w, n)?;
+    if c.is_result_read(0) {
         let y = if layout.is_transposed {
-            layout.forward(c, gradient, w)?
+            layout.forward_convolution(c, gradient, w)?
         } else {
             let to: Vec<Dim> = c.shape(x).split_off(2);
-            layout.transposed(c, gradient, w, &to)?
+            layout.transposed_convolution(c, gradient, w, &to)?
         };
-        c.set(0, y);
+        c.set_result(0, y);
     }
-    if c.wants(1) {
+    if c.is_result_read(1) {
         let (from, to) = if layout.is_transposed { (gradient, x) } else { (x, gradient) };
-        let y = layout.of_kernel(c, from, to)?;
-        c.set(1, y);
+        let y = layout.kernel_gradient(c, from, to)?;
+        c.set_result(1, y);
     }
-    if c.wants(2) {
+    if c.is_result_read(2) {
         let axes = (0..n + 2).filter(|&a| a != 1).collect();
-        let y = c.reduce(Reduction::Sum, gradient, axes, false)?;
-        c.set(2, y);
+        let y = c.reduce(ReductionKind::Sum, gradient, axes, false)?;
+        c.set_result(2, y);
     }
     Ok(())
 }

@@ -1,40 +1,40 @@
 //! Tensors from nothing or from the shape of another: fills, ranges, triangles.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Float, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, ValueId};
 
-use super::{Row, row};
-use crate::call::{Call, Operand};
+use super::{RuleRow, row};
+use crate::call::{CallOperand, OpCall};
 use crate::dtype;
-use crate::lower::{Emitted, Lowered, Stop};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
-    row("aten.full", "full", |c| filled(c, Like::Size, None)),
-    row("aten.zeros", "full", |c| filled(c, Like::Size, Some(0))),
-    row("aten.ones", "full", |c| filled(c, Like::Size, Some(1))),
-    row("aten.empty", "full of 0", |c| filled(c, Like::Size, Some(0))),
-    row("aten.empty_permuted", "full of 0", laid_out),
-    row("aten.empty_strided", "full of 0", laid_out),
-    row("aten.full_like", "full", |c| filled(c, Like::Operand, None)),
-    row("aten.zeros_like", "full", |c| filled(c, Like::Operand, Some(0))),
-    row("aten.ones_like", "full", |c| filled(c, Like::Operand, Some(1))),
-    row("aten.empty_like", "full of 0", |c| filled(c, Like::Operand, Some(0))),
-    row("aten.new_full", "full", |c| filled(c, Like::Both, None)),
-    row("aten.new_zeros", "full", |c| filled(c, Like::Both, Some(0))),
-    row("aten.new_ones", "full", |c| filled(c, Like::Both, Some(1))),
-    row("aten.new_empty", "full of 0", |c| filled(c, Like::Both, Some(0))),
+pub(super) const ROWS: &[RuleRow] = &[
+    row("aten.full", "full", |c| filled_tensor(c, FillTemplate::Size, None)),
+    row("aten.zeros", "full", |c| filled_tensor(c, FillTemplate::Size, Some(0))),
+    row("aten.ones", "full", |c| filled_tensor(c, FillTemplate::Size, Some(1))),
+    row("aten.empty", "full of 0", |c| filled_tensor(c, FillTemplate::Size, Some(0))),
+    row("aten.empty_permuted", "full of 0", empty_with_layout),
+    row("aten.empty_strided", "full of 0", empty_with_layout),
+    row("aten.full_like", "full", |c| filled_tensor(c, FillTemplate::Operand, None)),
+    row("aten.zeros_like", "full", |c| filled_tensor(c, FillTemplate::Operand, Some(0))),
+    row("aten.ones_like", "full", |c| filled_tensor(c, FillTemplate::Operand, Some(1))),
+    row("aten.empty_like", "full of 0", |c| filled_tensor(c, FillTemplate::Operand, Some(0))),
+    row("aten.new_full", "full", |c| filled_tensor(c, FillTemplate::Both, None)),
+    row("aten.new_zeros", "full", |c| filled_tensor(c, FillTemplate::Both, Some(0))),
+    row("aten.new_ones", "full", |c| filled_tensor(c, FillTemplate::Both, Some(1))),
+    row("aten.new_empty", "full of 0", |c| filled_tensor(c, FillTemplate::Both, Some(0))),
     row("aten.new_empty_strided", "full of 0", |c| {
         c.ignore(&["stride"]);
-        filled(c, Like::Both, Some(0))
+        filled_tensor(c, FillTemplate::Both, Some(0))
     }),
     row("aten.fill", "full", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let value = c.operand("value")?;
         let value = c.as_tensor(&value, c.dtype(x))?;
         c.expand(value, c.shape(x))
     }),
     row("aten.zero", "full", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         c.full(Scalar::Int(0), c.dtype(x), c.shape(x))
     }),
     row("aten.scalar_tensor", "full", |c| {
@@ -57,7 +57,7 @@ pub(super) const ROWS: &[Row] = &[
 
 /// Where shape and dtype of a new tensor come from.
 #[derive(Clone, Copy, PartialEq)]
-enum Like {
+enum FillTemplate {
     Size,
     Operand,
     /// The shape from `size`, the dtype from the first operand.
@@ -65,38 +65,38 @@ enum Like {
 }
 
 /// How a tensor lies in memory is not part of its value.
-fn laid_out(c: &mut Call<'_, '_>) -> Emitted {
+fn empty_with_layout(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["physical_layout", "stride"]);
-    filled(c, Like::Size, Some(0))
+    filled_tensor(c, FillTemplate::Size, Some(0))
 }
 
-fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Emitted {
+fn filled_tensor(c: &mut OpCall<'_, '_>, like: FillTemplate, value: Option<i64>) -> EmitResult {
     let value = match value {
-        Some(i) => Operand::Scalar(Scalar::Int(i)),
+        Some(i) => CallOperand::Scalar(Scalar::Int(i)),
         None => c.operand("fill_value")?,
     };
     let (shape, default) = match like {
-        Like::Size => {
+        FillTemplate::Size => {
             let default = match (&value, c.get("fill_value").is_some()) {
-                (Operand::Scalar(s), true) => dtype::of_scalar(*s),
-                (Operand::Dim(_), true) => DType::I64,
-                (Operand::Tensor(v), true) if !c.dtype(*v).is_float() => DType::I64,
+                (CallOperand::Scalar(s), true) => dtype::scalar_dtype(*s),
+                (CallOperand::Dim(_), true) => DType::I64,
+                (CallOperand::Tensor(v), true) if !c.dtype(*v).is_float() => DType::I64,
                 _ => dtype::DEFAULT_FLOAT,
             };
             (c.dims("size")?, default)
         }
-        Like::Operand => {
-            let x = c.first()?;
+        FillTemplate::Operand => {
+            let x = c.first_tensor()?;
             (c.shape(x), c.dtype(x))
         }
-        Like::Both => {
-            let x = c.first()?;
+        FillTemplate::Both => {
+            let x = c.first_tensor()?;
             (c.dims("size")?, c.dtype(x))
         }
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(default);
     let y = match value {
-        Operand::Scalar(s) => c.full(s, dtype, shape)?,
+        CallOperand::Scalar(s) => c.full(s, dtype, shape)?,
         other => {
             let one = c.as_tensor(&other, dtype)?;
             c.expand(one, shape)?
@@ -106,16 +106,16 @@ fn filled(c: &mut Call<'_, '_>, like: Like, value: Option<i64>) -> Emitted {
 }
 
 /// `start + i * step` below `end`, or above it for a negative step.
-fn arange(c: &mut Call<'_, '_>) -> Emitted {
+fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
     if let Some(y) = range_by_rank(c)? {
         return Ok(y);
     }
-    let start = c.opt_operand("start")?.unwrap_or(Operand::Scalar(Scalar::Int(0)));
-    let step = c.opt_operand("step")?.unwrap_or(Operand::Scalar(Scalar::Int(1)));
+    let start = c.opt_operand("start")?.unwrap_or(CallOperand::Scalar(Scalar::Int(0)));
+    let step = c.opt_operand("step")?.unwrap_or(CallOperand::Scalar(Scalar::Int(1)));
     let end = c.operand("end")?;
-    let whole = |o: &Operand| match o {
-        Operand::Scalar(Scalar::Int(i)) => Some(Dim::from(*i)),
-        Operand::Dim(d) => Some(d.clone()),
+    let whole = |o: &CallOperand| match o {
+        CallOperand::Scalar(Scalar::Int(i)) => Some(Dim::from(*i)),
+        CallOperand::Dim(d) => Some(d.clone()),
         _ => None,
     };
     let (Some(first), Some(last), Some(by)) = (whole(&start), whole(&end), whole(&step)) else {
@@ -123,13 +123,13 @@ fn arange(c: &mut Call<'_, '_>) -> Emitted {
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
     let Some(by) = by.as_const().filter(|s| *s != 0) else {
-        return Err(Stop::Opaque("its step is symbolic or zero".into()));
+        return Err(RuleFailure::Opaque("its step is symbolic or zero".into()));
     };
     c.range(&first, &last, by, dtype)
 }
 
 /// A range of integers that starts elsewhere on each rank and has one length on all.
-fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
+fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let Some((start, starts)) = c.ints_by_rank("start") else { return Ok(None) };
     let step = c.int_or("step", 1)?;
     let ends = match c.ints_by_rank("end") {
@@ -150,12 +150,12 @@ fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
         lengths.filter(|l| l.iter().all(|(_, forward)| *forward) && l.windows(2).all(|w| w[0] == w[1]));
     let len = same.and_then(|l| i64::try_from(l.first()?.0).ok());
     let Some(len) = len else {
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected ranges of one length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"
         )));
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
-    let start = c.number_of_rank(start)?;
+    let start = c.per_rank_input(start)?;
     let line = c.iota(len.into(), 0, step, DType::I64)?;
     let y = c.binary(BinaryOp::Add, line, start)?;
     c.cast(y, dtype).map(Some)
@@ -163,38 +163,38 @@ fn range_by_rank(c: &mut Call<'_, '_>) -> Lowered<Option<ValueId>> {
 
 /// A range of floats has as many elements as the program declares. One of an integer dtype goes from the integer part of
 /// its start by that of its step.
-fn float_range(c: &mut Call<'_, '_>, start: &Operand, step: &Operand) -> Emitted {
-    let declared = c.declared(0)?;
-    let (Operand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
-        return Err(Stop::Opaque("its step is a symbolic float".into()));
+fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) -> EmitResult {
+    let declared = c.declared_result_type(0)?;
+    let (CallOperand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
+        return Err(RuleFailure::Opaque("its step is a symbolic float".into()));
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
     let y = match start {
         _ if dtype.is_float() => affine(c, len.clone(), start, step.as_f64(), dtype)?,
-        Operand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?,
-        Operand::Dim(_) => {
+        CallOperand::Scalar(start) => c.iota(len.clone(), start.as_i64(), step.as_i64(), dtype)?,
+        CallOperand::Dim(_) => {
             let y = c.iota(len.clone(), 0, step.as_i64(), dtype)?;
-            c.apply(BinaryOp::Add, &Operand::Tensor(y), start, dtype)?
+            c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)?
         }
-        _ => return Err(Stop::Opaque("its start is a symbolic float".into())),
+        _ => return Err(RuleFailure::Opaque("its start is a symbolic float".into())),
     };
     Ok(y)
 }
 
 /// `start + i * step` of a float dtype, computed in f64.
-fn affine(c: &mut Call<'_, '_>, len: Dim, start: &Operand, step: f64, dtype: DType) -> Emitted {
+fn affine(c: &mut OpCall<'_, '_>, len: Dim, start: &CallOperand, step: f64, dtype: DType) -> EmitResult {
     let y = c.iota(len, 0, 1, DType::F64)?;
-    let y = c.with_float(BinaryOp::Mul, y, step)?;
-    let y = c.apply(BinaryOp::Add, &Operand::Tensor(y), start, DType::F64)?;
+    let y = c.binary_float(BinaryOp::Mul, y, step)?;
+    let y = c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, DType::F64)?;
     c.cast(y, dtype)
 }
 
 /// The first half is counted from the start, the second from the end; both are values of the dtype.
-fn linspace(c: &mut Call<'_, '_>) -> Emitted {
+fn linspace(c: &mut OpCall<'_, '_>) -> EmitResult {
     let steps = c.int("steps")?;
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let (first, end) = (c.scalar("start")?.converted(dtype), c.scalar("end")?.converted(dtype).as_f64());
-    let start = Operand::Scalar(Scalar::Float(Float(first.as_f64())));
+    let (first, end) = (c.scalar("start")?.convert_to(dtype), c.scalar("end")?.convert_to(dtype).as_f64());
+    let start = CallOperand::Scalar(Scalar::Float(FloatAttribute(first.as_f64())));
     if steps < 2 {
         let y = affine(c, steps.into(), &start, 0.0, dtype)?;
         return Ok(y);
@@ -203,13 +203,13 @@ fn linspace(c: &mut Call<'_, '_>) -> Emitted {
     let half = steps / 2;
     let first = affine(c, half.into(), &start, step, dtype)?;
     let back = c.iota((steps - half).into(), half - steps + 1, 1, DType::F64)?;
-    let back = c.with_float(BinaryOp::Mul, back, step)?;
-    let second = c.with_float(BinaryOp::Add, back, end)?;
+    let back = c.binary_float(BinaryOp::Mul, back, step)?;
+    let second = c.binary_float(BinaryOp::Add, back, end)?;
     let second = c.cast(second, dtype)?;
     c.concat(&[first, second], 0)
 }
 
-fn eye(c: &mut Call<'_, '_>) -> Emitted {
+fn eye(c: &mut OpCall<'_, '_>) -> EmitResult {
     let n = c.dim("n")?;
     let m = c.opt_dim("m")?.unwrap_or(n.clone());
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
@@ -217,8 +217,8 @@ fn eye(c: &mut Call<'_, '_>) -> Emitted {
     c.cast(y, dtype)
 }
 
-fn triangle(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
-    let x = c.first()?;
+fn triangle(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
+    let x = c.first_tensor()?;
     let diagonal = c.int_or("diagonal", 0)?;
     c.triangle(x, op, &diagonal.into())
 }

@@ -4,17 +4,17 @@
 //! point convert integers to its default float dtype.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Float, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::{Call, Operand};
+use super::{RuleRow, row, row_of_results};
+use crate::call::{CallOperand, OpCall};
 use crate::dtype;
-use crate::lower::{Emitted, Lowered, Stop};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
-    row_of_results("aten.add", "add", |c| scaled(c, BinaryOp::Add)),
-    row_of_results("aten.sub", "sub", |c| scaled(c, BinaryOp::Sub)),
-    row_of_results("aten.subtract", "sub", |c| scaled(c, BinaryOp::Sub)),
+pub(super) const ROWS: &[RuleRow] = &[
+    row_of_results("aten.add", "add", |c| add_scaled(c, BinaryOp::Add)),
+    row_of_results("aten.sub", "sub", |c| add_scaled(c, BinaryOp::Sub)),
+    row_of_results("aten.subtract", "sub", |c| add_scaled(c, BinaryOp::Sub)),
     row("aten.rsub", "sub", rsub),
     row("aten.mul", "mul", |c| binary(c, BinaryOp::Mul)),
     row("aten.multiply", "mul", |c| binary(c, BinaryOp::Mul)),
@@ -23,9 +23,9 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.true_divide", "div", divide),
     row("aten.floor_divide", "floor_div", |c| {
         let (a, b) = operands(c)?;
-        let dtype = c.common(&[&a, &b]);
+        let dtype = c.common_dtype(&[&a, &b]);
         // A dividend that is a number is rounded to the dtype of the tensor, a divisor is not.
-        c.apply(BinaryOp::FloorDiv, &a.stored(dtype), &b, dtype)
+        c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(dtype), &b, dtype)
     }),
     row("aten.remainder", "rem", remainder),
     row("aten.fmod", "sign * rem(abs, abs)", fmod),
@@ -55,8 +55,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.logical_or", "or of bools", |c| logical(c, BinaryOp::Or)),
     row("aten.logical_xor", "xor of bools", |c| logical(c, BinaryOp::Xor)),
     row("aten.logical_not", "not of a bool", |c| {
-        let x = c.first()?;
-        let x = truth(c, x)?;
+        let x = c.first_tensor()?;
+        let x = to_truth_value(c, x)?;
         c.unary(UnaryOp::Not, x)
     }),
     row("aten.bitwise_not", "not", |c| unary(c, UnaryOp::Not)),
@@ -78,26 +78,26 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.erf", "erf", |c| float_unary(c, UnaryOp::Erf)),
     row("aten.exp2", "pow(2, x)", |c| {
         let x = floating_first(c)?;
-        c.scalar_with(BinaryOp::Pow, Scalar::Int(2), x)
+        c.scalar_binary(BinaryOp::Pow, Scalar::Int(2), x)
     }),
     row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
     row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
     row("aten.log1p", "log(1 + x), in f64", |c| {
         through_f64(c, |c, x| {
-            let x = c.with_float(BinaryOp::Add, x, 1.0)?;
+            let x = c.binary_float(BinaryOp::Add, x, 1.0)?;
             c.unary(UnaryOp::Log, x)
         })
     }),
     row("aten.expm1", "exp(x) - 1, in f64", |c| {
         through_f64(c, |c, x| {
             let x = c.unary(UnaryOp::Exp, x)?;
-            c.with_float(BinaryOp::Sub, x, 1.0)
+            c.binary_float(BinaryOp::Sub, x, 1.0)
         })
     }),
     row("aten.erfc", "1 - erf(x), in f64", |c| {
         through_f64(c, |c, x| {
             let x = c.unary(UnaryOp::Erf, x)?;
-            c.scalar_with(BinaryOp::Sub, Scalar::Int(1), x)
+            c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)
         })
     }),
     row("aten.erfinv", "log, sqrt, erf, exp, in f64", |c| through_f64(c, inverse_erf)),
@@ -108,7 +108,7 @@ pub(super) const ROWS: &[Row] = &[
         through_f64(c, |c, x| hyperbolic(c, BinaryOp::Add, x))
     }),
     row("aten.square", "mul", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         // It is a power by a number: of bools an integer.
         let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
         c.binary(BinaryOp::Mul, x, x)
@@ -120,18 +120,18 @@ pub(super) const ROWS: &[Row] = &[
     }),
     row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
     row("aten.arctan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
-    row("aten.atan", "atan2(x, 1)", |c| of_float(c, |c, x| c.with_float(BinaryOp::Atan2, x, 1.0))),
-    row("aten.arctan", "atan2(x, 1)", |c| of_float(c, |c, x| c.with_float(BinaryOp::Atan2, x, 1.0))),
-    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| of_float(c, |c, x| c.arc_sine(x))),
-    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| of_float(c, |c, x| c.arc_sine(x))),
-    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| of_float(c, |c, x| c.arc_cosine(x))),
-    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| of_float(c, |c, x| c.arc_cosine(x))),
+    row("aten.atan", "atan2(x, 1)", |c| on_float_tensor(c, |c, x| c.binary_float(BinaryOp::Atan2, x, 1.0))),
+    row("aten.arctan", "atan2(x, 1)", |c| on_float_tensor(c, |c, x| c.binary_float(BinaryOp::Atan2, x, 1.0))),
+    row("aten.asin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| on_float_tensor(c, |c, x| c.arc_sine(x))),
+    row("aten.arcsin", "atan2(x, sqrt((1 - x) * (1 + x)))", |c| on_float_tensor(c, |c, x| c.arc_sine(x))),
+    row("aten.acos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| on_float_tensor(c, |c, x| c.arc_cosine(x))),
+    row("aten.arccos", "atan2(sqrt((1 - x) * (1 + x)), x)", |c| on_float_tensor(c, |c, x| c.arc_cosine(x))),
     row("aten.isnan", "is_nan", |c| float_unary(c, UnaryOp::IsNan)),
     row("aten.isfinite", "is_finite", |c| float_unary(c, UnaryOp::IsFinite)),
     row("aten.isinf", "eq of abs with infinity", |c| {
         let x = floating_first(c)?;
         let x = c.unary(UnaryOp::Abs, x)?;
-        c.with_float(BinaryOp::Eq, x, f64::INFINITY)
+        c.binary_float(BinaryOp::Eq, x, f64::INFINITY)
     }),
     row("aten.clamp", "max, min", clamp),
     row("aten.clip", "max, min", clamp),
@@ -157,52 +157,55 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.lift_fresh_copy", "(identity)", identity),
     row("aten.positive", "(identity)", identity),
     row("aten.copy", "cast, expand", |c| {
-        let (x, source) = (c.first()?, c.tensor("src")?);
+        let (x, source) = (c.first_tensor()?, c.tensor("src")?);
         let source = c.cast(source, c.dtype(x))?;
         c.expand(source, c.shape(x))
     }),
 ];
 
-pub(super) fn identity(c: &mut Call<'_, '_>) -> Emitted {
-    c.first()
+pub(super) fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
+    c.first_tensor()
 }
 
-fn operands(c: &Call<'_, '_>) -> Lowered<(Operand, Operand)> {
+fn operands(c: &OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
     let self_name = if c.get("self").is_some() { "self" } else { "input" };
     Ok((c.operand(self_name)?, c.operand("other")?))
 }
 
-pub(super) fn unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
-    let x = c.first()?;
+pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
+    let x = c.first_tensor()?;
     c.unary(op, x)
 }
 
-pub(super) fn float_unary(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
-    of_float(c, |c, x| c.unary(op, x))
+pub(super) fn float_unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
+    on_float_tensor(c, |c, x| c.unary(op, x))
 }
 
-fn of_float(c: &mut Call<'_, '_>, f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted) -> Emitted {
+fn on_float_tensor(
+    c: &mut OpCall<'_, '_>,
+    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+) -> EmitResult {
     let x = floating_first(c)?;
     f(c, x)
 }
 
 /// Rounding leaves integers as they are.
-fn rounding(c: &mut Call<'_, '_>, op: UnaryOp) -> Emitted {
-    let x = c.first()?;
+fn rounding(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
+    let x = c.first_tensor()?;
     let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
     Ok(y)
 }
 
-fn floating_first(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
-    c.floating(x)
+fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    c.cast_to_float(x)
 }
 
 /// A function that cancels in narrow floats, computed in f64.
 pub(super) fn through_f64(
-    c: &mut Call<'_, '_>,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted,
-) -> Emitted {
+    c: &mut OpCall<'_, '_>,
+    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+) -> EmitResult {
     let x = floating_first(c)?;
     let dtype = c.dtype(x);
     let wide = c.cast(x, DType::F64)?;
@@ -211,20 +214,20 @@ pub(super) fn through_f64(
 }
 
 /// What `erf` gives `y` of: from Winitzki's estimate, which is off by 2 in 1000 at most, by steps of Newton.
-fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
+fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     const A: f64 = 0.147;
     let square = c.binary(BinaryOp::Mul, y, y)?;
-    let rest = c.scalar_with(BinaryOp::Sub, Scalar::Int(1), square)?;
+    let rest = c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), square)?;
     let log = c.unary(UnaryOp::Log, rest)?;
-    let half = c.with_float(BinaryOp::Mul, log, 0.5)?;
-    let half = c.with_float(BinaryOp::Add, half, 2.0 / (std::f64::consts::PI * A))?;
+    let half = c.binary_float(BinaryOp::Mul, log, 0.5)?;
+    let half = c.binary_float(BinaryOp::Add, half, 2.0 / (std::f64::consts::PI * A))?;
     let inner = c.binary(BinaryOp::Mul, half, half)?;
-    let log = c.with_float(BinaryOp::Div, log, A)?;
+    let log = c.binary_float(BinaryOp::Div, log, A)?;
     let inner = c.binary(BinaryOp::Sub, inner, log)?;
     let inner = c.unary(UnaryOp::Sqrt, inner)?;
     let x = c.binary(BinaryOp::Sub, inner, half)?;
     // What rounds to less than nothing is nothing.
-    let x = c.with_float(BinaryOp::Max, x, 0.0)?;
+    let x = c.binary_float(BinaryOp::Max, x, 0.0)?;
     let x = c.unary(UnaryOp::Sqrt, x)?;
     let sign = c.unary(UnaryOp::Sign, y)?;
     let mut x = c.binary(BinaryOp::Mul, x, sign)?;
@@ -234,98 +237,98 @@ fn inverse_erf(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
         let slope = c.binary(BinaryOp::Mul, x, x)?;
         let slope = c.unary(UnaryOp::Exp, slope)?;
         let step = c.binary(BinaryOp::Mul, error, slope)?;
-        let step = c.with_float(BinaryOp::Mul, step, std::f64::consts::PI.sqrt() / 2.0)?;
+        let step = c.binary_float(BinaryOp::Mul, step, std::f64::consts::PI.sqrt() / 2.0)?;
         x = c.binary(BinaryOp::Sub, x, step)?;
     }
     let size = c.unary(UnaryOp::Abs, y)?;
-    let at_end = c.with_float(BinaryOp::Eq, size, 1.0)?;
-    let end = c.with_float(BinaryOp::Mul, y, f64::INFINITY)?;
+    let at_end = c.binary_float(BinaryOp::Eq, size, 1.0)?;
+    let end = c.binary_float(BinaryOp::Mul, y, f64::INFINITY)?;
     c.select(at_end, end, x)
 }
 
-fn hyperbolic(c: &mut Call<'_, '_>, op: BinaryOp, x: ValueId) -> Emitted {
+fn hyperbolic(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId) -> EmitResult {
     let n = c.unary(UnaryOp::Neg, x)?;
     let (a, b) = (c.unary(UnaryOp::Exp, x)?, c.unary(UnaryOp::Exp, n)?);
     let y = c.binary(op, a, b)?;
-    c.with_float(BinaryOp::Mul, y, 0.5)
+    c.binary_float(BinaryOp::Mul, y, 0.5)
 }
 
-fn scaled_log(c: &mut Call<'_, '_>, factor: f64) -> Emitted {
+fn scaled_log(c: &mut OpCall<'_, '_>, factor: f64) -> EmitResult {
     let x = floating_first(c)?;
     let l = c.unary(UnaryOp::Log, x)?;
-    c.with_float(BinaryOp::Mul, l, factor)
+    c.binary_float(BinaryOp::Mul, l, factor)
 }
 
-fn binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
+fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let (a, b) = operands(c)?;
-    let dtype = c.common(&[&a, &b]);
-    c.apply(op, &a, &b, dtype)
+    let dtype = c.common_dtype(&[&a, &b]);
+    c.emit_binary(op, &a, &b, dtype)
 }
 
 /// PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder, on every device.
-fn remainder(c: &mut Call<'_, '_>) -> Emitted {
+fn remainder(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
-    let dtype = c.common(&[&a, &b]);
-    c.apply(BinaryOp::Rem, &a.stored(dtype), &b.stored(dtype), dtype)
+    let dtype = c.common_dtype(&[&a, &b]);
+    c.emit_binary(BinaryOp::Rem, &a.rounded_to(dtype), &b.rounded_to(dtype), dtype)
 }
 
 /// `a op alpha * b`.
-pub(super) fn scaled(c: &mut Call<'_, '_>, op: BinaryOp) -> Lowered {
+pub(super) fn add_scaled(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     let (a, b) = operands(c)?;
     let y = combine_scaled(c, op, a, b)?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
-fn rsub(c: &mut Call<'_, '_>) -> Emitted {
+fn rsub(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     combine_scaled(c, BinaryOp::Sub, b, a)
 }
 
-fn combine_scaled(c: &mut Call<'_, '_>, op: BinaryOp, a: Operand, b: Operand) -> Emitted {
-    let dtype = c.common(&[&a, &b]);
+fn combine_scaled(c: &mut OpCall<'_, '_>, op: BinaryOp, a: CallOperand, b: CallOperand) -> EmitResult {
+    let dtype = c.common_dtype(&[&a, &b]);
     match (c.opt_scalar("alpha")?, b) {
         (Some(alpha), b) if alpha.as_f64() != 1.0 => match b {
-            Operand::Scalar(s) if dtype.is_float() => {
-                let b = Operand::Scalar(Scalar::Float(Float(s.as_f64() * alpha.as_f64())));
-                c.apply(op, &a, &b, dtype)
+            CallOperand::Scalar(s) if dtype.is_float() => {
+                let b = CallOperand::Scalar(Scalar::Float(FloatAttribute(s.as_f64() * alpha.as_f64())));
+                c.emit_binary(op, &a, &b, dtype)
             }
-            Operand::Scalar(s) => {
-                let b = Operand::Scalar(Scalar::Int(s.as_i64().wrapping_mul(alpha.as_i64())));
-                c.apply(op, &a, &b, dtype)
+            CallOperand::Scalar(s) => {
+                let b = CallOperand::Scalar(Scalar::Int(s.as_i64().wrapping_mul(alpha.as_i64())));
+                c.emit_binary(op, &a, &b, dtype)
             }
             b => {
                 // The product is not rounded before it is added.
-                let wide = if dtype.is_float() { dtype.wide() } else { dtype };
-                let factor = Operand::Scalar(alpha.converted(dtype));
-                let a = c.widened(a, dtype, wide)?;
-                let b = c.widened(b, dtype, wide)?;
-                let b = Operand::Tensor(c.apply(BinaryOp::Mul, &b, &factor, wide)?);
-                let y = c.apply(op, &a, &b, wide)?;
+                let wide = if dtype.is_float() { dtype.compute_dtype() } else { dtype };
+                let factor = CallOperand::Scalar(alpha.convert_to(dtype));
+                let a = c.widen_operand(a, dtype, wide)?;
+                let b = c.widen_operand(b, dtype, wide)?;
+                let b = CallOperand::Tensor(c.emit_binary(BinaryOp::Mul, &b, &factor, wide)?);
+                let y = c.emit_binary(op, &a, &b, wide)?;
                 c.cast(y, dtype)
             }
         },
-        (_, b) => c.apply(op, &a, &b, dtype),
+        (_, b) => c.emit_binary(op, &a, &b, dtype),
     }
 }
 
-fn float_binary(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
+fn float_binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let (a, b) = operands(c)?;
-    let common = c.common(&[&a, &b]);
+    let common = c.common_dtype(&[&a, &b]);
     let dtype = if common.is_float() { common } else { dtype::DEFAULT_FLOAT };
-    c.apply(op, &a, &b, dtype)
+    c.emit_binary(op, &a, &b, dtype)
 }
 
-fn divide(c: &mut Call<'_, '_>) -> Emitted {
+fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
-    let common = c.common(&[&a, &b]);
+    let common = c.common_dtype(&[&a, &b]);
     let y = match c.opt_string("rounding_mode")? {
         None => return float_binary(c, BinaryOp::Div),
-        Some("floor") => c.apply(BinaryOp::FloorDiv, &a.stored(common), &b, common)?,
+        Some("floor") => c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(common), &b, common)?,
         Some("trunc") if common.is_float() => {
             // The quotient by a number is not rounded before it is truncated.
-            let wide = if matches!(b, Operand::Scalar(_)) { common.wide() } else { common };
-            let a = c.widened(a.stored(common), common, wide)?;
-            let q = c.apply(BinaryOp::Div, &a, &b, wide)?;
+            let wide = if matches!(b, CallOperand::Scalar(_)) { common.compute_dtype() } else { common };
+            let a = c.widen_operand(a.rounded_to(common), common, wide)?;
+            let q = c.emit_binary(BinaryOp::Div, &a, &b, wide)?;
             let q = c.unary(UnaryOp::Trunc, q)?;
             c.cast(q, common)?
         }
@@ -334,15 +337,17 @@ fn divide(c: &mut Call<'_, '_>) -> Emitted {
             c.truncated_quotient(x, y)?
         }
         Some(other) => {
-            return Err(Stop::Broken(format!("expected rounding_mode floor or trunc, found `{other}`")));
+            return Err(RuleFailure::Invalid(format!(
+                "expected rounding_mode floor or trunc, found `{other}`"
+            )));
         }
     };
     Ok(y)
 }
 
-fn fmod(c: &mut Call<'_, '_>) -> Emitted {
+fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
-    let dtype = c.common(&[&a, &b]);
+    let dtype = c.common_dtype(&[&a, &b]);
     let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
     if !dtype.is_float() {
         let y = c.truncated_remainder(x, y)?;
@@ -355,12 +360,12 @@ fn fmod(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// A power by half a number is the root, which of -infinity is NaN.
-fn pow(c: &mut Call<'_, '_>) -> Emitted {
+fn pow(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = (c.operand("self")?, c.operand("exponent")?);
-    let dtype = c.common(&[&a, &b]);
+    let dtype = c.common_dtype(&[&a, &b]);
     let root = match &b {
-        Operand::Scalar(s) if s.as_f64() == 0.5 => Some(UnaryOp::Sqrt),
-        Operand::Scalar(s) if s.as_f64() == -0.5 => Some(UnaryOp::Rsqrt),
+        CallOperand::Scalar(s) if s.as_f64() == 0.5 => Some(UnaryOp::Sqrt),
+        CallOperand::Scalar(s) if s.as_f64() == -0.5 => Some(UnaryOp::Rsqrt),
         _ => None,
     };
     let y = match root {
@@ -368,87 +373,89 @@ fn pow(c: &mut Call<'_, '_>) -> Emitted {
             let x = c.as_tensor(&a, dtype)?;
             c.unary(root, x)?
         }
-        None => c.apply(BinaryOp::Pow, &a.stored(dtype), &b.stored(dtype), dtype)?,
+        None => c.emit_binary(BinaryOp::Pow, &a.rounded_to(dtype), &b.rounded_to(dtype), dtype)?,
     };
     Ok(y)
 }
 
 /// `x != 0`, as bool.
-pub(super) fn truth(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
+pub(super) fn to_truth_value(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     c.cast(x, DType::Bool)
 }
 
-fn logical(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
+fn logical(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let (x, y) = (c.tensor("self")?, c.tensor("other")?);
-    let (x, y) = (truth(c, x)?, truth(c, y)?);
+    let (x, y) = (to_truth_value(c, x)?, to_truth_value(c, y)?);
     c.binary(op, x, y)
 }
 
-fn clamp(c: &mut Call<'_, '_>) -> Emitted {
-    let x = Operand::Tensor(c.first()?);
+fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = CallOperand::Tensor(c.first_tensor()?);
     let (low, high) = (c.opt_operand("min")?, c.opt_operand("max")?);
-    let all: Vec<&Operand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
-    let dtype = c.common(&all);
+    let all: Vec<&CallOperand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
+    let dtype = c.common_dtype(&all);
     let mut y = c.as_tensor(&x, dtype)?;
     for (op, bound) in [(BinaryOp::Max, low), (BinaryOp::Min, high)] {
         if let Some(bound) = bound {
             let bound = match bound {
-                Operand::Scalar(s) => Operand::Scalar(s.saturated(dtype)),
+                CallOperand::Scalar(s) => CallOperand::Scalar(s.saturate_to(dtype)),
                 bound => bound,
             };
-            y = c.apply(op, &Operand::Tensor(y), &bound, dtype)?;
+            y = c.emit_binary(op, &CallOperand::Tensor(y), &bound, dtype)?;
         }
     }
     Ok(y)
 }
 
-fn select(c: &mut Call<'_, '_>) -> Emitted {
+fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
-        return Err(Stop::Opaque("its result has as many elements as the condition has true ones".into()));
+        return Err(RuleFailure::Opaque(
+            "its result has as many elements as the condition has true ones".into(),
+        ));
     };
     let condition = c.tensor("condition")?;
-    let condition = truth(c, condition)?;
-    let dtype = c.common(&[&a, &b]);
+    let condition = to_truth_value(c, condition)?;
+    let dtype = c.common_dtype(&[&a, &b]);
     let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
     c.select(condition, x, y)
 }
 
-fn masked_fill(c: &mut Call<'_, '_>) -> Emitted {
-    let (x, mask) = (c.first()?, c.tensor("mask")?);
+fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (x, mask) = (c.first_tensor()?, c.tensor("mask")?);
     let value = c.operand("value")?;
-    let mask = truth(c, mask)?;
+    let mask = to_truth_value(c, mask)?;
     let fill = c.as_tensor(&value, c.dtype(x))?;
     c.select(mask, fill, x)
 }
 
-fn lerp(c: &mut Call<'_, '_>) -> Emitted {
-    let (x, end) = (c.first()?, c.tensor("end")?);
+fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (x, end) = (c.first_tensor()?, c.tensor("end")?);
     let weight = c.operand("weight")?;
     let dtype = c.dtype(x);
     let difference = c.binary(BinaryOp::Sub, end, x)?;
-    let forward = |c: &mut Call<'_, '_>| {
-        let step = c.apply(BinaryOp::Mul, &Operand::Tensor(difference), &weight, dtype)?;
+    let forward = |c: &mut OpCall<'_, '_>| {
+        let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &weight, dtype)?;
         c.binary(BinaryOp::Add, x, step)
     };
-    let backward = |c: &mut Call<'_, '_>| {
+    let backward = |c: &mut OpCall<'_, '_>| {
         let rest = match &weight {
-            Operand::Scalar(w) => Operand::Scalar(Scalar::Float(Float(1.0 - w.as_f64()))),
+            CallOperand::Scalar(w) => CallOperand::Scalar(Scalar::Float(FloatAttribute(1.0 - w.as_f64()))),
             other => {
                 let weight = c.as_tensor(other, dtype)?;
-                Operand::Tensor(c.scalar_with(BinaryOp::Sub, Scalar::Int(1), weight)?)
+                CallOperand::Tensor(c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), weight)?)
             }
         };
-        let step = c.apply(BinaryOp::Mul, &Operand::Tensor(difference), &rest, dtype)?;
+        let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &rest, dtype)?;
         c.binary(BinaryOp::Sub, end, step)
     };
     // From the nearer end, as PyTorch does: both ends are then met exactly.
     let y = match &weight {
-        Operand::Scalar(w) if w.as_f64().abs() < 0.5 => forward(c)?,
-        Operand::Scalar(_) => backward(c)?,
+        CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => forward(c)?,
+        CallOperand::Scalar(_) => backward(c)?,
         other => {
             let size = c.as_tensor(other, dtype)?;
             let size = c.unary(UnaryOp::Abs, size)?;
-            let near = c.with_float(BinaryOp::Lt, size, 0.5)?;
+            let near = c.binary_float(BinaryOp::Lt, size, 0.5)?;
             let (f, b) = (forward(c)?, backward(c)?);
             c.select(near, f, b)?
         }
@@ -457,24 +464,28 @@ fn lerp(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// `x + value * (a op b)`, rounded to the dtype once.
-fn add_combined(c: &mut Call<'_, '_>, op: BinaryOp) -> Emitted {
-    let x = Operand::Tensor(c.first()?);
-    let (a, b) = (Operand::Tensor(c.tensor("tensor1")?), Operand::Tensor(c.tensor("tensor2")?));
+fn add_combined(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
+    let x = CallOperand::Tensor(c.first_tensor()?);
+    let (a, b) = (CallOperand::Tensor(c.tensor("tensor1")?), CallOperand::Tensor(c.tensor("tensor2")?));
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
-    let dtype = c.common(&[&x, &a, &b]);
-    let wide = if dtype.is_float() { dtype.wide() } else { dtype };
-    let (x, a, b) = (c.widened(x, dtype, wide)?, c.widened(a, dtype, wide)?, c.widened(b, dtype, wide)?);
-    let mut y = c.apply(op, &a, &b, wide)?;
+    let dtype = c.common_dtype(&[&x, &a, &b]);
+    let wide = if dtype.is_float() { dtype.compute_dtype() } else { dtype };
+    let (x, a, b) = (
+        c.widen_operand(x, dtype, wide)?,
+        c.widen_operand(a, dtype, wide)?,
+        c.widen_operand(b, dtype, wide)?,
+    );
+    let mut y = c.emit_binary(op, &a, &b, wide)?;
     if value.as_f64() != 1.0 {
-        y = c.with_scalar(BinaryOp::Mul, y, value)?;
+        y = c.binary_scalar(BinaryOp::Mul, y, value)?;
     }
-    let y = c.apply(BinaryOp::Add, &x, &Operand::Tensor(y), wide)?;
+    let y = c.emit_binary(BinaryOp::Add, &x, &CallOperand::Tensor(y), wide)?;
     c.cast(y, dtype)
 }
 
-fn nan_to_num(c: &mut Call<'_, '_>) -> Emitted {
+fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["nan", "posinf", "neginf"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let dtype = c.dtype(x);
     let largest = match dtype {
         DType::F16 => 65504.0,
@@ -490,19 +501,19 @@ fn nan_to_num(c: &mut Call<'_, '_>) -> Emitted {
     for (condition, value) in [(None, nan), (Some(f64::INFINITY), high), (Some(f64::NEG_INFINITY), low)] {
         let condition = match condition {
             None => is_nan,
-            Some(infinity) => c.with_float(BinaryOp::Eq, x, infinity)?,
+            Some(infinity) => c.binary_float(BinaryOp::Eq, x, infinity)?,
         };
-        let fill = c.full(Scalar::Float(Float(value)), dtype, vec![])?;
+        let fill = c.full(Scalar::Float(FloatAttribute(value)), dtype, vec![])?;
         y = c.select(condition, fill, y)?;
     }
     Ok(y)
 }
 
 /// Conversions of dtype; device, layout and memory format do not matter to the program.
-fn convert(c: &mut Call<'_, '_>) -> Emitted {
+fn convert(c: &mut OpCall<'_, '_>) -> EmitResult {
     // A copy has the same value; see `sharing`.
     c.ignore(&["copy"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let dtype = match (c.opt_dtype("dtype")?, c.opt_tensor("other")?) {
         (Some(dtype), _) => dtype,
         (None, Some(other)) => c.dtype(other),

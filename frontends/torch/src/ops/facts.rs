@@ -7,13 +7,13 @@ use symmc_import::Emit;
 use symmc_import::requirement::is_within_limits;
 use symmc_ir::{DType, Dim};
 
-use super::{Row, row_of_results};
-use crate::call::Call;
+use super::{RuleRow, row_of_results};
+use crate::call::OpCall;
 use crate::dtype;
-use crate::lower::{Lowered, Stop};
+use crate::lower::{RuleFailure, RuleResult};
 use crate::schema::Argument;
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.sym_size", "(an extent)", sym_size),
     row_of_results("aten.sym_numel", "(an extent)", nothing),
     row_of_results("aten.sym_stride", "(an integer)", nothing),
@@ -62,61 +62,64 @@ pub(super) const ROWS: &[Row] = &[
     row_of_results("math.trunc", "(an integer)", nothing),
 ];
 
-fn nothing(c: &mut Call<'_, '_>) -> Lowered {
+fn nothing(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore_all();
     Ok(())
 }
 
 /// The extent that the program declares for the result must be that of the operand.
-fn sym_size(c: &mut Call<'_, '_>) -> Lowered {
+fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["dim"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let Some(Argument::SymInt(result)) = c.node.outputs.first() else { return Ok(()) };
     let (Some(name), Some(_)) = (&result.as_name, c.get("dim")) else { return Ok(()) };
     let axis = c.axis("dim", c.rank(x))?;
     let found = c.ty(x).shape.get(axis).cloned().unwrap_or(1.into());
     let Some(value) = c.lowering.scope.graph.sym_int_values.get(&**name) else {
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected an entry in sym_int_values for `{}`, found none",
             &**name
         )));
     };
-    let declared = c.lowering.symbols.dim(value)?;
-    let (low, high) = c.bounds(&(found.clone() - declared.clone()));
+    let declared = c.lowering.symbols.resolve_extent(value)?;
+    let (low, high) = c.dim_bounds(&(found.clone() - declared.clone()));
     if low > 0 || high < 0 {
-        return Err(Stop::Broken(format!("expected an extent of {declared:?}, found {found:?}")));
+        return Err(RuleFailure::Invalid(format!("expected an extent of {declared:?}, found {found:?}")));
     }
     c.require_equal("extent", &found, &declared)
 }
 
-fn assert_metadata(c: &mut Call<'_, '_>) -> Lowered {
+fn assert_metadata(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["stride"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let found = c.ty(x).clone();
     if let Some(Argument::ScalarType(code)) = c.get("dtype") {
         let fits = dtype::from_schema(*code).is_ok_and(|d: DType| d == found.dtype);
         if !fits {
             let expected = dtype::from_schema(*code).map_or_else(|name| name, |d| d.to_string());
-            return Err(Stop::Broken(format!("it asserts a dtype of {expected}, found {}", found.dtype)));
+            return Err(RuleFailure::Invalid(format!(
+                "it asserts a dtype of {expected}, found {}",
+                found.dtype
+            )));
         }
     }
     let Some(size) = c.opt_dims("size")? else { return Ok(()) };
     let agree = size.len() == found.rank()
         && size.iter().zip(&found.shape).all(|(a, b)| {
-            let (low, high) = c.bounds(&(a.clone() - b.clone()));
+            let (low, high) = c.dim_bounds(&(a.clone() - b.clone()));
             low <= 0 && high >= 0
         });
     if agree {
         let mut pairs = size.iter().zip(&found.shape);
         return pairs.try_for_each(|(expected, found)| c.require_equal("size", found, expected));
     }
-    Err(Stop::Broken(format!("it asserts a size of {size:?}, found {:?}", found.shape)))
+    Err(RuleFailure::Invalid(format!("it asserts a size of {size:?}, found {:?}", found.shape)))
 }
 
-fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
+fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["assert_msg", "dep_token"]);
     let mut relation = None;
-    let mut truth = match c.at(0) {
+    let mut truth = match c.argument_at(0) {
         Some(Argument::Bool(b)) => Some(*b),
         Some(Argument::SymBool(s)) => match &s.as_name {
             Some(name) => {
@@ -129,17 +132,17 @@ fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
         _ => None,
     };
     if let (None, Some(text)) = (truth, relation) {
-        truth = c.lowering.symbols.decide(text);
+        truth = c.lowering.symbols.decide_relation(text);
     }
     match (truth, relation) {
         (Some(false), _) => {
             let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("its condition");
-            Err(Stop::Broken(format!("it asserts what never holds: {message}")))
+            Err(RuleFailure::Invalid(format!("it asserts what never holds: {message}")))
         }
         (None, Some(text)) => {
             // Assertions about numbers that depend on data, about products of sizes beyond all limits, and those that are no
             // conjunctions are not checked.
-            let conditions = c.lowering.symbols.conditions(text).unwrap_or_default();
+            let conditions = c.lowering.symbols.relation_conditions(text).unwrap_or_default();
             let is_checked = |side: &Dim| is_within_limits(side, &c.lowering.symbols.table);
             let checked: Vec<_> =
                 conditions.into_iter().filter(|(a, b)| is_checked(a) && is_checked(b)).collect();
@@ -149,15 +152,15 @@ fn assert_scalar(c: &mut Call<'_, '_>) -> Lowered {
     }
 }
 
-fn constrain(c: &mut Call<'_, '_>) -> Lowered {
+fn constrain(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["min", "max"]);
-    let Some(arg) = c.at(0) else { return Ok(()) };
+    let Some(arg) = c.argument_at(0) else { return Ok(()) };
     // A size that depends on data has no dim; where it is used is where it is refused.
-    let Ok(size) = c.dim_of("size", arg) else { return Ok(()) };
-    let (low, high) = c.bounds(&size);
+    let Ok(size) = c.dim_from_argument("size", arg) else { return Ok(()) };
+    let (low, high) = c.dim_bounds(&size);
     let (min, max) = (c.opt_int("min")?, c.opt_int("max")?);
     if min.is_some_and(|m| high < m) || max.is_some_and(|m| low > m) {
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "it asserts a size from {} to {}, found one from {low} to {high}",
             min.map_or("any".into(), |m| m.to_string()),
             max.map_or("any".into(), |m| m.to_string()),

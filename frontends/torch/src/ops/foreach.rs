@@ -4,12 +4,12 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
 
-use super::{Row, Rule, activations, create, elementwise, normalize, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{OpRule, RuleRow, activations, create, elementwise, normalize, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 /// Where the ops of one tensor stand.
-const SINGLE: [&[Row]; 4] = [elementwise::ROWS, activations::ROWS, normalize::ROWS, create::ROWS];
+const SINGLE: [&[RuleRow]; 4] = [elementwise::ROWS, activations::ROWS, normalize::ROWS, create::ROWS];
 
 /// Where a rule of one tensor asks for an argument by a name that the op over lists has not.
 const RENAMED: &[(&str, &str)] = &[
@@ -32,7 +32,7 @@ const RENAMED: &[(&str, &str)] = &[
 
 macro_rules! rows {
     ($($list:literal => $one:literal),* $(,)?) => {
-        pub(super) const ROWS: &[Row] = &[
+        pub(super) const ROWS: &[RuleRow] = &[
             $(row_of_results($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
             row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
             row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
@@ -72,18 +72,18 @@ rows! {
     "aten._foreach_trunc" => "aten.trunc",
 }
 
-fn for_each(c: &mut Call<'_, '_>, one: &str) -> Lowered {
+fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
     // Powers of one number have their exponents as the list.
     let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
     let count = c.tensors(list)?.len();
-    let single: Option<Rule> = SINGLE.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
-    let rule = single.ok_or_else(|| Stop::Opaque(format!("no rule for {one}")))?;
+    let single: Option<OpRule> = SINGLE.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
+    let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("no rule for {one}")))?;
     if count == 0 {
         c.ignore_all();
     }
-    let results = c.for_each(count, RENAMED, rule)?;
+    let results = c.apply_to_elements(count, RENAMED, rule)?;
     for (i, value) in results.into_iter().enumerate() {
-        c.set(i, value);
+        c.set_result(i, value);
     }
     Ok(())
 }
@@ -97,7 +97,10 @@ enum Decay {
 }
 
 /// The lists of a fused optimiser, all as long as that of the parameters, or empty.
-fn lists<const N: usize>(c: &Call<'_, '_>, names: [&str; N]) -> Lowered<Vec<[Option<ValueId>; N]>> {
+fn optimizer_state<const N: usize>(
+    c: &OpCall<'_, '_>,
+    names: [&str; N],
+) -> RuleResult<Vec<[Option<ValueId>; N]>> {
     let mut lists = Vec::with_capacity(N);
     for name in names {
         lists.push(if c.get(name).is_some() { c.tensors(name)? } else { Vec::new() });
@@ -105,134 +108,139 @@ fn lists<const N: usize>(c: &Call<'_, '_>, names: [&str; N]) -> Lowered<Vec<[Opt
     let count = lists.first().map_or(0, Vec::len);
     for (name, list) in names.iter().zip(&lists) {
         if !list.is_empty() && list.len() != count {
-            return Err(Stop::Broken(format!("expected {count} tensors as `{name}`, found {}", list.len())));
+            return Err(RuleFailure::Invalid(format!(
+                "expected {count} tensors as `{name}`, found {}",
+                list.len()
+            )));
         }
     }
     Ok((0..count).map(|i| std::array::from_fn(|n| lists.get(n).and_then(|l| l.get(i)).copied())).collect())
 }
 
 /// The arguments of fused optimisers that only mixed precision uses.
-fn no_scaling(c: &Call<'_, '_>) -> Lowered {
+fn require_no_scaling(c: &OpCall<'_, '_>) -> RuleResult {
     for name in ["grad_scale", "found_inf"] {
         if c.opt_tensor(name)?.is_some() {
-            return Err(Stop::Opaque(format!("it has `{name}`")));
+            return Err(RuleFailure::Opaque(format!("it has `{name}`")));
         }
     }
     Ok(())
 }
 
 /// A gradient as the optimiser sees it: negated to maximise, with the decay of the parameter where that goes into it.
-fn gradient(c: &mut Call<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> Emitted {
+fn effective_gradient(c: &mut OpCall<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> EmitResult {
     let g = if c.bool_or("maximize", false)? { c.unary(UnaryOp::Neg, g)? } else { g };
     if decay == 0.0 {
         return Ok(g);
     }
-    let d = c.with_float(BinaryOp::Mul, x, decay)?;
+    let d = c.binary_float(BinaryOp::Mul, x, decay)?;
     c.binary(BinaryOp::Add, g, d)
 }
 
 /// `a * x + b * y`.
-fn mix(c: &mut Call<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> Emitted {
-    let (x, y) = (c.with_float(BinaryOp::Mul, x, a)?, c.with_float(BinaryOp::Mul, y, b)?);
+fn weighted_sum(c: &mut OpCall<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> EmitResult {
+    let (x, y) = (c.binary_float(BinaryOp::Mul, x, a)?, c.binary_float(BinaryOp::Mul, y, b)?);
     c.binary(BinaryOp::Add, x, y)
 }
 
 /// Adam and AdamW. Results: parameters, gradients, first moments, second moments, their maxima.
-fn adam(c: &mut Call<'_, '_>, decay: Decay) -> Lowered {
-    no_scaling(c)?;
+fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
+    require_no_scaling(c)?;
     let names = ["self", "grads", "exp_avgs", "exp_avg_sqs", "state_steps", "max_exp_avg_sqs"];
-    let rows = lists(c, names)?;
+    let rows = optimizer_state(c, names)?;
     let amsgrad = c.bool_or("amsgrad", false)?;
     let (beta1, beta2) = (c.float_or("beta1", 0.9)?, c.float_or("beta2", 0.999)?);
     let (weight_decay, eps) = (c.float_or("weight_decay", 0.0)?, c.float_or("eps", 1e-8)?);
     let count = rows.len();
     for (i, row) in rows.into_iter().enumerate() {
         let [Some(x), Some(g), Some(m), Some(v), Some(step), largest] = row else {
-            return Err(Stop::Broken("expected the state of each parameter, found none".into()));
+            return Err(RuleFailure::Invalid("expected the state of each parameter, found none".into()));
         };
         let dtype = c.dtype(x);
         if [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(Stop::Opaque("its tensors are not all of f32 or f64".into()));
+            return Err(RuleFailure::Opaque("its tensors are not all of f32 or f64".into()));
         }
         let lr = learning_rate(c, dtype)?;
         let mut x = x;
         if decay == Decay::Parameter && weight_decay != 0.0 {
-            let d = c.with_float(BinaryOp::Mul, lr, weight_decay)?;
+            let d = c.binary_float(BinaryOp::Mul, lr, weight_decay)?;
             let d = c.binary(BinaryOp::Mul, x, d)?;
             x = c.binary(BinaryOp::Sub, x, d)?;
         }
-        let seen = gradient(c, x, g, if decay == Decay::Gradient { weight_decay } else { 0.0 })?;
-        let m = mix(c, beta1, m, 1.0 - beta1, seen)?;
+        let seen = effective_gradient(c, x, g, if decay == Decay::Gradient { weight_decay } else { 0.0 })?;
+        let m = weighted_sum(c, beta1, m, 1.0 - beta1, seen)?;
         let square = c.binary(BinaryOp::Mul, seen, seen)?;
-        let v = mix(c, beta2, v, 1.0 - beta2, square)?;
+        let v = weighted_sum(c, beta2, v, 1.0 - beta2, square)?;
         let step = c.cast(step, DType::F64)?;
-        let first = corrected(c, beta1, step)?;
-        let second = corrected(c, beta2, step)?;
+        let first = bias_correction(c, beta1, step)?;
+        let second = bias_correction(c, beta2, step)?;
         let second = c.unary(UnaryOp::Sqrt, second)?;
         let (first, second) = (c.cast(first, dtype)?, c.cast(second, dtype)?);
         let mut spread = v;
         if amsgrad {
             let Some(largest) = largest else {
-                return Err(Stop::Broken("expected `max_exp_avg_sqs` for amsgrad, found none".into()));
+                return Err(RuleFailure::Invalid(
+                    "expected `max_exp_avg_sqs` for amsgrad, found none".into(),
+                ));
             };
             spread = c.binary(BinaryOp::Max, largest, v)?;
-            c.set(4 * count + i, spread);
+            c.set_result(4 * count + i, spread);
         } else if let Some(largest) = largest {
-            c.set(4 * count + i, largest);
+            c.set_result(4 * count + i, largest);
         }
         let root = c.unary(UnaryOp::Sqrt, spread)?;
         let root = c.binary(BinaryOp::Div, root, second)?;
-        let root = c.with_float(BinaryOp::Add, root, eps)?;
+        let root = c.binary_float(BinaryOp::Add, root, eps)?;
         let size = c.binary(BinaryOp::Div, lr, first)?;
         let moved = c.binary(BinaryOp::Div, m, root)?;
         let moved = c.binary(BinaryOp::Mul, moved, size)?;
         let x = c.binary(BinaryOp::Sub, x, moved)?;
         for (at, value) in [(0, x), (1, g), (2, m), (3, v)] {
-            c.set(at * count + i, value);
+            c.set_result(at * count + i, value);
         }
     }
     Ok(())
 }
 
 /// The learning rate, a number or a tensor, as a tensor without axes.
-fn learning_rate(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
+fn learning_rate(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let lr = c.operand("lr")?;
     let lr = c.as_tensor(&lr, dtype)?;
     c.reshape(lr, vec![])
 }
 
 /// `1 - beta ^ step`.
-fn corrected(c: &mut Call<'_, '_>, beta: f64, step: ValueId) -> Emitted {
-    let power = c.scalar_with(BinaryOp::Pow, Scalar::Float(symmc_ir::Float(beta)), step)?;
-    c.scalar_with(BinaryOp::Sub, Scalar::Int(1), power)
+fn bias_correction(c: &mut OpCall<'_, '_>, beta: f64, step: ValueId) -> EmitResult {
+    let power = c.scalar_binary(BinaryOp::Pow, Scalar::Float(symmc_ir::FloatAttribute(beta)), step)?;
+    c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), power)
 }
 
 /// Results: parameters, gradients, momenta.
-fn sgd(c: &mut Call<'_, '_>) -> Lowered {
-    no_scaling(c)?;
-    let rows = lists(c, ["self", "grads", "momentum_buffer_list"])?;
+fn sgd(c: &mut OpCall<'_, '_>) -> RuleResult {
+    require_no_scaling(c)?;
+    let rows = optimizer_state(c, ["self", "grads", "momentum_buffer_list"])?;
     let (momentum, dampening) = (c.float_or("momentum", 0.0)?, c.float_or("dampening", 0.0)?);
     let weight_decay = c.float_or("weight_decay", 0.0)?;
     let (nesterov, first) = (c.bool_or("nesterov", false)?, c.bool_or("is_first_step", false)?);
     let count = rows.len();
     for (i, [x, g, buffer]) in rows.into_iter().enumerate() {
         let (Some(x), Some(g)) = (x, g) else {
-            return Err(Stop::Broken("expected a gradient for each parameter, found none".into()));
+            return Err(RuleFailure::Invalid("expected a gradient for each parameter, found none".into()));
         };
         let lr = learning_rate(c, c.dtype(x))?;
-        let seen = gradient(c, x, g, weight_decay)?;
+        let seen = effective_gradient(c, x, g, weight_decay)?;
         let mut direction = seen;
         if let Some(buffer) = buffer.filter(|_| momentum != 0.0) {
-            let buffer = if first { seen } else { mix(c, momentum, buffer, 1.0 - dampening, seen)? };
-            c.set(2 * count + i, buffer);
-            direction = if nesterov { mix(c, 1.0, seen, momentum, buffer)? } else { buffer };
+            let buffer = if first { seen } else { weighted_sum(c, momentum, buffer, 1.0 - dampening, seen)? };
+            c.set_result(2 * count + i, buffer);
+            direction = if nesterov { weighted_sum(c, 1.0, seen, momentum, buffer)? } else { buffer };
         } else if let Some(buffer) = buffer {
-            c.set(2 * count + i, buffer);
+            c.set_result(2 * count + i, buffer);
         }
         let moved = c.binary(BinaryOp::Mul, direction, lr)?;
         let x = c.binary(BinaryOp::Sub, x, moved)?;
-        c.set(i, x);
-        c.set(count + i, g);
+        c.set_result(i, x);
+        c.set_result(count + i, g);
     }
     Ok(())
 }

@@ -6,11 +6,11 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Op, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.embedding", "take", |c| {
         // These are about gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
@@ -18,14 +18,14 @@ pub(super) const ROWS: &[Row] = &[
         c.emit("take", Op::Take { axis: 0 }, &[w, ids])
     }),
     row_of_results("aten.index_select", "take", |c| {
-        let (x, index) = (c.first()?, c.tensor("index")?);
+        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| c.emit("take", Op::Take { axis }, &[x, index]))
     }),
     row("aten.gather", "gather", |c| {
         c.ignore(&["sparse_grad"]);
-        let (x, index) = (c.first()?, c.tensor("index")?);
+        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let shape = c.shape(index);
         let (x, index) = (as_row(c, x)?, as_row(c, index)?);
@@ -33,26 +33,26 @@ pub(super) const ROWS: &[Row] = &[
         c.reshape(y, shape)
     }),
     row("aten.take_along_dim", "gather", |c| {
-        let (x, index) = (c.first()?, c.tensor("indices")?);
+        let (x, index) = (c.first_tensor()?, c.tensor("indices")?);
         if c.get("dim").is_none() || c.rank(x) != c.rank(index) {
-            return Err(Stop::Opaque("it flattens its operand".into()));
+            return Err(RuleFailure::Opaque("it flattens its operand".into()));
         }
         let axis = c.axis("dim", c.rank(x))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("aten.take", "reshape, take", |c| {
-        let (x, index) = (c.first()?, c.tensor("index")?);
+        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
-        let index = c.wrapped(index, &c.ty(x).numel())?;
+        let index = c.wrap_negative_index(index, &c.ty(x).numel())?;
         c.emit("take", Op::Take { axis: 0 }, &[flat, index])
     }),
     row_of_results("aten.index.Tensor", "take, index", index),
     row_of_results("aten._unsafe_index", "take, index", index),
     row("aten.one_hot", "eq with an iota", |c| {
-        let x = c.first()?;
+        let x = c.first_tensor()?;
         let classes = c.int_or("num_classes", -1)?;
         if classes < 0 {
-            return Err(Stop::Opaque("the number of classes depends on data".into()));
+            return Err(RuleFailure::Opaque("the number of classes depends on data".into()));
         }
         let x = c.unsqueeze(x, c.rank(x))?;
         let all = c.iota(classes.into(), 0, 1, c.dtype(x))?;
@@ -62,28 +62,28 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// A tensor without axes as a row of one element: PyTorch addresses it as if it had one axis.
-pub(super) fn as_row(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
+pub(super) fn as_row(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     if c.rank(x) == 0 { c.reshape(x, vec![1.into()]) } else { Ok(x) }
 }
 
 /// States the result of `f`, which keeps the shape of its operand `x` or changes one extent. A tensor without axes is a row
 /// of one element for `f`, and the result loses that axis.
 pub(super) fn on_row(
-    c: &mut Call<'_, '_>,
+    c: &mut OpCall<'_, '_>,
     x: ValueId,
-    f: impl FnOnce(&mut Call<'_, '_>, ValueId) -> Emitted,
-) -> Lowered {
+    f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
+) -> RuleResult {
     let row = as_row(c, x)?;
     let mut y = f(c, row)?;
     if c.rank(x) == 0 {
         y = c.reshape(y, vec![])?;
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// Where advanced indexing applies: `x` with the indexed axes next to each other, the first of them, the
 /// indices, and the permutation that was applied to `x`.
-pub(super) struct Indexing {
+pub(super) struct AdvancedIndexing {
     pub x: ValueId,
     pub axis: usize,
     pub indices: Vec<ValueId>,
@@ -92,10 +92,14 @@ pub(super) struct Indexing {
 
 /// Resolves the list of optional indices. Indexed axes that do not stand together move to the front, as
 /// PyTorch's result has them.
-pub(super) fn indexing(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Indexing> {
+pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<AdvancedIndexing> {
     let list = c.opt_tensors("indices")?;
     if list.len() > c.rank(x) {
-        return Err(Stop::Broken(format!("expected {} indices at most, found {}", c.rank(x), list.len())));
+        return Err(RuleFailure::Invalid(format!(
+            "expected {} indices at most, found {}",
+            c.rank(x),
+            list.len()
+        )));
     }
     let mut axes = Vec::new();
     let mut indices = Vec::new();
@@ -103,12 +107,12 @@ pub(super) fn indexing(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Indexing> {
         let Some(index) = index else { continue };
         // Bytes are masks, too.
         if matches!(c.dtype(index), DType::Bool | DType::U8) {
-            return Err(Stop::Opaque(
+            return Err(RuleFailure::Opaque(
                 "an index is a mask, so the extent of its result depends on data".into(),
             ));
         }
         let n = c.ty(x).shape[axis].clone();
-        indices.push(c.wrapped(index, &n)?);
+        indices.push(c.wrap_negative_index(index, &n)?);
         axes.push(axis);
     }
     let together = axes.windows(2).all(|w| w[0] + 1 == w[1]);
@@ -117,12 +121,12 @@ pub(super) fn indexing(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<Indexing> {
         if together { (0..c.rank(x)).collect() } else { axes.iter().copied().chain(rest).collect() };
     let axis = if together { axes.first().copied().unwrap_or(0) } else { 0 };
     let x = c.permute(x, perm.clone())?;
-    Ok(Indexing { x, axis, indices, perm })
+    Ok(AdvancedIndexing { x, axis, indices, perm })
 }
 
-fn index(c: &mut Call<'_, '_>) -> Lowered {
-    let x = c.first()?;
-    let Indexing { x, axis, indices, .. } = indexing(c, x)?;
+fn index(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let x = c.first_tensor()?;
+    let AdvancedIndexing { x, axis, indices, .. } = resolve_indexing(c, x)?;
     let y = match indices.as_slice() {
         [] => x,
         [one] => c.emit("take", Op::Take { axis }, &[x, *one])?,
@@ -131,5 +135,5 @@ fn index(c: &mut Call<'_, '_>) -> Lowered {
             c.emit("index", Op::Index { axis }, &operands)?
         }
     };
-    c.done(y)
+    c.set_only_result(y)
 }

@@ -3,11 +3,11 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::{Call, Operand};
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::{CallOperand, OpCall};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.linear", "matmul, add", linear),
     row("aten.mm", "matmul", |c| product(c, "mat2")),
     row("aten.bmm", "matmul", |c| product(c, "mat2")),
@@ -20,8 +20,8 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.addmv", "matmul, add", |c| add_product(c, "mat", "vec")),
     row("aten.baddbmm", "matmul, add", |c| add_product(c, "batch1", "batch2")),
     row("aten.outer", "matmul", |c| {
-        let (x, y) = (Operand::Tensor(c.tensor("self")?), Operand::Tensor(c.tensor("vec2")?));
-        let dtype = c.common(&[&x, &y]);
+        let (x, y) = (CallOperand::Tensor(c.tensor("self")?), CallOperand::Tensor(c.tensor("vec2")?));
+        let dtype = c.common_dtype(&[&x, &y]);
         let (x, y) = (c.as_tensor(&x, dtype)?, c.as_tensor(&y, dtype)?);
         let (x, y) = (c.unsqueeze(x, 1)?, c.unsqueeze(y, 0)?);
         c.matmul(x, y)
@@ -38,20 +38,20 @@ pub(super) const ROWS: &[Row] = &[
         let (x, y) = (c.transposed(x)?, c.transposed(y)?);
         let of_x = c.emit("grouped_matmul", Op::GroupedMatMul, &[gradient, y, ends])?;
         let of_y = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, gradient, ends])?;
-        c.set(0, of_x);
-        c.set(1, of_y);
+        c.set_result(0, of_x);
+        c.set_result(1, of_y);
         Ok(())
     }),
 ];
 
-fn linear(c: &mut Call<'_, '_>) -> Emitted {
+fn linear(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
     let bias = c.opt_tensor("bias")?;
     let y = match c.rank(w) {
-        1 => c.product(x, w)?,
+        1 => c.numpy_matmul(x, w)?,
         _ => {
             let w = c.transposed(w)?;
-            c.product(x, w)?
+            c.numpy_matmul(x, w)?
         }
     };
     let y = match bias {
@@ -61,14 +61,14 @@ fn linear(c: &mut Call<'_, '_>) -> Emitted {
     Ok(y)
 }
 
-fn product(c: &mut Call<'_, '_>, other: &str) -> Emitted {
-    let (x, y) = (c.first()?, c.tensor(other)?);
-    let (x, y) = widened(c, x, y)?;
-    c.product(x, y)
+fn product(c: &mut OpCall<'_, '_>, other: &str) -> EmitResult {
+    let (x, y) = (c.first_tensor()?, c.tensor(other)?);
+    let (x, y) = cast_factors(c, x, y)?;
+    c.numpy_matmul(x, y)
 }
 
 /// The factors in the dtype that the product is asked for in: its terms are then added in that dtype.
-fn widened(c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<(ValueId, ValueId)> {
+fn cast_factors(c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> RuleResult<(ValueId, ValueId)> {
     match c.opt_dtype("out_dtype")? {
         Some(dtype) => Ok((c.cast(x, dtype)?, c.cast(y, dtype)?)),
         None => Ok((x, y)),
@@ -76,23 +76,23 @@ fn widened(c: &mut Call<'_, '_>, x: ValueId, y: ValueId) -> Lowered<(ValueId, Va
 }
 
 /// `beta * self + alpha * (x @ y)`.
-fn add_product(c: &mut Call<'_, '_>, x: &str, y: &str) -> Emitted {
-    let (bias, x, y) = (c.first()?, c.tensor(x)?, c.tensor(y)?);
+fn add_product(c: &mut OpCall<'_, '_>, x: &str, y: &str) -> EmitResult {
+    let (bias, x, y) = (c.first_tensor()?, c.tensor(x)?, c.tensor(y)?);
     let (beta, alpha) = (c.float_or("beta", 1.0)?, c.float_or("alpha", 1.0)?);
-    let (x, y) = widened(c, x, y)?;
-    let mut z = c.product(x, y)?;
+    let (x, y) = cast_factors(c, x, y)?;
+    let mut z = c.numpy_matmul(x, y)?;
     if alpha != 1.0 {
-        z = c.with_float(BinaryOp::Mul, z, alpha)?;
+        z = c.binary_float(BinaryOp::Mul, z, alpha)?;
     }
     if beta != 0.0 {
-        let bias = if beta == 1.0 { bias } else { c.with_float(BinaryOp::Mul, bias, beta)? };
+        let bias = if beta == 1.0 { bias } else { c.binary_float(BinaryOp::Mul, bias, beta)? };
         let dtype = c.dtype(z);
-        z = c.apply(BinaryOp::Add, &Operand::Tensor(z), &Operand::Tensor(bias), dtype)?;
+        z = c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(z), &CallOperand::Tensor(bias), dtype)?;
     }
     Ok(z)
 }
 
-fn einsum(c: &mut Call<'_, '_>) -> Emitted {
+fn einsum(c: &mut OpCall<'_, '_>) -> EmitResult {
     // The order of the products does not change the result.
     c.ignore(&["path"]);
     let equation = c.opt_string("equation")?.unwrap_or("");
@@ -102,13 +102,13 @@ fn einsum(c: &mut Call<'_, '_>) -> Emitted {
 
 /// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Of two matrices the
 /// groups divide K. Without groups both are batches.
-fn grouped(c: &mut Call<'_, '_>) -> Emitted {
-    let (x, y) = (c.first()?, c.tensor("mat2")?);
+fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (x, y) = (c.first_tensor()?, c.tensor("mat2")?);
     let ends = c.opt_tensor("offs")?;
     if c.opt_tensor("bias")?.is_some() {
-        return Err(Stop::Opaque("each group has a bias".into()));
+        return Err(RuleFailure::Opaque("each group has a bias".into()));
     }
-    let (x, y) = widened(c, x, y)?;
+    let (x, y) = cast_factors(c, x, y)?;
     let z = match (c.rank(x), c.rank(y), ends) {
         (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
         (3, 2, Some(ends)) => {
@@ -117,7 +117,7 @@ fn grouped(c: &mut Call<'_, '_>) -> Emitted {
             c.transposed(z)?
         }
         (3, 3, None) => c.matmul(x, y)?,
-        _ => return Err(Stop::Opaque(format!("matrices of {} and {} axes", c.rank(x), c.rank(y)))),
+        _ => return Err(RuleFailure::Opaque(format!("matrices of {} and {} axes", c.rank(x), c.rank(y)))),
     };
     Ok(z)
 }

@@ -4,23 +4,23 @@
 //! `ignore_index` counts for nothing.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Op, Reduction, Scalar, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::{Call, Operand};
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::{CallOperand, OpCall};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
-        let (x, y) = (Operand::Tensor(c.first()?), Operand::Tensor(c.tensor("target")?));
-        let dtype = c.common(&[&x, &y]);
-        let d = c.apply(BinaryOp::Sub, &x, &y, dtype)?;
+        let (x, y) = (CallOperand::Tensor(c.first_tensor()?), CallOperand::Tensor(c.tensor("target")?));
+        let dtype = c.common_dtype(&[&x, &y]);
+        let d = c.emit_binary(BinaryOp::Sub, &x, &y, dtype)?;
         let squares = c.binary(BinaryOp::Mul, d, d)?;
         let axes = (0..c.rank(squares)).collect();
-        let y = match reduction(c)? {
-            How::Each => squares,
-            How::Mean => c.reduce(Reduction::Mean, squares, axes, false)?,
-            How::Sum => c.reduce(Reduction::Sum, squares, axes, false)?,
+        let y = match loss_reduction(c)? {
+            LossReduction::Each => squares,
+            LossReduction::Mean => c.reduce(ReductionKind::Mean, squares, axes, false)?,
+            LossReduction::Sum => c.reduce(ReductionKind::Sum, squares, axes, false)?,
         };
         Ok(y)
     }),
@@ -29,39 +29,39 @@ pub(super) const ROWS: &[Row] = &[
     row_of_results("aten.nll_loss_forward", "gather, sum", nll),
     row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
         if c.float_or("label_smoothing", 0.0)? != 0.0 {
-            return Err(Stop::Opaque("it smooths labels".into()));
+            return Err(RuleFailure::Opaque("it smooths labels".into()));
         }
-        let (x, target) = (c.first()?, c.tensor("target")?);
+        let (x, target) = (c.first_tensor()?, c.tensor("target")?);
         if c.dtype(target).is_float() {
-            return Err(Stop::Opaque("its targets are probabilities".into()));
+            return Err(RuleFailure::Opaque("its targets are probabilities".into()));
         }
         let axis = class_axis(c, x)?;
         let x = c.emit("log_softmax", Op::Softmax { axis, log: true }, &[x])?;
-        nll_of(c, x)
+        nll_from_log_probabilities(c, x)
     }),
     row("aten.nll_loss_backward", "scatter, mul", nll_backward),
 ];
 
 /// PyTorch's numbers of the ways to reduce a loss.
 #[derive(Clone, Copy, PartialEq)]
-enum How {
+enum LossReduction {
     Each,
     Mean,
     Sum,
 }
 
-fn reduction(c: &Call<'_, '_>) -> Lowered<How> {
+fn loss_reduction(c: &OpCall<'_, '_>) -> RuleResult<LossReduction> {
     match c.int_or("reduction", 1)? {
-        0 => Ok(How::Each),
-        1 => Ok(How::Mean),
-        2 => Ok(How::Sum),
-        other => Err(Stop::Broken(format!("expected reduction 0, 1 or 2, found {other}"))),
+        0 => Ok(LossReduction::Each),
+        1 => Ok(LossReduction::Mean),
+        2 => Ok(LossReduction::Sum),
+        other => Err(RuleFailure::Invalid(format!("expected reduction 0, 1 or 2, found {other}"))),
     }
 }
 
-fn class_axis(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
+fn class_axis(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     match c.rank(x) {
-        0 => Err(Stop::Broken("expected scores with an axis of classes, found none".into())),
+        0 => Err(RuleFailure::Invalid("expected scores with an axis of classes, found none".into())),
         1 => Ok(0),
         _ => Ok(1),
     }
@@ -69,14 +69,14 @@ fn class_axis(c: &Call<'_, '_>, x: ValueId) -> Lowered<usize> {
 
 /// The class axis; 1 or 0 for targets that count or do not, in the dtype of the scores; the targets with
 /// ignored ones as class 0 and a class axis of extent 1.
-fn targets(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(usize, ValueId, ValueId)> {
+fn class_targets(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(usize, ValueId, ValueId)> {
     if c.opt_tensor("weight")?.is_some() {
-        return Err(Stop::Opaque("it weighs classes".into()));
+        return Err(RuleFailure::Opaque("it weighs classes".into()));
     }
     let axis = class_axis(c, x)?;
     let target = c.tensor("target")?;
     let ignored = c.int_or("ignore_index", -100)?;
-    let counts = c.with_scalar(BinaryOp::Ne, target, Scalar::Int(ignored))?;
+    let counts = c.binary_scalar(BinaryOp::Ne, target, Scalar::Int(ignored))?;
     let zero = c.full(Scalar::Int(0), c.dtype(target), vec![])?;
     let class = c.select(counts, target, zero)?;
     let class = c.unsqueeze(class, axis)?;
@@ -84,37 +84,37 @@ fn targets(c: &mut Call<'_, '_>, x: ValueId) -> Lowered<(usize, ValueId, ValueId
     Ok((axis, counts, class))
 }
 
-fn nll(c: &mut Call<'_, '_>) -> Lowered {
-    let x = c.first()?;
-    nll_of(c, x)
+fn nll(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let x = c.first_tensor()?;
+    nll_from_log_probabilities(c, x)
 }
 
 /// `-sum(x[target])` over the targets that count, by their number for the mean; that number is the second
 /// result.
-fn nll_of(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
-    let how = reduction(c)?;
-    let (axis, counts, class) = targets(c, x)?;
+fn nll_from_log_probabilities(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
+    let how = loss_reduction(c)?;
+    let (axis, counts, class) = class_targets(c, x)?;
     let picked = c.emit("gather", Op::GatherElements { axis }, &[x, class])?;
     let picked = c.drop_axis(picked, axis)?;
     let loss = c.unary(UnaryOp::Neg, picked)?;
     let loss = c.binary(BinaryOp::Mul, loss, counts)?;
     let axes: Vec<usize> = (0..c.rank(loss)).collect();
-    if how == How::Each || axes.is_empty() {
-        c.only(1)?;
-        return c.done(loss);
+    if how == LossReduction::Each || axes.is_empty() {
+        c.require_results_unread_from(1)?;
+        return c.set_only_result(loss);
     }
-    let sum = c.reduce(Reduction::Sum, loss, axes.clone(), false)?;
-    let number = c.reduce(Reduction::Sum, counts, axes, false)?;
-    let y = if how == How::Mean { c.binary(BinaryOp::Div, sum, number)? } else { sum };
-    c.set(1, number);
-    c.done(y)
+    let sum = c.reduce(ReductionKind::Sum, loss, axes.clone(), false)?;
+    let number = c.reduce(ReductionKind::Sum, counts, axes, false)?;
+    let y = if how == LossReduction::Mean { c.binary(BinaryOp::Div, sum, number)? } else { sum };
+    c.set_result(1, number);
+    c.set_only_result(y)
 }
 
-fn nll_backward(c: &mut Call<'_, '_>) -> Emitted {
+fn nll_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (mut gradient, x, total) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("total_weight")?);
-    let how = reduction(c)?;
-    let (axis, counts, class) = targets(c, x)?;
-    if how == How::Mean {
+    let how = loss_reduction(c)?;
+    let (axis, counts, class) = class_targets(c, x)?;
+    if how == LossReduction::Mean {
         gradient = c.binary(BinaryOp::Div, gradient, total)?;
     }
     let each = c.binary(BinaryOp::Mul, gradient, counts)?;

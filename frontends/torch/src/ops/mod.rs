@@ -1,4 +1,4 @@
-//! The rules, by target. One table per theme; [`supported`] prints the tables that [`find`] searches.
+//! The rules, by target. One table per theme; [`supported`] prints the tables that [`find_rule`] searches.
 //!
 //! A row names an op (`aten.add`), which covers all its overloads, or one overload (`aten.max.dim`), which
 //! takes precedence. Ops that write (`aten.add_`, `aten.add.out`) go by the row of their functional counterpart
@@ -8,32 +8,32 @@
 mod activations;
 mod attention;
 mod backward;
-mod bags;
 mod collectives;
 pub(crate) mod complex;
 mod convolution;
 mod create;
 mod elementwise;
+mod embedding_bag;
 mod facts;
 mod foreach;
 mod index;
 mod linear;
 mod loss;
 mod normalize;
-pub(crate) mod pieces;
 mod reduce;
 mod scatter;
+pub(crate) mod slicing;
 mod strided;
 mod triangular;
 mod views;
 mod windows;
 
-use symmc_import::Tables;
+use symmc_import::RuleTables;
 
-pub(crate) use crate::call::{Row, Rule, row, row_of_results};
-use crate::effects::bare;
+pub(crate) use crate::call::{OpRule, RuleRow, row, row_of_results};
+use crate::effects::bare_target;
 
-static TABLES: Tables<Rule> = Tables::new(&[
+static TABLES: RuleTables<OpRule> = RuleTables::new(&[
     elementwise::ROWS,
     activations::ROWS,
     linear::ROWS,
@@ -41,7 +41,7 @@ static TABLES: Tables<Rule> = Tables::new(&[
     attention::ROWS,
     reduce::ROWS,
     views::ROWS,
-    pieces::ROWS,
+    slicing::ROWS,
     index::ROWS,
     scatter::ROWS,
     create::ROWS,
@@ -56,19 +56,19 @@ static TABLES: Tables<Rule> = Tables::new(&[
     convolution::ROWS,
     windows::ROWS,
     strided::ROWS,
-    bags::ROWS,
+    embedding_bag::ROWS,
     triangular::ROWS,
 ]);
 
-pub(crate) fn find(target: &str) -> Option<Rule> {
-    let target = bare(target);
-    let row = TABLES.find(target).or_else(|| TABLES.find(target.rsplit_once('.')?.0));
+pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
+    let target = bare_target(target);
+    let row = TABLES.find_row(target).or_else(|| TABLES.find_row(target.rsplit_once('.')?.0));
     row.map(|r| r.rule)
 }
 
 /// The rule of an op that writes and has no functional counterpart: its results are the new contents.
-pub(crate) fn find_writing(target: &str) -> Option<Rule> {
-    let op = bare(target).rsplit_once('.')?.0;
+pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
+    let op = bare_target(target).rsplit_once('.')?.0;
     collectives::WRITING.iter().find(|r| r.name == op).map(|r| r.rule)
 }
 

@@ -1,93 +1,99 @@
 //! Reductions, cumulative sums and orderings.
 
 use symmc_import::Emit;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, Reduction, Scalar, Type, UnaryOp, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId};
 
-use super::elementwise::truth;
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::elementwise::to_truth_value;
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
-    row("aten.sum", "sum", |c| reduce(c, Reduction::Sum)),
-    row("aten.mean", "mean", |c| reduce(c, Reduction::Mean)),
-    row("aten.prod", "prod", |c| reduce(c, Reduction::Prod)),
-    row("aten.amax", "max", |c| reduce(c, Reduction::Max)),
-    row("aten.amin", "min", |c| reduce(c, Reduction::Min)),
-    row("aten.max.default", "max", |c| reduce(c, Reduction::Max)),
-    row("aten.min.default", "min", |c| reduce(c, Reduction::Min)),
-    row_of_results("aten.max.dim", "max, argmax", |c| with_arg(c, Reduction::Max, ArgOp::Max)),
-    row_of_results("aten.min.dim", "min, argmin", |c| with_arg(c, Reduction::Min, ArgOp::Min)),
-    row("aten.any", "any", |c| reduce(c, Reduction::Any)),
-    row("aten.all", "all", |c| reduce(c, Reduction::All)),
+pub(super) const ROWS: &[RuleRow] = &[
+    row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
+    row("aten.mean", "mean", |c| reduce(c, ReductionKind::Mean)),
+    row("aten.prod", "prod", |c| reduce(c, ReductionKind::Prod)),
+    row("aten.amax", "max", |c| reduce(c, ReductionKind::Max)),
+    row("aten.amin", "min", |c| reduce(c, ReductionKind::Min)),
+    row("aten.max.default", "max", |c| reduce(c, ReductionKind::Max)),
+    row("aten.min.default", "min", |c| reduce(c, ReductionKind::Min)),
+    row_of_results("aten.max.dim", "max, argmax", |c| reduce_with_index(c, ReductionKind::Max, ArgOp::Max)),
+    row_of_results("aten.min.dim", "min, argmin", |c| reduce_with_index(c, ReductionKind::Min, ArgOp::Min)),
+    row("aten.any", "any", |c| reduce(c, ReductionKind::Any)),
+    row("aten.all", "all", |c| reduce(c, ReductionKind::All)),
     row("aten.argmax", "argmax", |c| arg_reduce(c, ArgOp::Max)),
     row("aten.argmin", "argmin", |c| arg_reduce(c, ArgOp::Min)),
     row("aten.count_nonzero", "cast, sum", |c| {
-        let x = c.first()?;
-        let x = truth(c, x)?;
+        let x = c.first_tensor()?;
+        let x = to_truth_value(c, x)?;
         let axes = c.axes("dim", c.rank(x))?;
-        reduced(c, Reduction::Sum, x, axes, false)
+        reduce_axes(c, ReductionKind::Sum, x, axes, false)
     }),
     row_of_results("aten.var", "mean of squares", |c| variance(c, false)),
     row_of_results("aten.std", "sqrt of mean of squares", |c| variance(c, true)),
     row_of_results("aten.var_mean", "mean of squares, mean", |c| variance(c, false)),
     row("aten.logsumexp", "max, exp, sum, log", log_sum_exp),
     row("aten.cumsum", "cumsum", |c| {
-        let x = c.first()?;
-        let x = as_asked(c, x)?;
+        let x = c.first_tensor()?;
+        let x = cast_to_requested_dtype(c, x)?;
         let axis = c.axis("dim", c.rank(x))?;
         let y = match c.rank(x) {
-            0 => reduced(c, Reduction::Sum, x, vec![], false)?,
+            0 => reduce_axes(c, ReductionKind::Sum, x, vec![], false)?,
             _ => c.emit("cumsum", Op::CumSum { axis }, &[x])?,
         };
-        as_asked(c, y)
+        cast_to_requested_dtype(c, y)
     }),
     row("aten.cumprod", "take, select, mul", cumulative_product),
     row("aten.histc", "eq with an iota, sum", histogram),
     row_of_results("aten.topk", "topk", top_k),
     row_of_results("aten.sort", "sort", sort),
     row("aten.argsort", "sort", |c| {
-        let (_, positions) = sorted(c)?;
+        let (_, positions) = sort_with_positions(c)?;
         Ok(positions)
     }),
 ];
 
 /// The reduction over `axes`; without axes there is one element, which stays.
-fn reduced(c: &mut Call<'_, '_>, op: Reduction, x: ValueId, axes: Vec<usize>, keep: bool) -> Emitted {
+fn reduce_axes(
+    c: &mut OpCall<'_, '_>,
+    op: ReductionKind,
+    x: ValueId,
+    axes: Vec<usize>,
+    keep: bool,
+) -> EmitResult {
     if !axes.is_empty() {
         return c.reduce(op, x, axes, keep);
     }
     match op {
-        Reduction::Any | Reduction::All => truth(c, x),
-        Reduction::Sum | Reduction::Prod if !c.dtype(x).is_float() => c.cast(x, DType::I64),
+        ReductionKind::Any | ReductionKind::All => to_truth_value(c, x),
+        ReductionKind::Sum | ReductionKind::Prod if !c.dtype(x).is_float() => c.cast(x, DType::I64),
         _ => Ok(x),
     }
 }
 
-fn reduce(c: &mut Call<'_, '_>, op: Reduction) -> Emitted {
-    let x = c.first()?;
-    let x = as_asked(c, x)?;
+fn reduce(c: &mut OpCall<'_, '_>, op: ReductionKind) -> EmitResult {
+    let x = c.first_tensor()?;
+    let x = cast_to_requested_dtype(c, x)?;
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
-    let y = reduced(c, op, x, axes, keep)?;
+    let y = reduce_axes(c, op, x, axes, keep)?;
     // PyTorch keeps u8 in `any` and `all`.
     let y = match op {
-        Reduction::Any | Reduction::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8)?,
-        _ => as_asked(c, y)?,
+        ReductionKind::Any | ReductionKind::All if c.dtype(x) == DType::U8 => c.cast(y, DType::U8)?,
+        _ => cast_to_requested_dtype(c, y)?,
     };
     Ok(y)
 }
 
 /// A value in the dtype that the call asks for, or its own.
-pub(super) fn as_asked(c: &mut Call<'_, '_>, y: ValueId) -> Emitted {
+pub(super) fn cast_to_requested_dtype(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(y, dtype),
         None => Ok(y),
     }
 }
 
-fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
-    let x = c.first()?;
+fn reduce_with_index(c: &mut OpCall<'_, '_>, op: ReductionKind, arg: ArgOp) -> RuleResult {
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
     let axis = c.axis("dim", rank)?;
     let keep = c.bool_or("keepdim", false)?;
@@ -95,21 +101,21 @@ fn with_arg(c: &mut Call<'_, '_>, op: Reduction, arg: ArgOp) -> Lowered {
         return only_element(c, x);
     }
     let y = c.reduce(op, x, vec![axis], keep)?;
-    if c.wants(1) {
+    if c.is_result_read(1) {
         let at = c.arg_reduce(arg, x, axis, keep)?;
-        c.set(1, at);
+        c.set_result(1, at);
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
-fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
-    let x = c.first()?;
+fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
     let keep = c.bool_or("keepdim", false)?;
     let y = match c.opt_int("dim")? {
         Some(_) if rank == 0 => c.full(Scalar::Int(0), DType::I64, vec![])?,
         Some(axis) => {
-            let axis = c.axis_of(axis, rank)?;
+            let axis = c.resolve_axis(axis, rank)?;
             c.arg_reduce(op, x, axis, keep)?
         }
         None => {
@@ -124,8 +130,8 @@ fn arg_reduce(c: &mut Call<'_, '_>, op: ArgOp) -> Emitted {
 
 /// `sum((x - mean)²) / (n - correction)`, its root for the standard deviation, and the mean as a second
 /// result where there is one.
-fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
-    let x = c.first()?;
+fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
+    let x = c.first_tensor()?;
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
     let correction = match c.get("unbiased") {
@@ -133,18 +139,18 @@ fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
         None => c.float_or("correction", 1.0)?,
     };
     let n = axes.iter().map(|&a| c.ty(x).shape[a].clone()).fold(Dim::from(1), |a, b| a * b);
-    let mean = c.reduce(Reduction::Mean, x, axes.clone(), true)?;
+    let mean = c.reduce(ReductionKind::Mean, x, axes.clone(), true)?;
     let centred = c.binary(BinaryOp::Sub, x, mean)?;
     let squares = c.binary(BinaryOp::Mul, centred, centred)?;
-    let mut y = c.reduce(Reduction::Mean, squares, axes.clone(), keep)?;
+    let mut y = c.reduce(ReductionKind::Mean, squares, axes.clone(), keep)?;
     if correction != 0.0 {
         y = match n.as_const().map(|n| n as f64).filter(|n| *n > correction) {
-            Some(n) => c.with_float(BinaryOp::Mul, y, n / (n - correction))?,
+            Some(n) => c.binary_float(BinaryOp::Mul, y, n / (n - correction))?,
             None => {
                 // Too few elements leave 0 of 0, which is no number.
-                let count = c.dim_tensor(&n, c.dtype(y))?;
-                let left = c.with_float(BinaryOp::Sub, count, correction)?;
-                let left = c.with_float(BinaryOp::Max, left, 0.0)?;
+                let count = c.emit_dim(&n, c.dtype(y))?;
+                let left = c.binary_float(BinaryOp::Sub, count, correction)?;
+                let left = c.binary_float(BinaryOp::Max, left, 0.0)?;
                 let factor = c.binary(BinaryOp::Div, count, left)?;
                 c.binary(BinaryOp::Mul, y, factor)?
             }
@@ -153,16 +159,16 @@ fn variance(c: &mut Call<'_, '_>, root: bool) -> Lowered {
     if root {
         y = c.unary(UnaryOp::Sqrt, y)?;
     }
-    if c.wants(1) {
-        let mean = if keep { mean } else { c.reduce(Reduction::Mean, x, axes, false)? };
-        c.set(1, mean);
+    if c.is_result_read(1) {
+        let mean = if keep { mean } else { c.reduce(ReductionKind::Mean, x, axes, false)? };
+        c.set_result(1, mean);
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
-fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
-    let x = c.floating(x)?;
+fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let x = c.cast_to_float(x)?;
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
     if axes.is_empty() {
@@ -176,7 +182,7 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
         axes.iter().for_each(|&a| kept[a] = 1.into());
         c.expand(zero, kept)?
     } else {
-        let max = c.reduce(Reduction::Max, x, axes.clone(), true)?;
+        let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
         // Where all is minus infinity the shift must stay finite.
         let finite = c.unary(UnaryOp::IsFinite, max)?;
         c.select(finite, max, zero)?
@@ -184,10 +190,10 @@ fn log_sum_exp(c: &mut Call<'_, '_>) -> Emitted {
     c.log_sum_exp(x, shift, axes, keep)
 }
 
-fn top_k(c: &mut Call<'_, '_>) -> Lowered {
+fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     // Sorted is one of the orders that are allowed otherwise.
     c.ignore(&["sorted"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
     let axis = c.axis_or("dim", -1, rank)?;
     let largest = c.bool_or("largest", true)?;
@@ -196,33 +202,35 @@ fn top_k(c: &mut Call<'_, '_>) -> Lowered {
     match shape.get_mut(axis) {
         Some(extent) => *extent = k,
         None if k.as_const() == Some(1) => return only_element(c, x),
-        None => return Err(Stop::Opaque(format!("it takes {k:?} elements of an operand without axes"))),
+        None => {
+            return Err(RuleFailure::Opaque(format!("it takes {k:?} elements of an operand without axes")));
+        }
     }
-    let types = vec![Type::new(c.dtype(x), shape.clone()), Type::new(DType::I64, shape)];
+    let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
     let name = format!("{}.topk", c.label);
     let both = c.lowering.builder.node_as(&name, Op::TopK { axis, largest }, &[x], types)?;
-    c.set(1, both[1]);
-    c.done(both[0])
+    c.set_result(1, both[1]);
+    c.set_only_result(both[0])
 }
 
 /// States the element of a tensor without axes, and its position 0.
-fn only_element(c: &mut Call<'_, '_>, x: ValueId) -> Lowered {
+fn only_element(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
-    c.set(1, zero);
-    c.done(x)
+    c.set_result(1, zero);
+    c.set_only_result(x)
 }
 
-fn sort(c: &mut Call<'_, '_>) -> Lowered {
-    let (elements, positions) = sorted(c)?;
-    c.set(1, positions);
-    c.done(elements)
+fn sort(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let (elements, positions) = sort_with_positions(c)?;
+    c.set_result(1, positions);
+    c.set_only_result(elements)
 }
 
 /// The elements in order, and their positions.
-fn sorted(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId)> {
+fn sort_with_positions(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId)> {
     // The sort of the IR is stable.
     c.ignore(&["stable"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let axis = c.axis_or("dim", -1, c.rank(x))?;
     let descending = c.bool_or("descending", false)?;
     if c.rank(x) == 0 {
@@ -236,8 +244,8 @@ fn sorted(c: &mut Call<'_, '_>) -> Lowered<(ValueId, ValueId)> {
 const MOST_FACTORS: i64 = 1 << 24;
 
 /// Running products: in each pass an element takes in the product of twice as many before it.
-fn cumulative_product(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let axis = c.axis("dim", c.rank(x))?;
     let dtype = match c.opt_dtype("dtype")? {
         Some(dtype) => dtype,
@@ -249,14 +257,16 @@ fn cumulative_product(c: &mut Call<'_, '_>) -> Emitted {
         return Ok(x);
     }
     let n = c.extent(x, axis);
-    let most = c.bounds(&n).1;
+    let most = c.dim_bounds(&n).1;
     if most > MOST_FACTORS {
-        return Err(Stop::Opaque(format!("its axis may have {most} elements, more than {MOST_FACTORS}")));
+        return Err(RuleFailure::Opaque(format!(
+            "its axis may have {most} elements, more than {MOST_FACTORS}"
+        )));
     }
     // PyTorch has wider factors between.
     let wide = match dtype {
         DType::F32 => DType::F64,
-        other if other.is_float() => other.wide(),
+        other if other.is_float() => other.compute_dtype(),
         other => other,
     };
     let mut y = c.cast(x, wide)?;
@@ -265,9 +275,9 @@ fn cumulative_product(c: &mut Call<'_, '_>) -> Emitted {
     let mut distance = 1;
     while distance < most {
         let from = c.iota(n.clone(), -distance, 1, DType::I64)?;
-        let index = c.with_scalar(BinaryOp::Max, from, Scalar::Int(0))?;
+        let index = c.binary_scalar(BinaryOp::Max, from, Scalar::Int(0))?;
         let before = c.emit("take", Op::Take { axis }, &[y, index])?;
-        let is_there = c.with_scalar(BinaryOp::Ge, from, Scalar::Int(0))?;
+        let is_there = c.binary_scalar(BinaryOp::Ge, from, Scalar::Int(0))?;
         column[0] = n.clone();
         let is_there = c.reshape(is_there, column.clone())?;
         let factor = c.select(is_there, before, one)?;
@@ -278,33 +288,34 @@ fn cumulative_product(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// The bounds of a histogram that is given none: those of the data, and one beyond where these are one number.
-fn extremes(c: &mut Call<'_, '_>, column: ValueId) -> Lowered<(ValueId, ValueId)> {
-    let low = c.reduce(Reduction::Min, column, vec![0, 1], false)?;
-    let high = c.reduce(Reduction::Max, column, vec![0, 1], false)?;
+fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<(ValueId, ValueId)> {
+    let low = c.reduce(ReductionKind::Min, column, vec![0, 1], false)?;
+    let high = c.reduce(ReductionKind::Max, column, vec![0, 1], false)?;
     let one = c.binary(BinaryOp::Eq, low, high)?;
-    let (before, behind) = (c.with_float(BinaryOp::Sub, low, 1.0)?, c.with_float(BinaryOp::Add, high, 1.0)?);
+    let (before, behind) =
+        (c.binary_float(BinaryOp::Sub, low, 1.0)?, c.binary_float(BinaryOp::Add, high, 1.0)?);
     Ok((c.select(one, before, low)?, c.select(one, behind, high)?))
 }
 
 /// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.
-fn histogram(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let bins = c.int_or("bins", 100)?;
     let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);
     let is_empty = c.ty(x).numel().as_const() == Some(0);
     if low > high || bins < 1 || (low == high && is_empty) {
-        return Err(Stop::Opaque("its bounds are none".into()));
+        return Err(RuleFailure::Opaque("its bounds are none".into()));
     }
     let wide = c.cast(x, DType::F64)?;
     let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;
     let (low, high) = if low < high {
-        let bound = |x: f64| Scalar::Float(symmc_ir::Float(x));
+        let bound = |x: f64| Scalar::Float(symmc_ir::FloatAttribute(x));
         (c.full(bound(low), DType::F64, vec![])?, c.full(bound(high), DType::F64, vec![])?)
     } else {
-        extremes(c, column)?
+        data_bounds(c, column)?
     };
     let width = c.binary(BinaryOp::Sub, high, low)?;
-    let factor = c.scalar_with(BinaryOp::Div, Scalar::Int(bins), width)?;
+    let factor = c.scalar_binary(BinaryOp::Div, Scalar::Int(bins), width)?;
     let bin = c.binary(BinaryOp::Sub, column, low)?;
     let bin = c.binary(BinaryOp::Mul, bin, factor)?;
     let bin = c.unary(UnaryOp::Floor, bin)?;
@@ -313,6 +324,6 @@ fn histogram(c: &mut Call<'_, '_>) -> Emitted {
     let bin = c.select(at_end, last, bin)?;
     let all = c.iota(bins.into(), 0, 1, DType::F64)?;
     let hit = c.binary(BinaryOp::Eq, bin, all)?;
-    let count = c.reduce(Reduction::Sum, hit, vec![0], false)?;
+    let count = c.reduce(ReductionKind::Sum, hit, vec![0], false)?;
     c.cast(count, c.dtype(x))
 }

@@ -1,20 +1,20 @@
 //! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
 
-use super::index::{Indexing, as_row, indexing, on_row};
-use super::{Row, row, row_of_results};
-use crate::call::{Call, Operand};
-use crate::lower::{Emitted, Lowered, Stop};
+use super::index::{AdvancedIndexing, as_row, on_row, resolve_indexing};
+use super::{RuleRow, row, row_of_results};
+use crate::call::{CallOperand, OpCall};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.index_put", "index_put; select for a mask", index_put),
     row_of_results("aten._unsafe_index_put", "index_put; select for a mask", index_put),
     row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),
     row_of_results("aten.index_add", "index_add", index_add),
     row_of_results("aten.index_copy", "index_put", |c| {
-        let (x, index, source) = (c.first()?, c.tensor("index")?, c.tensor("source")?);
+        let (x, index, source) = (c.first_tensor()?, c.tensor("index")?, c.tensor("source")?);
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| {
@@ -22,12 +22,12 @@ pub(super) const ROWS: &[Row] = &[
         })
     }),
     row_of_results("aten.index_fill", "index_put", |c| {
-        let (x, index) = (c.first()?, c.tensor("index")?);
+        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
         // Alone among its kind, PyTorch's index_fill lets indices count from the end.
         let n = c.extent(x, axis);
-        let index = c.wrapped(index, &n)?;
+        let index = c.wrap_negative_index(index, &n)?;
         let index = as_row(c, index)?;
         let source = c.as_tensor(&value, c.dtype(x))?;
         on_row(c, x, |c, x| {
@@ -37,20 +37,22 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.scatter", "scatter", |c| {
         let combine = match c.opt_string("reduce")? {
             None => None,
-            Some("add") => Some(Reduction::Sum),
-            Some("multiply") => Some(Reduction::Prod),
+            Some("add") => Some(ReductionKind::Sum),
+            Some("multiply") => Some(ReductionKind::Prod),
             Some(other) => {
-                return Err(Stop::Broken(format!("expected reduce add or multiply, found `{other}`")));
+                return Err(RuleFailure::Invalid(format!(
+                    "expected reduce add or multiply, found `{other}`"
+                )));
             }
         };
         scatter(c, combine)
     }),
-    row("aten.scatter_add", "scatter", |c| scatter(c, Some(Reduction::Sum))),
+    row("aten.scatter_add", "scatter", |c| scatter(c, Some(ReductionKind::Sum))),
     row("aten.scatter_reduce", "scatter; div for means", scatter_reduce),
     row("aten.embedding_dense_backward", "index_put", |c| {
         let (gradient, index) = (c.tensor("grad_output")?, c.tensor("indices")?);
         if c.bool_or("scale_grad_by_freq", false)? {
-            return Err(Stop::Opaque("it scales by frequency".into()));
+            return Err(RuleFailure::Opaque("it scales by frequency".into()));
         }
         let rows = c.dim("num_weights")?;
         let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
@@ -58,7 +60,7 @@ pub(super) const ROWS: &[Row] = &[
         let padding = c.int_or("padding_idx", -1)?;
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
         if padding >= 0 {
-            let mask = c.with_scalar(BinaryOp::Eq, index, Scalar::Int(padding))?;
+            let mask = c.binary_scalar(BinaryOp::Eq, index, Scalar::Int(padding))?;
             let mask = c.unsqueeze(mask, c.rank(index))?;
             gradient = c.select(mask, zero, gradient)?;
         }
@@ -68,9 +70,9 @@ pub(super) const ROWS: &[Row] = &[
     }),
 ];
 
-fn index_put(c: &mut Call<'_, '_>) -> Lowered {
+fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["unsafe"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let values = c.tensor("values")?;
     let accumulate = c.bool_or("accumulate", false)?;
     let values = c.cast(values, c.dtype(x))?;
@@ -79,9 +81,9 @@ fn index_put(c: &mut Call<'_, '_>) -> Lowered {
     {
         return masked_put(c, x, *mask, values, accumulate);
     }
-    let Indexing { x, axis, indices, perm } = indexing(c, x)?;
+    let AdvancedIndexing { x, axis, indices, perm } = resolve_indexing(c, x)?;
     if indices.is_empty() {
-        return Err(Stop::Broken("expected an index, found none".into()));
+        return Err(RuleFailure::Invalid("expected an index, found none".into()));
     }
     let operands: Vec<ValueId> = [&[x, values], indices.as_slice()].concat();
     let y = c.emit("index_put", Op::IndexPut { axis, accumulate }, &operands)?;
@@ -90,13 +92,19 @@ fn index_put(c: &mut Call<'_, '_>) -> Lowered {
         back[from] = to;
     }
     let y = c.permute(y, back)?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// One value stored wherever a mask over the leading axes is true.
-fn masked_put(c: &mut Call<'_, '_>, x: ValueId, mask: ValueId, value: ValueId, accumulate: bool) -> Lowered {
+fn masked_put(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    mask: ValueId,
+    value: ValueId,
+    accumulate: bool,
+) -> RuleResult {
     if c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x) {
-        return Err(Stop::Opaque("it stores as many values as a mask has true elements".into()));
+        return Err(RuleFailure::Opaque("it stores as many values as a mask has true elements".into()));
     }
     let mut shape = c.shape(mask);
     shape.resize(c.rank(x), Dim::from(1));
@@ -104,17 +112,22 @@ fn masked_put(c: &mut Call<'_, '_>, x: ValueId, mask: ValueId, value: ValueId, a
     let value = c.reshape(value, vec![])?;
     let value = if accumulate { c.binary(BinaryOp::Add, x, value)? } else { value };
     let y = c.select(mask, value, x)?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
-fn index_add(c: &mut Call<'_, '_>) -> Lowered {
-    let (x, index, mut source) = (c.first()?, c.tensor("index")?, c.tensor("source")?);
+fn index_add(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let (x, index, mut source) = (c.first_tensor()?, c.tensor("index")?, c.tensor("source")?);
     let axis = c.axis("dim", c.rank(x))?;
     let index = as_row(c, index)?;
     match c.opt_scalar("alpha")? {
         Some(alpha) if alpha.as_f64() != 1.0 => {
             let dtype = c.dtype(source);
-            source = c.apply(BinaryOp::Mul, &Operand::Tensor(source), &Operand::Scalar(alpha), dtype)?;
+            source = c.emit_binary(
+                BinaryOp::Mul,
+                &CallOperand::Tensor(source),
+                &CallOperand::Scalar(alpha),
+                dtype,
+            )?;
         }
         _ => {}
     }
@@ -125,19 +138,19 @@ fn index_add(c: &mut Call<'_, '_>) -> Lowered {
     on_row(c, x, |c, x| c.emit("index_add", Op::IndexAdd { axis }, &[x, index, source]))
 }
 
-fn scatter(c: &mut Call<'_, '_>, combine: Option<Reduction>) -> Emitted {
-    let x = c.first()?;
-    let source = source(c, c.dtype(x))?;
-    scattered(c, x, source, combine)
+fn scatter(c: &mut OpCall<'_, '_>, combine: Option<ReductionKind>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let source = scatter_source(c, c.dtype(x))?;
+    scatter_into(c, x, source, combine)
 }
 
 /// What is scattered, with the extents of the index, and at least one axis.
-fn source(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
+fn scatter_source(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
     let shape = c.shape(index);
     match (c.opt_operand("src")?, c.opt_operand("value")?) {
-        (Some(Operand::Tensor(source)), _) => {
+        (Some(CallOperand::Tensor(source)), _) => {
             let source = c.cast(source, dtype)?;
             let mut source = as_row(c, source)?;
             for (a, n) in shape.iter().enumerate() {
@@ -149,12 +162,17 @@ fn source(c: &mut Call<'_, '_>, dtype: DType) -> Emitted {
             let value = c.as_tensor(&value, dtype)?;
             c.expand(value, shape)
         }
-        (None, None) => Err(Stop::Broken("expected `src` or `value`, found neither".into())),
+        (None, None) => Err(RuleFailure::Invalid("expected `src` or `value`, found neither".into())),
     }
 }
 
 /// `x` with the source stored, or combined, where the arguments say.
-fn scattered(c: &mut Call<'_, '_>, x: ValueId, source: ValueId, combine: Option<Reduction>) -> Emitted {
+fn scatter_into(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    source: ValueId,
+    combine: Option<ReductionKind>,
+) -> EmitResult {
     let axis = c.axis("dim", c.rank(x))?;
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
@@ -165,36 +183,36 @@ fn scattered(c: &mut Call<'_, '_>, x: ValueId, source: ValueId, combine: Option<
 }
 
 /// Elements of the operand take part, or only what is scattered where anything is.
-fn scatter_reduce(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let dtype = c.dtype(x);
     let least = |s: i64, f: f64| match dtype {
         DType::Bool => Scalar::Bool(s > 0),
-        _ if dtype.is_float() => Scalar::Float(Float(f)),
-        _ => Scalar::Int(s).saturated(dtype),
+        _ if dtype.is_float() => Scalar::Float(FloatAttribute(f)),
+        _ => Scalar::Int(s).saturate_to(dtype),
     };
     let (combine, nothing) = match c.opt_string("reduce")? {
-        Some("sum" | "mean") => (Reduction::Sum, Scalar::Int(0)),
-        Some("prod") => (Reduction::Prod, Scalar::Int(1)),
-        Some("amax") => (Reduction::Max, least(i64::MIN, f64::NEG_INFINITY)),
-        Some("amin") => (Reduction::Min, least(i64::MAX, f64::INFINITY)),
-        other => return Err(Stop::Opaque(format!("it combines by {}", other.unwrap_or("nothing")))),
+        Some("sum" | "mean") => (ReductionKind::Sum, Scalar::Int(0)),
+        Some("prod") => (ReductionKind::Prod, Scalar::Int(1)),
+        Some("amax") => (ReductionKind::Max, least(i64::MIN, f64::NEG_INFINITY)),
+        Some("amin") => (ReductionKind::Min, least(i64::MAX, f64::INFINITY)),
+        other => return Err(RuleFailure::Opaque(format!("it combines by {}", other.unwrap_or("nothing")))),
     };
-    let source = source(c, dtype)?;
+    let source = scatter_source(c, dtype)?;
     let shape = c.shape(source);
     let takes_part = c.bool_or("include_self", true)?;
     let base = if takes_part {
         x
     } else {
         let nothing = c.full(nothing, dtype, shape.clone())?;
-        scattered(c, x, nothing, None)?
+        scatter_into(c, x, nothing, None)?
     };
-    let mut y = scattered(c, base, source, Some(combine))?;
+    let mut y = scatter_into(c, base, source, Some(combine))?;
     if c.opt_string("reduce")? == Some("mean") {
         let none = c.full(Scalar::Int(i64::from(takes_part)), dtype, c.shape(x))?;
         let one = c.full(Scalar::Int(1), dtype, shape)?;
-        let count = scattered(c, none, one, Some(Reduction::Sum))?;
-        let count = c.with_scalar(BinaryOp::Max, count, Scalar::Int(1))?;
+        let count = scatter_into(c, none, one, Some(ReductionKind::Sum))?;
+        let count = c.binary_scalar(BinaryOp::Max, count, Scalar::Int(1))?;
         let op = if dtype.is_float() { BinaryOp::Div } else { BinaryOp::FloorDiv };
         y = c.binary(op, y, count)?;
     }

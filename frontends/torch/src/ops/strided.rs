@@ -1,17 +1,17 @@
 //! Views by strides: diagonals, windows along an axis, and elements at any strides.
 //!
 //! Where extents are known, or windows lie side by side, they are views of the program as well. Others are read by index: the
-//! program then does not show that PyTorch has them in the memory of the operand, which [`sharing::entangle`] notes.
+//! program then does not show that PyTorch has them in the memory of the operand, which [`aliasing::note_alias`] notes.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
 
-use super::{Row, row};
-use crate::call::Call;
-use crate::lower::{Emitted, Stop};
-use crate::sharing;
+use super::{RuleRow, row};
+use crate::aliasing;
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.diagonal", "permute, reshape, slice; index where extents vary", diagonal),
     row("aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
     row("aten.unfold", "slice, reshape, permute; take where windows overlap", unfold),
@@ -20,13 +20,13 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.as_strided_copy", "slice, reshape, permute, expand; take", as_strided),
 ];
 
-fn diagonal(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
     let offset = c.int_or("offset", 0)?;
     let (first, second) = (c.axis_or("dim1", 0, rank)?, c.axis_or("dim2", 1, rank)?);
     if first == second {
-        return Err(Stop::Broken(format!("expected two distinct axes, found {first} and {second}")));
+        return Err(RuleFailure::Invalid(format!("expected two distinct axes, found {first} and {second}")));
     }
     let (n, m) = (c.extent(x, first), c.extent(x, second));
     let others = (0..rank).filter(|&a| a != first && a != second);
@@ -44,32 +44,32 @@ fn diagonal(c: &mut Call<'_, '_>) -> Emitted {
         return Ok(y);
     }
     let len = (n - Dim::from(row)).min_with(&(m - Dim::from(column)));
-    let len = if c.bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
-    let rows = c.positions(&row.into(), 1, len.clone())?;
-    let columns = c.positions(&column.into(), 1, len)?;
+    let len = if c.dim_bounds(&len).0 < 0 { len.max_with(&0.into()) } else { len };
+    let rows = c.emit_positions(&row.into(), 1, len.clone())?;
+    let columns = c.emit_positions(&column.into(), 1, len)?;
     let y = c.emit("index", Op::Index { axis: rank - 2 }, &[x, rows, columns])?;
-    sharing::entangle(c, y, x);
+    aliasing::note_alias(c, y, x);
     Ok(y)
 }
 
 /// `result[.., i, .., j]` is `x[.., i * step + j, ..]`.
-fn unfold(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
     if rank == 0 {
-        return Err(Stop::Opaque("its operand has no axis".into()));
+        return Err(RuleFailure::Opaque("its operand has no axis".into()));
     }
     let axis = c.axis("dimension", rank)?;
     let (size, step) = (c.int("size")?, c.int("step")?);
     let n = c.extent(x, axis);
     let beyond = n.clone() - Dim::from(size);
-    if size < 0 || step < 1 || c.bounds(&beyond).1 < 0 {
-        return Err(Stop::Broken(format!(
+    if size < 0 || step < 1 || c.dim_bounds(&beyond).1 < 0 {
+        return Err(RuleFailure::Invalid(format!(
             "expected windows of 0 to {n:?} elements that are at least 1 apart, found {size} and {step}"
         )));
     }
-    if c.bounds(&beyond).0 < 0 {
-        return Err(Stop::Opaque(format!(
+    if c.dim_bounds(&beyond).0 < 0 {
+        return Err(RuleFailure::Opaque(format!(
             "{n:?} elements of an axis may be fewer than the {size} of a window"
         )));
     }
@@ -85,37 +85,39 @@ fn unfold(c: &mut Call<'_, '_>) -> Emitted {
         let within = c.iota(size.into(), 0, 1, DType::I64)?;
         let index = c.binary(BinaryOp::Add, from, within)?;
         let y = c.emit("take", Op::Take { axis }, &[x, index])?;
-        sharing::entangle(c, y, x);
+        aliasing::note_alias(c, y, x);
         y
     };
     let perm = (0..=rank).filter(|&a| a != axis + 1).chain([axis + 1]).collect();
     c.permute(y, perm)
 }
 
-struct Axis {
+struct AsStridedAxis {
     /// Which one of the result.
     at: usize,
     size: Dim,
     stride: Dim,
 }
 
-fn as_strided(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let (shape, strides) = (c.dims("size")?, c.dims("stride")?);
     if shape.len() != strides.len() {
         let (sizes, strides) = (shape.len(), strides.len());
-        return Err(Stop::Broken(format!("expected a stride for each extent, found {sizes} and {strides}")));
+        return Err(RuleFailure::Invalid(format!(
+            "expected a stride for each extent, found {sizes} and {strides}"
+        )));
     }
-    let Some(begin) = sharing::begin(c) else {
-        return Err(Stop::Opaque("where its operand begins in memory is not known".into()));
+    let Some(begin) = aliasing::storage_begin(c) else {
+        return Err(RuleFailure::Opaque("where its operand begins in memory is not known".into()));
     };
     let offset = c.opt_dim("storage_offset")?.unwrap_or(begin.clone()) - begin;
-    let x = in_memory(c, x)?;
+    let x = flatten_in_memory_order(c, x)?;
     let sizes = shape.iter().zip(&strides).enumerate();
     let stepping =
         sizes.filter(|(_, (size, stride))| size.as_const() != Some(1) && stride.as_const() != Some(0));
-    let axes: Vec<Axis> = stepping
-        .map(|(at, (size, stride))| Axis { at, size: size.clone(), stride: stride.clone() })
+    let axes: Vec<AsStridedAxis> = stepping
+        .map(|(at, (size, stride))| AsStridedAxis { at, size: size.clone(), stride: stride.clone() })
         .collect();
     if shape.iter().any(|d| d.as_const() == Some(0)) {
         let y = c.slice(x, 0, 0.into(), 0.into(), 1)?;
@@ -124,11 +126,11 @@ fn as_strided(c: &mut Call<'_, '_>) -> Emitted {
     }
     let steps = axes.iter().map(|a| (a.size.clone() - Dim::from(1)) * a.stride.clone());
     let last = steps.fold(offset.clone(), |a, b| a + b);
-    let low = axes.iter().map(|a| c.bounds(&a.stride).0).chain([c.bounds(&offset).0]).min();
-    if low.is_none_or(|low| low < 0) || c.bounds(&(c.extent(x, 0) - last)).0 < 1 {
-        return Err(Stop::Opaque("it may reach beyond its operand".into()));
+    let low = axes.iter().map(|a| c.dim_bounds(&a.stride).0).chain([c.dim_bounds(&offset).0]).min();
+    if low.is_none_or(|low| low < 0) || c.dim_bounds(&(c.extent(x, 0) - last)).0 < 1 {
+        return Err(RuleFailure::Opaque("it may reach beyond its operand".into()));
     }
-    let y = stepped(c, x, &offset, &axes)?;
+    let y = take_strided(c, x, &offset, &axes)?;
     let mut narrow = vec![Dim::from(1); shape.len()];
     for axis in &axes {
         if let Some(extent) = narrow.get_mut(axis.at) {
@@ -140,9 +142,9 @@ fn as_strided(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// The elements of the operand as they lie in memory, along one axis.
-fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
-    let Some(order) = sharing::memory_order(c) else {
-        return Err(Stop::Opaque(
+fn flatten_in_memory_order(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+    let Some(order) = aliasing::memory_order(c) else {
+        return Err(RuleFailure::Opaque(
             "its operand does not lie in memory as a whole, or where it does is not known".into(),
         ));
     };
@@ -151,7 +153,7 @@ fn in_memory(c: &mut Call<'_, '_>, x: ValueId) -> Emitted {
 }
 
 /// The elements at these steps from `offset` on, with an axis for each.
-fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Emitted {
+fn take_strided(c: &mut OpCall<'_, '_>, x: ValueId, offset: &Dim, axes: &[AsStridedAxis]) -> EmitResult {
     let sizes = |order: &[usize]| -> Vec<Dim> {
         order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect()
     };
@@ -163,7 +165,7 @@ fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Emi
         std::cmp::Reverse(axes.get(a).and_then(|a| a.stride.as_const()).unwrap_or(i64::MAX))
     });
     let dense = sizes(&order);
-    if sharing::row_major(&dense, &strides(&order)) == Some(true) {
+    if aliasing::is_row_major(&dense, &strides(&order)) == Some(true) {
         let numel = dense.iter().cloned().fold(Dim::from(1), |a, b| a * b);
         let piece = c.slice(x, 0, offset.clone(), numel, 1)?;
         let y = c.reshape(piece, dense)?;
@@ -173,13 +175,13 @@ fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Emi
         }
         return c.permute(y, back);
     }
-    let mut index = c.dim_tensor(offset, DType::I64)?;
+    let mut index = c.emit_dim(offset, DType::I64)?;
     for (i, axis) in axes.iter().enumerate() {
         let line = match axis.stride.as_const() {
             Some(stride) => c.iota(axis.size.clone(), 0, stride, DType::I64)?,
             None => {
                 let line = c.iota(axis.size.clone(), 0, 1, DType::I64)?;
-                let stride = c.dim_tensor(&axis.stride, DType::I64)?;
+                let stride = c.emit_dim(&axis.stride, DType::I64)?;
                 c.binary(BinaryOp::Mul, line, stride)?
             }
         };
@@ -189,6 +191,6 @@ fn stepped(c: &mut Call<'_, '_>, x: ValueId, offset: &Dim, axes: &[Axis]) -> Emi
         index = c.binary(BinaryOp::Add, index, line)?;
     }
     let y = c.emit("take", Op::Take { axis: 0 }, &[x, index])?;
-    sharing::entangle(c, y, x);
+    aliasing::note_alias(c, y, x);
     Ok(y)
 }

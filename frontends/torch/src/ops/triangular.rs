@@ -1,58 +1,60 @@
 //! Systems of triangular equations, by the inverse of the matrix: that of blocks on the diagonal, of twice the extent in each step.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, Op, Scalar, Type, UnaryOp, ValueId};
+use symmc_ir::{BinaryOp, Dim, Op, Scalar, TensorType, UnaryOp, ValueId};
 
-use super::{Row, row};
-use crate::call::Call;
-use crate::lower::{Emitted, Stop};
+use super::{RuleRow, row};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[Row] =
+pub(super) const ROWS: &[RuleRow] =
     &[row("aten.linalg_solve_triangular", "reshape, slice, matmul, concat", solve)];
 
 const MOST: i64 = 1024;
 
-fn solve(c: &mut Call<'_, '_>) -> Emitted {
-    let (a, b) = (c.first()?, c.tensor("B")?);
+fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (a, b) = (c.first_tensor()?, c.tensor("B")?);
     let upper = c.bool_or("upper", false)?;
     let left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;
     let rank = c.rank(a);
     if rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1) {
         let (a, b) = (c.shape(a), c.shape(b));
-        return Err(Stop::Broken(format!("expected square matrices and matrices, found {a:?} and {b:?}")));
+        return Err(RuleFailure::Invalid(format!(
+            "expected square matrices and matrices, found {a:?} and {b:?}"
+        )));
     }
     let Some(n) = c.extent(a, rank - 1).as_const().filter(|n| *n <= MOST) else {
         let n = c.extent(a, rank - 1);
-        return Err(Stop::Opaque(format!(
+        return Err(RuleFailure::Opaque(format!(
             "its matrices have {n:?} rows, and more than {MOST} are not known how"
         )));
     };
     if !c.dtype(a).is_float() {
-        return Err(Stop::Opaque(format!("its matrices are of {}", c.dtype(a))));
+        return Err(RuleFailure::Opaque(format!("its matrices are of {}", c.dtype(a))));
     }
     let lower = if upper { c.transposed(a)? } else { a };
-    let inverse = inverse(c, lower, n, unit)?;
+    let inverse = invert_lower_triangular(c, lower, n, unit)?;
     let inverse = if upper { c.transposed(inverse)? } else { inverse };
     let y = if left { c.matmul(inverse, b)? } else { c.matmul(b, inverse)? };
     Ok(y)
 }
 
 /// The inverse of lower triangular matrices of `n` rows; what stands above the diagonal is not looked at.
-fn inverse(c: &mut Call<'_, '_>, a: ValueId, n: i64, unit: bool) -> Emitted {
+fn invert_lower_triangular(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, unit: bool) -> EmitResult {
     let shape = c.shape(a);
     let batch = shape.iter().rev().skip(2).cloned().fold(Dim::from(1), |a, b| a * b);
     let a = c.reshape(a, vec![batch.clone(), n.into(), n.into()])?;
     let extent = n.max(1).unsigned_abs().next_power_of_two().cast_signed();
     // Rows behind the last are those of the unit matrix, of which nothing below is part of the result.
     let low = vec![Dim::from(0); 3];
-    let ty = Type::new(c.dtype(a), vec![batch.clone(), extent.into(), extent.into()]);
-    let value = Scalar::Int(0).converted(ty.dtype);
+    let ty = TensorType::new(c.dtype(a), vec![batch.clone(), extent.into(), extent.into()]);
+    let value = Scalar::Int(0).convert_to(ty.dtype);
     let a = if extent == n { a } else { c.emit_as("pad", Op::Pad { low, value }, &[a], ty)? };
-    let mut done = first(c, a, n, extent, unit)?;
+    let mut done = invert_diagonal(c, a, n, extent, unit)?;
     let mut size = 1;
     while size < extent {
-        done = doubled(c, a, done, extent, size)?;
+        done = double_block_size(c, a, done, extent, size)?;
         size *= 2;
     }
     let y = c.reshape(done, vec![batch, extent.into(), extent.into()])?;
@@ -62,9 +64,9 @@ fn inverse(c: &mut Call<'_, '_>, a: ValueId, n: i64, unit: bool) -> Emitted {
 }
 
 /// The inverses of the elements on the diagonal, `[batch, extent, 1, 1]`.
-fn first(c: &mut Call<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> Emitted {
+fn invert_diagonal(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> EmitResult {
     let batch = c.extent(a, 0);
-    let ones = |c: &mut Call<'_, '_>, count: i64| {
+    let ones = |c: &mut OpCall<'_, '_>, count: i64| {
         c.full(Scalar::Int(1), c.dtype(a), vec![batch.clone(), count.into(), 1.into(), 1.into()])
     };
     if unit {
@@ -81,7 +83,7 @@ fn first(c: &mut Call<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> E
 }
 
 /// The blocks of `size` rows on the diagonal, `[batch, number, size, size]`.
-fn blocks(c: &mut Call<'_, '_>, a: ValueId, extent: i64, size: i64) -> Emitted {
+fn blocks(c: &mut OpCall<'_, '_>, a: ValueId, extent: i64, size: i64) -> EmitResult {
     let (batch, count) = (c.extent(a, 0), extent / size);
     let dims = |inner: [i64; 4]| -> Vec<Dim> {
         std::iter::once(batch.clone()).chain(inner.into_iter().map(Dim::from)).collect()
@@ -94,7 +96,13 @@ fn blocks(c: &mut Call<'_, '_>, a: ValueId, extent: i64, size: i64) -> Emitted {
 }
 
 /// The inverses of blocks of twice the extent: of `[[a, 0], [b, d]]` that is `[[a', 0], [-d' b a', d']]`.
-fn doubled(c: &mut Call<'_, '_>, a: ValueId, done: ValueId, extent: i64, size: i64) -> Emitted {
+fn double_block_size(
+    c: &mut OpCall<'_, '_>,
+    a: ValueId,
+    done: ValueId,
+    extent: i64,
+    size: i64,
+) -> EmitResult {
     let count = extent / (2 * size);
     let whole = blocks(c, a, extent, 2 * size)?;
     let below = c.slice(whole, 2, size.into(), size.into(), 1)?;
@@ -103,7 +111,7 @@ fn doubled(c: &mut Call<'_, '_>, a: ValueId, done: ValueId, extent: i64, size: i
     let other = c.slice(done, 1, 1.into(), count.into(), 2)?;
     let corner = c.matmul(below, one)?;
     let corner = c.matmul(other, corner)?;
-    let corner = c.with_scalar(BinaryOp::Mul, corner, Scalar::Int(-1))?;
+    let corner = c.binary_scalar(BinaryOp::Mul, corner, Scalar::Int(-1))?;
     let nothing = c.full(Scalar::Int(0), c.dtype(a), c.shape(one))?;
     let above = c.concat(&[one, nothing], 3)?;
     let below = c.concat(&[corner, other], 3)?;

@@ -2,15 +2,15 @@
 //! copy are the same value.
 
 use symmc_import::Emit;
-use symmc_import::emit::product;
+use symmc_import::emit::extent_product;
 use symmc_ir::Dim;
 
 use super::elementwise::identity;
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
+pub(super) const ROWS: &[RuleRow] = &[
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
     row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
     row("aten.view_copy.default", "reshape", |c| reshape(c, "size")),
@@ -49,10 +49,10 @@ pub(super) const ROWS: &[Row] = &[
         let parts = c.tensors("tensors")?;
         let shapes: Vec<Vec<Dim>> = parts.iter().map(|&p| c.shape(p)).collect();
         let shapes: Vec<&[Dim]> = shapes.iter().map(Vec::as_slice).collect();
-        let shape = symmc_ir::infer::broadcast(&shapes).map_err(Stop::Broken)?;
+        let shape = symmc_ir::infer::broadcast_shapes(&shapes).map_err(RuleFailure::Invalid)?;
         for (i, p) in parts.into_iter().enumerate() {
             let y = c.expand(p, shape.clone())?;
-            c.set(i, y);
+            c.set_result(i, y);
         }
         Ok(())
     }),
@@ -60,28 +60,28 @@ pub(super) const ROWS: &[Row] = &[
     row("aten.broadcast_to", "expand", expand),
 ];
 
-fn reshape(c: &mut Call<'_, '_>, name: &str) -> Emitted {
-    let x = c.first()?;
+fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
+    let x = c.first_tensor()?;
     let numel = c.ty(x).numel();
-    let shape = c.filled(c.dims(name)?, &numel)?;
+    let shape = c.resolve_open_extent(c.dims(name)?, &numel)?;
     c.reshape(x, shape)
 }
 
-fn reshape_as(c: &mut Call<'_, '_>) -> Emitted {
-    let (x, other) = (c.first()?, c.tensor("other")?);
+fn reshape_as(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (x, other) = (c.first_tensor()?, c.tensor("other")?);
     c.reshape(x, c.shape(other))
 }
 
-fn view_dtype(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
     }
-    Err(Stop::Opaque("it reinterprets the bits of its operand".into()))
+    Err(RuleFailure::Opaque("it reinterprets the bits of its operand".into()))
 }
 
-fn flatten(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let shape = c.shape(x);
     let first = c.axis_or("start_dim", 0, shape.len())?;
     let last = c.axis_or("end_dim", -1, shape.len())?;
@@ -90,29 +90,33 @@ fn flatten(c: &mut Call<'_, '_>) -> Emitted {
         return Ok(y);
     }
     if first > last {
-        return Err(Stop::Broken(format!("expected start_dim before end_dim, found {first} and {last}")));
+        return Err(RuleFailure::Invalid(format!(
+            "expected start_dim before end_dim, found {first} and {last}"
+        )));
     }
     let mut flat = shape[..first].to_vec();
-    flat.push(product(&shape[first..=last]));
+    flat.push(extent_product(&shape[first..=last]));
     flat.extend_from_slice(&shape[last + 1..]);
     c.reshape(x, flat)
 }
 
-fn unflatten(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn unflatten(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let mut shape = c.shape(x);
     let axis = c.axis("dim", shape.len())?;
-    let sizes = c.filled(c.dims("sizes")?, &c.extent(x, axis))?;
+    let sizes = c.resolve_open_extent(c.dims("sizes")?, &c.extent(x, axis))?;
     shape.splice(axis..shape.len().min(axis + 1), sizes);
     c.reshape(x, shape)
 }
 
 /// Axes of extent 1 vanish: all, or those that are named.
-fn squeeze(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn squeeze(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let shape = c.shape(x);
     let axes = match c.opt_ints("dim")? {
-        Some(list) => list.into_iter().map(|a| c.axis_of(a, shape.len())).collect::<Lowered<Vec<_>>>()?,
+        Some(list) => {
+            list.into_iter().map(|a| c.resolve_axis(a, shape.len())).collect::<RuleResult<Vec<_>>>()?
+        }
         None => (0..shape.len()).collect(),
     };
     let stays = |a: usize, d: &Dim| !(axes.contains(&a) && d.as_const() == Some(1));
@@ -120,21 +124,21 @@ fn squeeze(c: &mut Call<'_, '_>) -> Emitted {
     c.reshape(x, left)
 }
 
-fn unsqueeze(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn unsqueeze(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let axis = c.axis("dim", c.rank(x) + 1)?;
     c.unsqueeze(x, axis)
 }
 
-fn permute(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn permute(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let dims = c.opt_ints("dims")?.unwrap_or_default();
-    let perm = dims.into_iter().map(|a| c.axis_of(a, c.rank(x))).collect::<Lowered<Vec<_>>>()?;
+    let perm = dims.into_iter().map(|a| c.resolve_axis(a, c.rank(x))).collect::<RuleResult<Vec<_>>>()?;
     c.permute(x, perm)
 }
 
-fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Emitted {
-    let x = c.first()?;
+fn transpose(c: &mut OpCall<'_, '_>, first: &str, second: &str) -> EmitResult {
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
     let (a, b) = (c.axis(first, rank)?, c.axis(second, rank)?);
     let mut perm: Vec<usize> = (0..rank).collect();
@@ -144,22 +148,22 @@ fn transpose(c: &mut Call<'_, '_>, first: &str, second: &str) -> Emitted {
     c.permute(x, perm)
 }
 
-fn reversed(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn reversed(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let perm = (0..c.rank(x)).rev().collect();
     c.permute(x, perm)
 }
 
-fn transposed(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn transposed(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     c.transposed(x)
 }
 
-fn move_axes(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
+fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
     let rank = c.rank(x);
-    let axes = |c: &Call<'_, '_>, name: &str| -> Lowered<Vec<usize>> {
-        c.opt_ints(name)?.unwrap_or_default().into_iter().map(|a| c.axis_of(a, rank)).collect()
+    let axes = |c: &OpCall<'_, '_>, name: &str| -> RuleResult<Vec<usize>> {
+        c.opt_ints(name)?.unwrap_or_default().into_iter().map(|a| c.resolve_axis(a, rank)).collect()
     };
     let (from, to) = (axes(c, "source")?, axes(c, "destination")?);
     let mut slots = vec![None; rank];
@@ -170,19 +174,23 @@ fn move_axes(c: &mut Call<'_, '_>) -> Emitted {
     }
     let mut rest = (0..rank).filter(|a| !from.contains(a));
     let perm: Option<Vec<usize>> = slots.into_iter().map(|s| s.or_else(|| rest.next())).collect();
-    let perm =
-        perm.ok_or_else(|| Stop::Broken(format!("expected distinct axes, found {from:?} to {to:?}")))?;
+    let perm = perm
+        .ok_or_else(|| RuleFailure::Invalid(format!("expected distinct axes, found {from:?} to {to:?}")))?;
     c.permute(x, perm)
 }
 
 /// -1 keeps the extent of `x`.
-fn expand(c: &mut Call<'_, '_>) -> Emitted {
+fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
-    let x = c.first()?;
+    let x = c.first_tensor()?;
     let mut shape = c.dims("size")?;
     let own = c.shape(x);
     let Some(new) = shape.len().checked_sub(own.len()) else {
-        return Err(Stop::Broken(format!("expected {} axes or more, found {}", own.len(), shape.len())));
+        return Err(RuleFailure::Invalid(format!(
+            "expected {} axes or more, found {}",
+            own.len(),
+            shape.len()
+        )));
     };
     for (d, o) in shape[new..].iter_mut().zip(own) {
         if d.as_const() == Some(-1) {
@@ -192,13 +200,13 @@ fn expand(c: &mut Call<'_, '_>) -> Emitted {
     c.expand(x, shape)
 }
 
-fn expand_as(c: &mut Call<'_, '_>) -> Emitted {
-    let (x, other) = (c.first()?, c.tensor("other")?);
+fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (x, other) = (c.first_tensor()?, c.tensor("other")?);
     c.expand(x, c.shape(other))
 }
 
 /// Vectors as the coordinates of a grid: vector `i` varies along axis `i`, with `xy` the first two swapped.
-fn mesh_grid(c: &mut Call<'_, '_>) -> Lowered {
+fn mesh_grid(c: &mut OpCall<'_, '_>) -> RuleResult {
     let parts = c.tensors("tensors")?;
     let swapped = c.opt_string("indexing")? == Some("xy") && parts.len() >= 2;
     let axis_of = |i: usize| if swapped && i < 2 { 1 - i } else { i };
@@ -211,7 +219,7 @@ fn mesh_grid(c: &mut Call<'_, '_>) -> Lowered {
         line[axis_of(i)] = c.ty(p).numel();
         let y = c.reshape(p, line)?;
         let y = c.expand(y, shape.clone())?;
-        c.set(i, y);
+        c.set_result(i, y);
     }
     Ok(())
 }

@@ -1,26 +1,26 @@
 //! Windows that stand on the last axes of an operand, `[batch, channels, ...]`: those of convolutions and of pools.
 
 use symmc_import::Emit;
-use symmc_ir::{ArgOp, BinaryOp, DType, Dim, Float, Op, Reduction, Scalar, Type, ValueId};
+use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
-use super::{Row, row, row_of_results};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[Row] = &[
-    row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| mean(c, 2)),
-    row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| mean(c, 3)),
-    row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 2)),
-    row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| mean_backward(c, 3)),
+pub(super) const ROWS: &[RuleRow] = &[
+    row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| average_pool(c, 2)),
+    row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| average_pool(c, 3)),
+    row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 2)),
+    row("aten.avg_pool3d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 3)),
     row("aten.col2im", "slice, pad, add", fold),
     row_of_results("aten.max_pool2d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
-        largest(c, 2)
+        max_pool(c, 2)
     }),
     row_of_results("aten.max_pool3d_with_indices.default", "pad, slice, concat, max, argmax", |c| {
-        largest(c, 3)
+        max_pool(c, 3)
     }),
-    row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| largest_backward(c, 2)),
-    row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| largest_backward(c, 3)),
+    row("aten.max_pool2d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 2)),
+    row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 3)),
 ];
 
 /// The elements of a window at most, each of which is a slice.
@@ -28,7 +28,7 @@ const MOST: i64 = 128;
 
 /// Where windows stand, by axis.
 #[derive(Clone)]
-pub(super) struct Windows {
+pub(super) struct WindowGeometry {
     pub kernel: Vec<i64>,
     stride: Vec<i64>,
     padding: Vec<i64>,
@@ -38,32 +38,38 @@ pub(super) struct Windows {
 }
 
 /// The integers of an argument that has some.
-fn given(c: &Call<'_, '_>, name: &str) -> Lowered<Option<Vec<i64>>> {
+fn non_empty_ints(c: &OpCall<'_, '_>, name: &str) -> RuleResult<Option<Vec<i64>>> {
     Ok(c.opt_ints(name)?.filter(|v| !v.is_empty()))
 }
 
-impl Windows {
+impl WindowGeometry {
     /// Windows of these extents as a call places them, `step` apart unless it says how far.
-    pub fn of(c: &Call<'_, '_>, kernel: Vec<i64>, step: i64) -> Lowered<Windows> {
+    pub fn from_call(c: &OpCall<'_, '_>, kernel: Vec<i64>, step: i64) -> RuleResult<WindowGeometry> {
         let beyond = vec![Dim::from(0); kernel.len()];
-        let unplaced = Windows { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
+        let unplaced = WindowGeometry { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
         if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
-            return Err(Stop::Opaque(format!("its kernel has the extents {:?}", unplaced.kernel)));
+            return Err(RuleFailure::Opaque(format!("its kernel has the extents {:?}", unplaced.kernel)));
         }
-        let stride = unplaced.each(c, "stride", step, 1)?;
-        let padding = unplaced.each(c, "padding", 0, 0)?;
-        let dilation = unplaced.each(c, "dilation", 1, 1)?;
-        Ok(Windows { stride, padding, dilation, ..unplaced })
+        let stride = unplaced.axis_integers(c, "stride", step, 1)?;
+        let padding = unplaced.axis_integers(c, "padding", 0, 0)?;
+        let dilation = unplaced.axis_integers(c, "dilation", 1, 1)?;
+        Ok(WindowGeometry { stride, padding, dilation, ..unplaced })
     }
 
     /// An integer for each axis: one stands for all.
-    pub fn each(&self, c: &Call<'_, '_>, name: &str, default: i64, least: i64) -> Lowered<Vec<i64>> {
+    pub fn axis_integers(
+        &self,
+        c: &OpCall<'_, '_>,
+        name: &str,
+        default: i64,
+        least: i64,
+    ) -> RuleResult<Vec<i64>> {
         let n = self.kernel.len();
-        let given = given(c, name)?.unwrap_or_else(|| vec![default]);
+        let given = non_empty_ints(c, name)?.unwrap_or_else(|| vec![default]);
         let all = if let [one] = given.as_slice() { vec![*one; n] } else { given };
         if all.len() != n || all.iter().any(|&v| v < least || v > i64::from(i32::MAX)) {
             let message = format!("expected {n} integers of at least {least} as `{name}`, found {all:?}");
-            return Err(Stop::Broken(message));
+            return Err(RuleFailure::Invalid(message));
         }
         Ok(all)
     }
@@ -73,46 +79,47 @@ impl Windows {
     }
 
     /// Extent, stride, padding and dilation of each axis.
-    fn axes(&self) -> impl Iterator<Item = (i64, i64, i64, i64)> + '_ {
+    fn axis_parameters(&self) -> impl Iterator<Item = (i64, i64, i64, i64)> + '_ {
         let both = self.kernel.iter().zip(&self.stride).zip(&self.padding).zip(&self.dilation);
         both.map(|(((&k, &s), &p), &d)| (k, s, p, d))
     }
 
     /// The extents of an operand on which so many windows stand, with what it has beyond the last.
-    pub fn covered(&self, count: &[Dim], further: &[i64]) -> Vec<Dim> {
-        let all = self.axes().zip(count).zip(further);
+    pub fn covered_extents(&self, count: &[Dim], further: &[i64]) -> Vec<Dim> {
+        let all = self.axis_parameters().zip(count).zip(further);
         let extent = |(((k, s, p, d), count), &further): (((i64, i64, i64, i64), &Dim), &i64)| {
-            (count.clone() - Dim::from(1)) * Dim::from(s) + Dim::from(reach(k, d) + further - 2 * p)
+            (count.clone() - Dim::from(1)) * Dim::from(s) + Dim::from(window_span(k, d) + further - 2 * p)
         };
         all.map(extent).collect()
     }
 
     /// Windows that overlap nowhere and leave nothing between them.
-    fn are_tiles(&self) -> bool {
-        self.axes().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
+    fn are_disjoint(&self) -> bool {
+        self.axis_parameters().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
     }
 
-    fn reach_beyond(&self) -> bool {
+    fn exceed_padding(&self) -> bool {
         self.beyond.iter().any(|b| b.as_const() != Some(0))
     }
 
     /// Has windows reach beyond the padding of an operand of these extents, where the call asks for that: as far as they begin
     /// within it. One that is alone on an axis ends where the padding does.
-    fn reach_to_the_end(&mut self, c: &Call<'_, '_>, area: &[Dim]) -> Lowered {
+    fn apply_ceil_mode(&mut self, c: &OpCall<'_, '_>, area: &[Dim]) -> RuleResult {
         if !c.bool_or("ceil_mode", false)? {
             return Ok(());
         }
-        let axes: Vec<(i64, i64, i64, i64)> = self.axes().collect();
+        let axes: Vec<(i64, i64, i64, i64)> = self.axis_parameters().collect();
         for (i, ((k, s, p, d), n)) in axes.into_iter().zip(area).enumerate() {
-            if (n.clone() + Dim::from(2 * p - reach(k, d))).exact_div(&s.into()).is_some() {
+            if (n.clone() + Dim::from(2 * p - window_span(k, d))).exact_div(&s.into()).is_some() {
                 continue;
             }
             // A window begins before the end of the operand and of the padding in front of it.
             let whole = n.clone() + Dim::from(2 * p);
-            let mut last = (whole.clone() - Dim::from(reach(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
-            if p.saturating_add(s) > reach(k, d) {
+            let mut last =
+                (whole.clone() - Dim::from(window_span(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
+            if p.saturating_add(s) > window_span(k, d) {
                 let Some(n) = n.as_const() else {
-                    return Err(Stop::Opaque("its last windows may begin beyond its operand".into()));
+                    return Err(RuleFailure::Opaque("its last windows may begin beyond its operand".into()));
                 };
                 last = last.min_with(&(n.saturating_add(p) - 1).div_euclid(s).into());
             }
@@ -121,61 +128,66 @@ impl Windows {
                     (self.kernel[i], self.stride[i]) = (k.min(whole), k.min(whole).max(1));
                 }
                 _ => {
-                    let beyond = last * Dim::from(s) + Dim::from(reach(k, d)) - whole;
+                    let beyond = last * Dim::from(s) + Dim::from(window_span(k, d)) - whole;
                     self.beyond[i] =
-                        if c.bounds(&beyond).0 < 0 { beyond.max_with(&0.into()) } else { beyond };
+                        if c.dim_bounds(&beyond).0 < 0 { beyond.max_with(&0.into()) } else { beyond };
                 }
             }
         }
         Ok(())
     }
 
-    fn check_count(&self) -> Lowered {
+    fn check_count(&self) -> RuleResult {
         match self.elements() {
             n if n <= MOST => Ok(()),
-            n => Err(Stop::Opaque(format!("its kernel has {n} elements, more than {MOST}"))),
+            n => Err(RuleFailure::Opaque(format!("its kernel has {n} elements, more than {MOST}"))),
         }
     }
 }
 
 /// From the first to the last element under a window.
-fn reach(kernel: i64, dilation: i64) -> i64 {
+fn window_span(kernel: i64, dilation: i64) -> i64 {
     (kernel - 1).saturating_mul(dilation).saturating_add(1)
 }
 
 /// For each element of a window what lies under it, wherever the window stands: `[batch, elements, channels, ...]`.
-pub(super) fn columns(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows) -> Emitted {
-    columns_with(c, x, windows, Scalar::Int(0))
+pub(super) fn window_columns(c: &mut OpCall<'_, '_>, x: ValueId, windows: &WindowGeometry) -> EmitResult {
+    window_columns_padded(c, x, windows, Scalar::Int(0))
 }
 
 /// The same where `around` is what lies around the operand.
-fn columns_with(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, around: Scalar) -> Emitted {
+fn window_columns_padded(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    windows: &WindowGeometry,
+    around: Scalar,
+) -> EmitResult {
     let low: Vec<i64> = windows.padding.clone();
     let mut extents = Vec::new();
     let mut area = Vec::new();
-    for (i, ((k, s, p, d), beyond)) in windows.axes().zip(&windows.beyond).enumerate() {
+    for (i, ((k, s, p, d), beyond)) in windows.axis_parameters().zip(&windows.beyond).enumerate() {
         let extent = c.extent(x, i + 2) + Dim::from(2 * p) + beyond.clone();
-        let left = extent.clone() - Dim::from(reach(k, d));
-        if c.bounds(&left).0 < 0 {
-            let (n, reach) = (c.extent(x, i + 2), reach(k, d));
-            return Err(Stop::Opaque(format!(
+        let left = extent.clone() - Dim::from(window_span(k, d));
+        if c.dim_bounds(&left).0 < 0 {
+            let (n, reach) = (c.extent(x, i + 2), window_span(k, d));
+            return Err(RuleFailure::Opaque(format!(
                 "{n:?} elements of an axis may be fewer than the {reach} of the kernel"
             )));
         }
         extents.push(left.floor_div(&s.into()) + Dim::from(1));
         area.push(extent);
     }
-    if windows.are_tiles() {
-        let x = padded(c, x, &low, area, around)?;
-        return tiles(c, x, windows, &extents);
+    if windows.are_disjoint() {
+        let x = pad_operand(c, x, &low, area, around)?;
+        return tile_columns(c, x, windows, &extents);
     }
     windows.check_count()?;
-    let x = padded(c, x, &low, area, around)?;
-    pieces(c, x, windows, &extents, |element| element)
+    let x = pad_operand(c, x, &low, area, around)?;
+    window_slices(c, x, windows, &extents, |element| element)
 }
 
 /// The pieces of an operand under windows that lie side by side.
-fn tiles(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, extents: &[Dim]) -> Emitted {
+fn tile_columns(c: &mut OpCall<'_, '_>, x: ValueId, windows: &WindowGeometry, extents: &[Dim]) -> EmitResult {
     let (mut x, n) = (x, extents.len());
     let (mut shape, mut inner, mut outer) = (c.shape(x), Vec::new(), Vec::new());
     shape.truncate(2);
@@ -194,17 +206,17 @@ fn tiles(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, extents: &[Dim]) -
 }
 
 /// The slice of a padded operand that each element of a window sees, side by side.
-fn pieces(
-    c: &mut Call<'_, '_>,
+fn window_slices(
+    c: &mut OpCall<'_, '_>,
     x: ValueId,
-    windows: &Windows,
+    windows: &WindowGeometry,
     extents: &[Dim],
     of: impl Fn(i64) -> i64,
-) -> Emitted {
+) -> EmitResult {
     let mut all = Vec::new();
     for element in 0..windows.elements() {
         let (mut piece, mut rest) = (x, of(element));
-        for (i, (k, s, _, d)) in windows.axes().enumerate().collect::<Vec<_>>().into_iter().rev() {
+        for (i, (k, s, _, d)) in windows.axis_parameters().enumerate().collect::<Vec<_>>().into_iter().rev() {
             let len = extents.get(i).cloned().unwrap_or(1.into());
             piece = c.slice(piece, i + 2, ((rest % k) * d).into(), len, s)?;
             rest /= k;
@@ -215,7 +227,13 @@ fn pieces(
 }
 
 /// The operand with a number around it: `low` times in front, and behind as often as `area` wants.
-fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>, around: Scalar) -> Emitted {
+fn pad_operand(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    low: &[i64],
+    area: Vec<Dim>,
+    around: Scalar,
+) -> EmitResult {
     let dtype = c.dtype(x);
     let mut shape = c.shape(x);
     if shape.get(2..) == Some(area.as_slice()) && low.iter().all(|&l| l == 0) {
@@ -224,73 +242,80 @@ fn padded(c: &mut Call<'_, '_>, x: ValueId, low: &[i64], area: Vec<Dim>, around:
     shape.truncate(2);
     shape.extend(area);
     let low = [0, 0].iter().chain(low).map(|&l| Dim::from(l)).collect();
-    let value = around.converted(dtype);
-    c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, shape))
+    let value = around.convert_to(dtype);
+    c.emit_as("pad", Op::Pad { low, value }, &[x], TensorType::new(dtype, shape))
 }
 
-/// What [`columns`] gives of the transposed operand: for each element of a window, from the last to the first, the element of `x`
+/// What [`window_columns`] gives of the transposed operand: for each element of a window, from the last to the first, the element of `x`
 /// that it took part in, of an operand of the extents `to`; 0 where there is none.
-pub(super) fn spread(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, to: &[Dim]) -> Emitted {
+pub(super) fn transposed_columns(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    windows: &WindowGeometry,
+    to: &[Dim],
+) -> EmitResult {
     windows.check_count()?;
     let (mut x, mut low, mut area) = (x, Vec::new(), Vec::new());
-    for (i, ((k, s, p, d), to)) in windows.axes().zip(to).enumerate() {
-        x = apart(c, x, i + 2, s)?;
-        let front = reach(k, d) - 1 - p;
-        let extent = to.clone() + Dim::from(reach(k, d) - 1);
+    for (i, ((k, s, p, d), to)) in windows.axis_parameters().zip(to).enumerate() {
+        x = insert_zeros(c, x, i + 2, s)?;
+        let front = window_span(k, d) - 1 - p;
+        let extent = to.clone() + Dim::from(window_span(k, d) - 1);
         let behind = extent.clone() - c.extent(x, i + 2) - Dim::from(front);
-        if front < 0 || c.bounds(&behind).0 < 0 {
-            return Err(Stop::Opaque(format!("its padding of {p} may be more than its kernel reaches")));
+        if front < 0 || c.dim_bounds(&behind).0 < 0 {
+            return Err(RuleFailure::Opaque(format!(
+                "its padding of {p} may be more than its kernel reaches"
+            )));
         }
         low.push(front);
         area.push(extent);
     }
-    let x = padded(c, x, &low, area, Scalar::Int(0))?;
+    let x = pad_operand(c, x, &low, area, Scalar::Int(0))?;
     let count = windows.elements();
-    let dense = Windows {
+    let dense = WindowGeometry {
         kernel: windows.kernel.clone(),
         stride: vec![1; to.len()],
         padding: vec![0; to.len()],
         dilation: windows.dilation.clone(),
         beyond: vec![Dim::from(0); to.len()],
     };
-    pieces(c, x, &dense, to, |element| count - 1 - element)
+    window_slices(c, x, &dense, to, |element| count - 1 - element)
 }
 
-/// The sum of what lies under windows, at each element of an operand on which they stand: the transpose of [`columns`].
-fn fold(c: &mut Call<'_, '_>) -> Emitted {
-    let x = c.first()?;
-    let kernel = given(c, "kernel_size")?.unwrap_or_default();
-    let (windows, area) = (Windows::of(c, kernel, 1)?, c.dims("output_size")?);
+/// The sum of what lies under windows, at each element of an operand on which they stand: the transpose of [`window_columns`].
+fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let kernel = non_empty_ints(c, "kernel_size")?.unwrap_or_default();
+    let (windows, area) = (WindowGeometry::from_call(c, kernel, 1)?, c.dims("output_size")?);
     windows.check_count()?;
     let is_batch = c.rank(x) == 3;
     let (count, n) = (Dim::from(windows.elements()), windows.kernel.len());
     let channels = c.shape(x).iter().rev().nth(1).and_then(|rows| rows.exact_div(&count));
     let Some(channels) = channels.filter(|_| c.rank(x) <= 3 && area.len() == n) else {
         let found = c.shape(x);
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected {count:?} rows for each of some channels, found {found:?}"
         )));
     };
     let mut shape = vec![if is_batch { c.extent(x, 0) } else { 1.into() }, channels, count];
     let mut around = Vec::new();
-    for ((k, s, p, d), extent) in windows.axes().zip(&area) {
+    for ((k, s, p, d), extent) in windows.axis_parameters().zip(&area) {
         let padded = extent.clone() + Dim::from(2 * p);
-        shape.push((padded.clone() - Dim::from(reach(k, d))).floor_div(&s.into()) + Dim::from(1));
+        shape.push((padded.clone() - Dim::from(window_span(k, d))).floor_div(&s.into()) + Dim::from(1));
         around.push(padded);
     }
     let dtype = c.dtype(x);
-    let x = c.cast(x, dtype.wide())?;
+    let x = c.cast(x, dtype.compute_dtype())?;
     let x = c.reshape(x, shape)?;
     let mut sum = None;
     for element in 0..windows.elements() {
-        let piece = under(c, x, &windows, element, &around)?;
+        let piece = place_element(c, x, &windows, element, &around)?;
         sum = Some(match sum {
             Some(sum) => c.binary(BinaryOp::Add, sum, piece)?,
             None => piece,
         });
     }
-    let Some(mut y) = sum else { return Err(Stop::Broken("expected a kernel, found none".into())) };
-    for (i, ((.., p, _), extent)) in windows.axes().zip(area).enumerate() {
+    let Some(mut y) = sum else { return Err(RuleFailure::Invalid("expected a kernel, found none".into())) };
+    for (i, ((.., p, _), extent)) in windows.axis_parameters().zip(area).enumerate() {
         y = c.slice(y, i + 2, p.into(), extent, 1)?;
     }
     let y = if is_batch { y } else { c.drop_axis(y, 0)? };
@@ -298,20 +323,26 @@ fn fold(c: &mut Call<'_, '_>) -> Emitted {
 }
 
 /// What one element of all windows has, where it lies under them in an operand of the extents `around`.
-fn under(c: &mut Call<'_, '_>, x: ValueId, windows: &Windows, element: i64, around: &[Dim]) -> Emitted {
+fn place_element(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    windows: &WindowGeometry,
+    element: i64,
+    around: &[Dim],
+) -> EmitResult {
     let piece = c.slice(x, 2, element.into(), 1.into(), 1)?;
     let mut piece = c.drop_axis(piece, 2)?;
     let (mut rest, mut low) = (element, vec![0; windows.kernel.len()]);
-    for (i, (k, s, _, d)) in windows.axes().enumerate().collect::<Vec<_>>().into_iter().rev() {
+    for (i, (k, s, _, d)) in windows.axis_parameters().enumerate().collect::<Vec<_>>().into_iter().rev() {
         low[i] = (rest % k) * d;
         rest /= k;
-        piece = apart(c, piece, i + 2, s)?;
+        piece = insert_zeros(c, piece, i + 2, s)?;
     }
-    padded(c, piece, &low, around.to_vec(), Scalar::Int(0))
+    pad_operand(c, piece, &low, around.to_vec(), Scalar::Int(0))
 }
 
 /// The elements of an axis with `step - 1` zeros between them.
-fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Emitted {
+fn insert_zeros(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> EmitResult {
     if step == 1 {
         return Ok(x);
     }
@@ -323,8 +354,8 @@ fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Emitted {
     if let Some(extent) = wide.get_mut(axis + 1) {
         *extent = step.into();
     }
-    let value = Scalar::Int(0).converted(dtype);
-    let x = c.emit_as("pad", Op::Pad { low, value }, &[x], Type::new(dtype, wide))?;
+    let value = Scalar::Int(0).convert_to(dtype);
+    let x = c.emit_as("pad", Op::Pad { low, value }, &[x], TensorType::new(dtype, wide))?;
     if let Some(extent) = shape.get_mut(axis) {
         *extent = n.clone() * Dim::from(step);
     }
@@ -332,25 +363,27 @@ fn apart(c: &mut Call<'_, '_>, x: ValueId, axis: usize, step: i64) -> Emitted {
     c.slice(x, axis, 0.into(), n * Dim::from(step) - Dim::from(step - 1), 1)
 }
 
-fn pool(c: &Call<'_, '_>, n: usize) -> Lowered<Windows> {
-    let kernel = given(c, "kernel_size")?.unwrap_or_default();
+fn pool_windows(c: &OpCall<'_, '_>, n: usize) -> RuleResult<WindowGeometry> {
+    let kernel = non_empty_ints(c, "kernel_size")?.unwrap_or_default();
     let kernel = if let [one] = kernel.as_slice() { vec![*one; n] } else { kernel };
     if kernel.len() != n {
-        return Err(Stop::Broken(format!("expected {n} integers as `kernel_size`, found {kernel:?}")));
+        return Err(RuleFailure::Invalid(format!(
+            "expected {n} integers as `kernel_size`, found {kernel:?}"
+        )));
     }
-    let mut windows = Windows::of(c, kernel, 1)?;
-    if given(c, "stride")?.is_none() {
+    let mut windows = WindowGeometry::from_call(c, kernel, 1)?;
+    if non_empty_ints(c, "stride")?.is_none() {
         windows.stride.clone_from(&windows.kernel);
     }
     Ok(windows)
 }
 
 /// An operand of a pool with an axis of batch and one channel.
-fn flattened(c: &mut Call<'_, '_>, x: ValueId, n: usize) -> Emitted {
+fn flatten_to_one_channel(c: &mut OpCall<'_, '_>, x: ValueId, n: usize) -> EmitResult {
     let shape = c.shape(x);
     let outer = shape.len().checked_sub(n);
     let Some(outer) = outer.filter(|o| (1..=2).contains(o)) else {
-        return Err(Stop::Broken(format!("expected {} axes, found {}", n + 2, shape.len())));
+        return Err(RuleFailure::Invalid(format!("expected {} axes, found {}", n + 2, shape.len())));
     };
     let batch = shape.iter().take(outer).cloned().fold(Dim::from(1), |a, b| a * b);
     let mut flat = vec![batch, Dim::from(1)];
@@ -359,14 +392,19 @@ fn flattened(c: &mut Call<'_, '_>, x: ValueId, n: usize) -> Emitted {
 }
 
 /// What a pool divides the sums of windows by: the elements of a window that count, a number or one for each window.
-fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> Emitted {
+fn divide_by_counts(
+    c: &mut OpCall<'_, '_>,
+    windows: &WindowGeometry,
+    area: &[Dim],
+    y: ValueId,
+) -> EmitResult {
     if let Some(number) = c.opt_int("divisor_override")? {
         c.ignore(&["count_include_pad"]);
-        return c.with_float(BinaryOp::Div, y, number as f64);
+        return c.binary_float(BinaryOp::Div, y, number as f64);
     }
     let counts_padding = c.bool_or("count_include_pad", true)? || windows.padding.iter().all(|&p| p == 0);
-    if counts_padding && !windows.reach_beyond() {
-        return c.with_float(BinaryOp::Div, y, windows.elements() as f64);
+    if counts_padding && !windows.exceed_padding() {
+        return c.binary_float(BinaryOp::Div, y, windows.elements() as f64);
     }
     let mut counted = windows.clone();
     let mut shape = vec![Dim::from(1), Dim::from(1)];
@@ -377,116 +415,117 @@ fn counts(c: &mut Call<'_, '_>, windows: &Windows, area: &[Dim], y: ValueId) -> 
         }
     }
     let one = c.full(Scalar::Int(1), c.dtype(y), shape)?;
-    let ones = columns(c, one, &counted)?;
-    let count = c.reduce(Reduction::Sum, ones, vec![1], false)?;
+    let ones = window_columns(c, one, &counted)?;
+    let count = c.reduce(ReductionKind::Sum, ones, vec![1], false)?;
     c.binary(BinaryOp::Div, y, count)
 }
 
-fn mean(c: &mut Call<'_, '_>, n: usize) -> Emitted {
-    let x = c.first()?;
-    let mut windows = pool(c, n)?;
+fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
+    let x = c.first_tensor()?;
+    let mut windows = pool_windows(c, n)?;
     let (mut shape, dtype) = (c.shape(x), c.dtype(x));
-    let x = flattened(c, x, n)?;
+    let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
-    windows.reach_to_the_end(c, &area)?;
-    let x = c.cast(x, dtype.wide())?;
-    let all = columns(c, x, &windows)?;
-    let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
-    let y = counts(c, &windows, &area, sum)?;
+    windows.apply_ceil_mode(c, &area)?;
+    let x = c.cast(x, dtype.compute_dtype())?;
+    let all = window_columns(c, x, &windows)?;
+    let sum = c.reduce(ReductionKind::Sum, all, vec![1], false)?;
+    let y = divide_by_counts(c, &windows, &area, sum)?;
     shape.truncate(shape.len().saturating_sub(n));
     shape.extend(c.shape(y).split_off(2));
     let y = c.reshape(y, shape)?;
     c.cast(y, dtype)
 }
 
-fn mean_backward(c: &mut Call<'_, '_>, n: usize) -> Emitted {
+fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    let mut windows = pool(c, n)?;
+    let mut windows = pool_windows(c, n)?;
     let (shape, dtype) = (c.shape(x), c.dtype(x));
     let area = shape.get(shape.len().saturating_sub(n)..).unwrap_or_default().to_vec();
-    windows.reach_to_the_end(c, &area)?;
-    if windows.reach_beyond() {
-        return Err(Stop::Opaque("its last windows reach beyond its operand".into()));
+    windows.apply_ceil_mode(c, &area)?;
+    if windows.exceed_padding() {
+        return Err(RuleFailure::Opaque("its last windows reach beyond its operand".into()));
     }
-    let gradient = flattened(c, gradient, n)?;
-    let gradient = c.cast(gradient, dtype.wide())?;
-    let gradient = counts(c, &windows, &area, gradient)?;
-    let all = spread(c, gradient, &windows, &area)?;
-    let sum = c.reduce(Reduction::Sum, all, vec![1], false)?;
+    let gradient = flatten_to_one_channel(c, gradient, n)?;
+    let gradient = c.cast(gradient, dtype.compute_dtype())?;
+    let gradient = divide_by_counts(c, &windows, &area, gradient)?;
+    let all = transposed_columns(c, gradient, &windows, &area)?;
+    let sum = c.reduce(ReductionKind::Sum, all, vec![1], false)?;
     let y = c.reshape(sum, shape)?;
     c.cast(y, dtype)
 }
 
 /// The largest element under each window, and where it is in the operand, in row-major order of the axes of windows.
-fn largest(c: &mut Call<'_, '_>, n: usize) -> Lowered {
-    let x = c.first()?;
-    let mut windows = pool(c, n)?;
+fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
+    let x = c.first_tensor()?;
+    let mut windows = pool_windows(c, n)?;
     let (mut shape, dtype) = (c.shape(x), c.dtype(x));
-    let x = flattened(c, x, n)?;
+    let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
-    windows.reach_to_the_end(c, &area)?;
+    windows.apply_ceil_mode(c, &area)?;
     if !dtype.is_float() {
-        return Err(Stop::Opaque(format!("its operand is of {dtype}")));
+        return Err(RuleFailure::Opaque(format!("its operand is of {dtype}")));
     }
-    let all = columns_with(c, x, &windows, Scalar::Float(Float(f64::NEG_INFINITY)))?;
-    let y = c.reduce(Reduction::Max, all, vec![1], false)?;
+    let all = window_columns_padded(c, x, &windows, Scalar::Float(FloatAttribute(f64::NEG_INFINITY)))?;
+    let y = c.reduce(ReductionKind::Max, all, vec![1], false)?;
     let standing = c.shape(y).split_off(2);
     shape.truncate(shape.len().saturating_sub(n));
     shape.extend(standing.iter().cloned());
-    if c.wants(1) {
+    if c.is_result_read(1) {
         let element = c.arg_reduce(ArgOp::Max, all, 1, false)?;
-        let at = places(c, &windows, &area, &standing, element)?;
+        let at = element_positions(c, &windows, &area, &standing, element)?;
         let at = c.reshape(at, shape.clone())?;
-        c.set(1, at);
+        c.set_result(1, at);
     }
     let y = c.reshape(y, shape)?;
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// Where in an operand of the extents `area` elements of windows are, by their numbers within their windows.
-fn places(
-    c: &mut Call<'_, '_>,
-    windows: &Windows,
+fn element_positions(
+    c: &mut OpCall<'_, '_>,
+    windows: &WindowGeometry,
     area: &[Dim],
     standing: &[Dim],
     element: ValueId,
-) -> Emitted {
+) -> EmitResult {
     let mut place = c.full(Scalar::Int(0), DType::I64, vec![])?;
     let mut inner = windows.elements();
-    for (i, (((k, s, p, d), extent), count)) in windows.axes().zip(area).zip(standing).enumerate() {
+    for (i, (((k, s, p, d), extent), count)) in windows.axis_parameters().zip(area).zip(standing).enumerate()
+    {
         inner /= k;
-        let within = c.with_scalar(BinaryOp::FloorDiv, element, Scalar::Int(inner))?;
-        let within = c.with_scalar(BinaryOp::Rem, within, Scalar::Int(k))?;
-        let within = c.with_scalar(BinaryOp::Mul, within, Scalar::Int(d))?;
+        let within = c.binary_scalar(BinaryOp::FloorDiv, element, Scalar::Int(inner))?;
+        let within = c.binary_scalar(BinaryOp::Rem, within, Scalar::Int(k))?;
+        let within = c.binary_scalar(BinaryOp::Mul, within, Scalar::Int(d))?;
         let begin = c.iota(count.clone(), -p, s, DType::I64)?;
         let mut column = vec![Dim::from(1); standing.len() - i];
         column[0] = count.clone();
         let begin = c.reshape(begin, column)?;
         let at = c.binary(BinaryOp::Add, within, begin)?;
-        let extent = c.dim_tensor(extent, DType::I64)?;
+        let extent = c.emit_dim(extent, DType::I64)?;
         place = c.binary(BinaryOp::Mul, place, extent)?;
         place = c.binary(BinaryOp::Add, place, at)?;
     }
     Ok(place)
 }
 
-fn largest_backward(c: &mut Call<'_, '_>, n: usize) -> Emitted {
+fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     // The places say where windows stood.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
     let (gradient, x, places) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("indices")?);
     let (shape, dtype) = (c.shape(x), c.dtype(gradient));
-    let plane = |c: &mut Call<'_, '_>, x: ValueId| {
-        let x = flattened(c, x, n)?;
+    let plane = |c: &mut OpCall<'_, '_>, x: ValueId| {
+        let x = flatten_to_one_channel(c, x, n)?;
         let flat = c.shape(x).into_iter().skip(2).fold(Dim::from(1), |a, b| a * b);
         let outer = c.extent(x, 0);
         c.reshape(x, vec![outer, flat])
     };
     let x = plane(c, x)?;
     let (gradient, places) = (plane(c, gradient)?, plane(c, places)?);
-    let gradient = c.cast(gradient, dtype.wide())?;
-    let ty = Type::new(dtype.wide(), c.shape(x));
+    let gradient = c.cast(gradient, dtype.compute_dtype())?;
+    let ty = TensorType::new(dtype.compute_dtype(), c.shape(x));
     let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape.clone())?;
-    let op = Op::ScatterElements { axis: 1, combine: Some(Reduction::Sum) };
+    let op = Op::ScatterElements { axis: 1, combine: Some(ReductionKind::Sum) };
     let y = c.emit_as("scatter", op, &[zero, places, gradient], ty)?;
     let y = c.reshape(y, shape)?;
     c.cast(y, dtype)

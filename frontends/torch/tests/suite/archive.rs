@@ -133,7 +133,7 @@ fn aliases_share_a_storage_and_strides_are_resolved() {
     fake.weights["b"]["tensor_meta"]["strides"] = json!([{"as_int": 1}, {"as_int": 2}]);
     fake.weights["b"]["tensor_meta"]["storage_offset"] = json!({"as_int": 1});
     let imported = fake.import().unwrap();
-    assert!(imported.ties.is_empty(), "they overlap, but are not one tensor");
+    assert!(imported.tied_names.is_empty(), "they overlap, but are not one tensor");
     let weights = imported.weights;
     assert_eq!(weights["a"].to_f64(), [0.0, 1.0, 2.0, 3.0]);
     assert_eq!(weights["b"].to_f64(), [1.0, 3.0, 2.0, 4.0]);
@@ -202,7 +202,7 @@ fn tied_weights_are_read_and_counted_once() {
     let bytes = common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated);
     let imported = import(&bytes, &ImportOptions::default()).unwrap();
     assert_eq!(imported.weights.len(), 300);
-    assert_eq!(imported.ties.iter().map(Vec::len).collect::<Vec<_>>(), [300]);
+    assert_eq!(imported.tied_names.iter().map(Vec::len).collect::<Vec<_>>(), [300]);
     assert!(imported.weights.values().all(|w| std::sync::Arc::ptr_eq(w, &imported.weights["w0"])));
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, DType, Tensor};
+use symmc_ir::{DType, SymbolBindings, Tensor};
 use symmc_torch::ImportOptions;
 
 use crate::common::Fake;
@@ -29,7 +29,7 @@ fn outputs(fake: &Fake) -> Vec<Vec<f64>> {
         Arc::new(Tensor::from_f64(DType::F32, shape.to_vec(), data).expect("data of this shape"))
     };
     let inputs = vec![tensor(&[2, 3, 2], &X), tensor(&[3], &LENGTH), tensor(&[3], &ANGLE)];
-    let found = symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs]).expect("a run");
+    let found = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).expect("a run");
     found[0].iter().map(|t| t.to_f64()).collect()
 }
 
@@ -282,7 +282,8 @@ fn inputs_and_outputs_that_are_complex_are_floats_with_one_more_axis() {
     assert!(imported.notes.iter().any(|n| n.contains("the argument z is complex")), "{:?}", imported.notes);
     let input =
         Arc::new(Tensor::from_f64(DType::F32, [3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).expect("numbers"));
-    let found = symmc_ir::interp::run(&imported.graph, &Bindings::new(), &[vec![input]]).expect("a run");
+    let found =
+        symmc_ir::interp::run(&imported.graph, &SymbolBindings::new(), &[vec![input]]).expect("a run");
     assert_eq!(found[0][0].to_f64(), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc_cases::{every_line, near};
-use symmc_ir::{Bindings, DType, Op, Tensor};
+use symmc_ir::{DType, Op, SymbolBindings, Tensor};
 use symmc_torch::ImportError;
 
 use crate::common::Fake;
@@ -109,7 +109,8 @@ pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
         return Ok(Outcome::Opaque(format!("{:?}", op.op)));
     }
     let inputs: Vec<Arc<Tensor>> = case.operands.iter().map(|o| Arc::new(tensor(o.1, &o.2))).collect();
-    let found = symmc_ir::interp::run(&graph, &Bindings::new(), &[inputs]).map_err(|e| e.to_string())?;
+    let found =
+        symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).map_err(|e| e.to_string())?;
     let found = found.into_iter().next().unwrap_or_default();
     Ok(Outcome::Results(found))
 }

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use symmc_ir::{CollectiveKind, Graph, InputKind, Op};
-use symmc_torch::{ImportOptions, Imported, import};
+use symmc_torch::{ImportOptions, ImportOutput, import};
 
-fn program(name: &str, ranks: Option<u32>) -> Imported {
+fn program(name: &str, ranks: Option<u32>) -> ImportOutput {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(format!("{name}.pt2"));
     let options = ImportOptions { name: name.into(), ranks, ..ImportOptions::default() };

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, DType, InputKind, Members, Op, Tensor};
-use symmc_torch::{ImportError, ImportOptions, Imported, import_ranks};
+use symmc_ir::{DType, GroupMembers, InputKind, Op, SymbolBindings, Tensor};
+use symmc_torch::{ImportError, ImportOptions, ImportOutput, import_ranks};
 
 use crate::common::Fake;
 
-fn joined(ranks: &[Fake]) -> Result<Imported, ImportError> {
+fn joined(ranks: &[Fake]) -> Result<ImportOutput, ImportError> {
     let bytes: Vec<Vec<u8>> = ranks.iter().map(Fake::bytes).collect();
     import_ranks(&bytes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &ImportOptions::default())
 }
@@ -18,13 +18,13 @@ fn refusal(ranks: &[Fake]) -> String {
 }
 
 /// What each rank gives on these arguments, which all have.
-fn outputs(imported: &Imported, arguments: &[Tensor]) -> Vec<Vec<f64>> {
-    let weights: Vec<_> = std::iter::once(&imported.weights).chain(&imported.others).collect();
+fn outputs(imported: &ImportOutput, arguments: &[Tensor]) -> Vec<Vec<f64>> {
+    let weights: Vec<_> = std::iter::once(&imported.weights).chain(&imported.other_rank_weights).collect();
     let inputs: Vec<Vec<Arc<Tensor>>> = weights
         .iter()
         .map(|weights| {
             let mut arguments = arguments.iter();
-            let of = |i: &symmc_ir::Input| match i.kind {
+            let of = |i: &symmc_ir::GraphInput| match i.kind {
                 InputKind::Argument => Arc::new(arguments.next().expect("an argument").clone()),
                 InputKind::Parameter => weights[&i.source].clone(),
                 InputKind::Constant => i.data.clone().expect("its data"),
@@ -32,7 +32,7 @@ fn outputs(imported: &Imported, arguments: &[Tensor]) -> Vec<Vec<f64>> {
             imported.graph.inputs.values().map(of).collect()
         })
         .collect();
-    let found = symmc_ir::interp::run(&imported.graph, &Bindings::new(), &inputs).expect("a run");
+    let found = symmc_ir::interp::run(&imported.graph, &SymbolBindings::new(), &inputs).expect("a run");
     found.into_iter().map(|outputs| outputs[0].to_f64()).collect()
 }
 
@@ -73,7 +73,7 @@ fn numbers_that_differ_are_values_of_each_rank() {
         let ranks: Vec<Fake> = (0..n).map(|rank| embedding(&starts, rank)).collect();
         let imported = joined(&ranks).expect("one program");
         assert_eq!(imported.graph.ranks, Some(n as u32));
-        assert_eq!(imported.others.len(), n - 1);
+        assert_eq!(imported.other_rank_weights.len(), n - 1);
         let ids: Vec<i64> = (0..6).map(|i| i * 7 % (3 * n as i64)).collect();
         let expected: Vec<f64> = ids.iter().map(|i| *i as f64 * 10.0).collect();
         for found in outputs(&imported, &[ints(&ids)]) {
@@ -267,7 +267,7 @@ fn groups_have_the_cells_that_their_names_tell() {
     let mesh = [rank("3", "1"), rank("3", "2"), rank("4", "1"), rank("4", "2")];
     let graph = joined(&mesh).expect("one program").graph;
     let members: Vec<_> = graph.groups.values().map(|g| g.members.clone()).collect();
-    let cells = |cells: [[u32; 2]; 2]| Members::Cells(cells.map(|c| c.to_vec()).to_vec());
+    let cells = |cells: [[u32; 2]; 2]| GroupMembers::Cells(cells.map(|c| c.to_vec()).to_vec());
     assert_eq!(members, [cells([[0, 1], [2, 3]]), cells([[0, 2], [1, 3]])]);
     // One name on all ranks tells nothing, and cells have one size.
     let found = refusal(&[rank("3", "0"), rank("3", "0")]);
@@ -394,7 +394,7 @@ fn pieces_are_those_of_a_group_with_the_positions() {
     let groups: Vec<_> = graph.nodes.values().filter_map(|n| n.op.group()).collect();
     assert_eq!(graph.groups.len(), 1, "{:?}", graph.groups);
     assert_eq!(groups.len(), 2, "the shard and the gather");
-    assert_eq!(graph.numbers(groups[0]), Some(vec![0, 0, 1, 1]));
+    assert_eq!(graph.ranks_within_cells(groups[0]), Some(vec![0, 0, 1, 1]));
 }
 
 /// A rank that writes its part of a copy of `x` in place: as a slice, by an index, or with what it read of it before.
@@ -438,7 +438,8 @@ fn parts_are_written_in_place() {
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{form}");
         // A view that was read before shows what was written.
         let graph = &imported.graph;
-        let weights: Vec<_> = std::iter::once(&imported.weights).chain(&imported.others).collect();
+        let weights: Vec<_> =
+            std::iter::once(&imported.weights).chain(&imported.other_rank_weights).collect();
         let inputs: Vec<Vec<Arc<Tensor>>> = weights
             .iter()
             .map(|w| {
@@ -449,7 +450,7 @@ fn parts_are_written_in_place() {
                     .collect()
             })
             .collect();
-        let found = symmc_ir::interp::run(graph, &Bindings::new(), &inputs).expect("a run");
+        let found = symmc_ir::interp::run(graph, &SymbolBindings::new(), &inputs).expect("a run");
         let sums: Vec<f64> = found.iter().map(|o| o[1].to_f64()[0]).collect();
         let rows = |r: usize| if form == "index" { r..r + 1 } else { 2 * r..2 * r + 2 };
         let of_rank: Vec<f64> = (0..2).map(|r| expected[r][rows(r)].iter().sum()).collect();
@@ -492,14 +493,16 @@ fn parts_begin_at_multiples_of_sizes_that_vary() {
         assert!(imported.graph.nodes.values().any(|n| matches!(n.op, Op::Shard { .. })), "{form}");
         for size in 1..=4usize {
             let x = ints(&(0..3 * size as i64).collect::<Vec<_>>());
-            let mut bindings = Bindings::new();
+            let mut bindings = SymbolBindings::new();
             let symbol = imported.graph.symbols.iter().next().expect("a symbol").0;
             bindings.set(symbol, size as i64);
-            let weights: Vec<_> = std::iter::once(&imported.weights).chain(&imported.others).collect();
+            let weights: Vec<_> =
+                std::iter::once(&imported.weights).chain(&imported.other_rank_weights).collect();
             let inputs: Vec<Vec<Arc<Tensor>>> = weights
                 .iter()
                 .map(|w| {
-                    let of = |i: &symmc_ir::Input| w.get(&i.source).cloned().unwrap_or(Arc::new(x.clone()));
+                    let of =
+                        |i: &symmc_ir::GraphInput| w.get(&i.source).cloned().unwrap_or(Arc::new(x.clone()));
                     imported.graph.inputs.values().map(of).collect()
                 })
                 .collect();

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
-use symmc_ir::interp::{bindings_from, run};
+use symmc_ir::interp::{infer_bindings, run};
 use symmc_ir::{DType, InputKind, Tensor};
 use symmc_torch::{ImportOptions, import};
 
@@ -48,7 +48,7 @@ fn differences(name: &str, tensors: &str, ranks: u32) -> (f64, f64) {
         })
         .collect();
     let first: Vec<&Tensor> = inputs[0].iter().map(|t| &**t).collect();
-    let outputs = run(&graph, &bindings_from(&graph, &first).unwrap(), &inputs).unwrap();
+    let outputs = run(&graph, &infer_bindings(&graph, &first).unwrap(), &inputs).unwrap();
     let (mut worst, mut largest) = (0.0f64, 0.0f64);
     for (rank, outputs) in outputs.iter().enumerate() {
         for (i, output) in outputs.iter().enumerate() {

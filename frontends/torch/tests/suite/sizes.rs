@@ -1,7 +1,7 @@
 //! Constants of a call that constrain a dynamic extent: the program runs at exactly the sizes at which PyTorch runs the call, or
 //! is refused as a whole.
 
-use symmc_ir::{Bindings, BoundsChecks, Op};
+use symmc_ir::{BoundsChecks, Op, SymbolBindings};
 
 use crate::common::Fake;
 use serde_json::json;
@@ -113,9 +113,9 @@ fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
             Err(_) if case.sizes.is_empty() => continue,
             Err(error) => panic!("{what}: {error}"),
         };
-        let checks = BoundsChecks::of(&graph);
+        let checks = BoundsChecks::derive(&graph);
         let runs_at = |n: &i64| {
-            let mut bindings = Bindings::new();
+            let mut bindings = SymbolBindings::new();
             graph.symbols.keys().for_each(|id| bindings.set(id, *n));
             checks.evaluate(&graph, &bindings).is_ok()
         };
@@ -127,9 +127,9 @@ fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
 #[test]
 fn the_error_names_the_node_and_both_sizes() {
     let graph = program(&CASES[0]).import().unwrap().graph;
-    let mut bindings = Bindings::new();
+    let mut bindings = SymbolBindings::new();
     graph.symbols.keys().for_each(|id| bindings.set(id, 7));
-    let error = BoundsChecks::of(&graph).evaluate(&graph, &bindings).unwrap_err().to_string();
+    let error = BoundsChecks::derive(&graph).evaluate(&graph, &bindings).unwrap_err().to_string();
     assert!(
         error.contains("pieces") && error.contains("expected at most 5") && error.contains("= 7"),
         "{error}"

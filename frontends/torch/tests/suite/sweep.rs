@@ -5,7 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, Graph, Tensor};
+use symmc_ir::{Graph, SymbolBindings, Tensor};
 use symmc_torch::ImportOptions;
 
 use crate::common::Fake;
@@ -211,19 +211,19 @@ fn import(fake: &Fake, call: &str, names: &[String]) -> Result<Graph, String> {
 }
 
 fn run(graph: &Graph) {
-    let tensor = |ty: &symmc_ir::Type| {
-        let shape = ty.concrete(&Bindings::new())?;
+    let tensor = |ty: &symmc_ir::TensorType| {
+        let shape = ty.concrete_shape(&SymbolBindings::new())?;
         let count: usize = shape.iter().product();
         (count <= 1000).then_some(())?;
         Tensor::from_f64(ty.dtype, shape, &vec![1.0; count]).map(Arc::new)
     };
     let small = graph.values.values().all(|v| {
-        let numel = v.ty.concrete(&Bindings::new()).map(|s| s.iter().product::<usize>());
+        let numel = v.ty.concrete_shape(&SymbolBindings::new()).map(|s| s.iter().product::<usize>());
         numel.is_some_and(|n| n <= 1000)
     });
     let inputs: Option<Vec<_>> = graph.inputs.values().map(|i| tensor(graph.ty(i.value))).collect();
     if let Some(inputs) = inputs.filter(|_| small) {
-        let _ = symmc_ir::interp::run(graph, &Bindings::new(), &[inputs.clone(), inputs]);
+        let _ = symmc_ir::interp::run(graph, &SymbolBindings::new(), &[inputs.clone(), inputs]);
     }
 }
 

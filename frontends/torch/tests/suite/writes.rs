@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Bindings, InputKind, Op, OutputKind, Tensor};
+use symmc_ir::{InputKind, Op, OutputKind, SymbolBindings, Tensor};
 use symmc_torch::{ImportOptions, import};
 
 use crate::common::Fake;
@@ -18,12 +18,15 @@ fn run_ranks(fake: &Fake, ranks: u32, inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
             .zip(inputs)
             .map(|(ty, data)| {
                 let data: Vec<f64> = data.iter().map(|x| x * f64::from(rank + 1)).collect();
-                Arc::new(Tensor::from_f64(ty.dtype, ty.concrete(&Bindings::new()).unwrap(), &data).unwrap())
+                Arc::new(
+                    Tensor::from_f64(ty.dtype, ty.concrete_shape(&SymbolBindings::new()).unwrap(), &data)
+                        .unwrap(),
+                )
             })
             .collect::<Vec<_>>()
     };
     let all: Vec<Vec<Arc<Tensor>>> = (0..ranks).map(of_rank).collect();
-    let out = symmc_ir::interp::run(&graph, &Bindings::new(), &all).unwrap();
+    let out = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &all).unwrap();
     out.iter().map(|rank| rank.iter().map(Tensor::to_f64).collect()).collect()
 }
 
@@ -356,7 +359,9 @@ fn a_declared_op_writes_what_its_schema_says() {
     let written = |fake: &Fake, schema: &str| {
         let graph = fake.import_with(&[schema]).unwrap().graph;
         let relu = graph.nodes.values().find(|n| matches!(n.op, Op::Unary(_))).unwrap();
-        let symmc_ir::Def::Node(id, result) = graph.values[relu.inputs[0]].def else { panic!("an input") };
+        let symmc_ir::ValueDef::Node(id, result) = graph.values[relu.inputs[0]].def else {
+            panic!("an input")
+        };
         let node = &graph.nodes[id];
         (matches!(&node.op, Op::Opaque { name, .. } if name == "mylib.f.default"), node.outputs.len(), result)
     };
@@ -392,7 +397,7 @@ fn ops_without_rules_write_as_opaque_ops() {
         .output("y");
     let graph = fake.import().unwrap().graph;
     let relu = graph.nodes.values().find(|n| matches!(n.op, Op::Unary(_))).unwrap();
-    let symmc_ir::Def::Node(id, _) = graph.values[relu.inputs[0]].def else { panic!("an input") };
+    let symmc_ir::ValueDef::Node(id, _) = graph.values[relu.inputs[0]].def else { panic!("an input") };
     assert!(matches!(&graph.nodes[id].op, Op::Opaque { name, .. } if name == "aten.digamma_.default"));
 }
 

@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use symmc_ir::interp::{self, InterpError, Tolerance, compare};
-use symmc_ir::{Bindings, Builder, DType, Dim, GroupId, InputKind, Members, Op, Tensor, Type, ValueId};
+use symmc_ir::{
+    DType, Dim, GraphBuilder, GroupId, GroupMembers, InputKind, Op, SymbolBindings, Tensor, TensorType,
+    ValueId,
+};
 
 /// A tensor of floats, or of integers and bools given as floats.
 pub fn t(dtype: DType, shape: &[usize], elements: &[f64]) -> Tensor {
@@ -23,16 +26,16 @@ pub fn bools(shape: &[usize], elements: &[i64]) -> Tensor {
     Tensor::from_i64(DType::Bool, shape, elements).expect("as many elements as the shape says")
 }
 
-pub fn ty(dtype: DType, shape: &[usize]) -> Type {
-    Type::new(dtype, shape.iter().map(|&d| Dim::from(d as i64)).collect::<Vec<_>>())
+pub fn ty(dtype: DType, shape: &[usize]) -> TensorType {
+    TensorType::new(dtype, shape.iter().map(|&d| Dim::from(d as i64)).collect::<Vec<_>>())
 }
 
-pub fn type_of(tensor: &Tensor) -> Type {
+pub fn type_of(tensor: &Tensor) -> TensorType {
     ty(tensor.dtype(), tensor.shape())
 }
 
 /// Runs one op on one rank; `results` are the types to declare.
-pub fn apply(op: Op, inputs: &[Tensor], results: Vec<Type>) -> Result<Vec<Tensor>, InterpError> {
+pub fn apply(op: Op, inputs: &[Tensor], results: Vec<TensorType>) -> Result<Vec<Tensor>, InterpError> {
     let rank = inputs.to_vec();
     let mut out = apply_on_ranks(&[], |_| op.clone(), &[rank], results)?;
     Ok(out.remove(0))
@@ -43,12 +46,12 @@ pub fn apply_on_ranks(
     cells: &[&[u32]],
     op: impl Fn(GroupId) -> Op,
     inputs: &[Vec<Tensor>],
-    results: Vec<Type>,
+    results: Vec<TensorType>,
 ) -> Result<Vec<Vec<Tensor>>, InterpError> {
-    let mut b = Builder::new("one op", Some(inputs.len() as u32));
+    let mut b = GraphBuilder::new("one op", Some(inputs.len() as u32));
     let members = match cells {
-        [] => Members::World,
-        cells => Members::Cells(cells.iter().map(|c| c.to_vec()).collect()),
+        [] => GroupMembers::World,
+        cells => GroupMembers::Cells(cells.iter().map(|c| c.to_vec()).collect()),
     };
     let group = b.group("g", members);
     let operands: Vec<ValueId> =
@@ -57,7 +60,7 @@ pub fn apply_on_ranks(
     outputs.into_iter().for_each(|v| b.output(v));
     let inputs: Vec<Vec<Arc<Tensor>>> =
         inputs.iter().map(|rank| rank.iter().cloned().map(Arc::new).collect()).collect();
-    interp::run(&b.finish(), &Bindings::new(), &inputs)
+    interp::run(&b.finish(), &SymbolBindings::new(), &inputs)
 }
 
 /// The op gives exactly the expected results.
@@ -76,7 +79,7 @@ pub fn check_near(op: Op, inputs: &[Tensor], expected: &[Tensor], tolerance: f64
 
 /// The op fails on these inputs with exactly this message behind rank, node and op.
 #[track_caller]
-pub fn check_error(op: Op, inputs: &[Tensor], results: &[Type], expected: &str) {
+pub fn check_error(op: Op, inputs: &[Tensor], results: &[TensorType], expected: &str) {
     match apply(op, inputs, results.to_vec()) {
         Err(InterpError::Op { rank: 0, node, error, .. }) => {
             assert_eq!((node.as_str(), error.to_string().as_str()), ("y", expected));

@@ -3,20 +3,20 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{
-    ArgOp, CollectiveKind, Dim, Graph, GroupId, Node, NodeId, Op, Reduction, Replication, Table, Type,
-    ValueId,
+    ArgOp, CollectiveKind, Dim, EntityMap, Graph, GroupId, Node, NodeId, Op, ReductionKind, Replication,
+    TensorType, ValueId,
 };
 
-use super::gathered::{Gathered, Window};
-use super::picks::{pick, take};
+use super::gathered::{GatheredValue, GatheredWindow};
+use super::picks::{pick_elements, take_slices};
 use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
 use super::sizes::JudgedSizes;
-use super::terms::{TermId, Terms};
+use super::terms::{ShardTerms, TermId};
 
 /// What a value is to the shards of a gathered value.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Fact {
-    Gathered(Gathered),
+enum ShardFact {
+    Gathered(GatheredValue),
     /// What a rank computes from its own shard, of the rank of this number.
     Piece {
         rank: i64,
@@ -27,42 +27,42 @@ enum Fact {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Replacement {
+pub struct ShardReplacement {
     /// A term of the same type.
     pub term: TermId,
     /// An all_gather that the value is computed from.
     pub base: NodeId,
 }
 
-pub struct Analysis<'g> {
+pub struct ShardAnalysis<'g> {
     graph: &'g Graph,
-    pub terms: Terms<'g>,
-    facts: Table<ValueId, Option<Fact>>,
-    pub replacements: Table<ValueId, Option<Replacement>>,
+    pub terms: ShardTerms<'g>,
+    facts: EntityMap<ValueId, Option<ShardFact>>,
+    pub replacements: EntityMap<ValueId, Option<ShardReplacement>>,
     /// For each all_gather another one with which it must be replaced.
     joined: HashMap<NodeId, NodeId>,
-    replication: Table<ValueId, Replication>,
-    users: Table<ValueId, Vec<NodeId>>,
+    replication: EntityMap<ValueId, Replication>,
+    users: EntityMap<ValueId, Vec<NodeId>>,
 }
 
-impl<'g> Analysis<'g> {
+impl<'g> ShardAnalysis<'g> {
     /// The gathered values of a graph that come from these all_gathers.
     pub fn new(graph: &'g Graph, bases: &HashSet<NodeId>) -> Self {
         let values = graph.values.len();
-        let mut out = Analysis {
+        let mut out = ShardAnalysis {
             graph,
-            terms: Terms::new(graph),
-            facts: Table::filled(None, values),
-            replacements: Table::filled(None, values),
+            terms: ShardTerms::new(graph),
+            facts: EntityMap::filled(None, values),
+            replacements: EntityMap::filled(None, values),
             joined: HashMap::new(),
             replication: Replication::of_graph(graph),
             users: graph.users(),
         };
         for (id, node) in graph.nodes.iter() {
             if bases.contains(&id) {
-                out.facts[node.outputs[0]] = out.base(id, node).map(Fact::Gathered);
+                out.facts[node.outputs[0]] = out.gather_base(id, node).map(ShardFact::Gathered);
             } else if node.inputs.iter().any(|&v| out.facts[v].is_some()) {
-                out.add(node);
+                out.analyze_node(node);
             }
         }
         out
@@ -76,7 +76,7 @@ impl<'g> Analysis<'g> {
         base
     }
 
-    fn join(&mut self, a: NodeId, b: NodeId) {
+    fn join_gathers(&mut self, a: NodeId, b: NodeId) {
         let (a, b) = (self.leader(a), self.leader(b));
         if a != b {
             self.joined.insert(b, a);
@@ -84,50 +84,50 @@ impl<'g> Analysis<'g> {
     }
 
     /// The all_gather of this node, as a gathered value.
-    fn base(&mut self, id: NodeId, node: &Node) -> Option<Gathered> {
+    fn gather_base(&mut self, id: NodeId, node: &Node) -> Option<GatheredValue> {
         let group = node.op.as_collective()?.group;
         let ranks = i64::from(self.graph.group_size(group)?);
         let shard = self.terms.source(*node.inputs.first()?);
-        Some(Gathered { axis: 0, group, ranks, shard, by_reader: false, window: None, base: id })
+        Some(GatheredValue { axis: 0, group, ranks, shard, by_reader: false, window: None, base: id })
     }
 
-    fn gathered(&self, v: ValueId) -> Option<&Gathered> {
+    fn as_gathered(&self, v: ValueId) -> Option<&GatheredValue> {
         match &self.facts[v] {
-            Some(Fact::Gathered(g)) => Some(g),
+            Some(ShardFact::Gathered(g)) => Some(g),
             _ => None,
         }
     }
 
     /// Whether the ranks of each cell of a group hold the same bits of a value.
-    fn is_same(&self, v: ValueId, group: GroupId) -> bool {
-        self.graph.cells(group).is_some_and(|cells| self.replication[v].holds_within(&cells))
+    fn is_replicated(&self, v: ValueId, group: GroupId) -> bool {
+        self.graph.cells(group).is_some_and(|cells| self.replication[v].is_uniform_within_cells(&cells))
     }
 
-    fn add(&mut self, node: &Node) {
+    fn analyze_node(&mut self, node: &Node) {
         let Some(&x) = node.inputs.first() else { return };
-        let replaced = self.gathered(x).cloned().and_then(|g| self.reduced(node, &g));
+        let replaced = self.as_gathered(x).cloned().and_then(|g| self.replace_reduction(node, &g));
         for (&v, (term, base)) in node.outputs.iter().zip(replaced.unwrap_or_default()) {
             if self.terms.ty(term) == self.graph.ty(v) {
-                self.replacements[v] = Some(Replacement { term, base });
+                self.replacements[v] = Some(ShardReplacement { term, base });
             }
         }
         if let [result] = node.outputs[..] {
-            self.facts[result] = self.fact(node, self.graph.ty(result));
-            if let (Some(Fact::Gathered(g)), Op::Reduce { .. } | Op::ArgReduce { .. }) =
+            self.facts[result] = self.node_fact(node, self.graph.ty(result));
+            if let (Some(ShardFact::Gathered(g)), Op::Reduce { .. } | Op::ArgReduce { .. }) =
                 (self.facts[result].clone(), &node.op)
-                && let Some(term) = g.gather(self.graph.ty(result), &mut self.terms)
+                && let Some(term) = g.gather_shards(self.graph.ty(result), &mut self.terms)
             {
-                self.replacements[result] = Some(Replacement { term, base: g.base });
+                self.replacements[result] = Some(ShardReplacement { term, base: g.base });
             }
         }
     }
 
     /// What stands for the results of a node that reduces a gathered value along its axis.
-    fn reduced(&mut self, node: &Node, g: &Gathered) -> Option<Vec<(TermId, NodeId)>> {
+    fn replace_reduction(&mut self, node: &Node, g: &GatheredValue) -> Option<Vec<(TermId, NodeId)>> {
         let ty = self.graph.ty(*node.outputs.first()?);
         let found = match &node.op {
             Op::Reduce { op, axes, .. } if self.has_arg_reduce(node, *op, axes) => {
-                let op = if *op == Reduction::Max { ArgOp::Max } else { ArgOp::Min };
+                let op = if *op == ReductionKind::Max { ArgOp::Max } else { ArgOp::Min };
                 vec![arg_reduce(&mut self.terms, g, op, &ty.shape)?.value]
             }
             Op::Reduce { op, axes, keep } if axes.contains(&g.axis) => {
@@ -141,10 +141,10 @@ impl<'g> Analysis<'g> {
             }
             Op::GatherElements { axis } | Op::Take { axis } if *axis == g.axis => {
                 let index = *node.inputs.get(1)?;
-                let same = self.is_same(index, g.group);
+                let same = self.is_replicated(index, g.group);
                 let index = self.terms.source(index);
                 let is_take = matches!(node.op, Op::Take { .. });
-                let found = if is_take { take } else { pick };
+                let found = if is_take { take_slices } else { pick_elements };
                 vec![found(&mut self.terms, g, index, same)?]
             }
             _ => return None,
@@ -154,36 +154,36 @@ impl<'g> Analysis<'g> {
     }
 
     /// Whether the position of the element that this reduction of a gathered value finds is needed as well.
-    fn has_arg_reduce(&self, node: &Node, op: Reduction, axes: &[usize]) -> bool {
+    fn has_arg_reduce(&self, node: &Node, op: ReductionKind, axes: &[usize]) -> bool {
         let (Some(x), &[of]) = (node.inputs.first(), axes) else { return false };
         let is_its_position = |user: &NodeId| match &self.graph.nodes[*user].op {
-            Op::ArgReduce { op: ArgOp::Max, axis, .. } => op == Reduction::Max && *axis == of,
-            Op::ArgReduce { op: ArgOp::Min, axis, .. } => op == Reduction::Min && *axis == of,
+            Op::ArgReduce { op: ArgOp::Max, axis, .. } => op == ReductionKind::Max && *axis == of,
+            Op::ArgReduce { op: ArgOp::Min, axis, .. } => op == ReductionKind::Min && *axis == of,
             _ => false,
         };
-        self.gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
+        self.as_gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
     }
 
-    fn fact(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
+    fn node_fact(&mut self, node: &Node, ty: &TensorType) -> Option<ShardFact> {
         if let Op::Concat { axis } = node.op {
-            return self.concat(node, axis).map(Fact::Gathered);
+            return self.concat(node, axis).map(ShardFact::Gathered);
         }
-        if node.inputs.iter().any(|&v| matches!(self.facts[v], Some(Fact::Piece { .. }))) {
+        if node.inputs.iter().any(|&v| matches!(self.facts[v], Some(ShardFact::Piece { .. }))) {
             return self.piece(node, ty);
         }
         if node.op.is_element_wise() {
-            return self.element_wise(node, ty).map(Fact::Gathered);
+            return self.element_wise(node, ty).map(ShardFact::Gathered);
         }
-        let g = self.gathered(node.inputs[0])?.clone();
+        let g = self.as_gathered(node.inputs[0])?.clone();
         match &node.op {
             Op::Slice { axis, start, step: 1 } if *axis == g.axis => self.window(&g, start, &ty.shape[*axis]),
             Op::Softmax { axis, log } if *axis == g.axis => {
                 let shard = softmax(&mut self.terms, &g, *log)?;
-                Some(Fact::Gathered(Gathered { shard, ..g }))
+                Some(ShardFact::Gathered(GatheredValue { shard, ..g }))
             }
             op => {
                 let from = &self.graph.ty(node.inputs[0]).shape;
-                let (axis, extent) = kept_axis(op, &g, from, ty, &self.terms)?;
+                let (axis, extent) = gathered_axis_after(op, &g, from, ty, &self.terms)?;
                 let mut own = ty.clone();
                 own.shape[axis] = extent;
                 let mut op = op.clone();
@@ -192,36 +192,36 @@ impl<'g> Analysis<'g> {
                     own.shape.insert(0, Dim::from(g.ranks));
                 }
                 let shard = self.terms.op_as(op, &[g.shard], vec![own]);
-                Some(Fact::Gathered(Gathered { axis, shard, ..g }))
+                Some(ShardFact::Gathered(GatheredValue { axis, shard, ..g }))
             }
         }
     }
 
     /// An element-wise function of gathered values and of others.
-    fn element_wise(&mut self, node: &Node, ty: &Type) -> Option<Gathered> {
+    fn element_wise(&mut self, node: &Node, ty: &TensorType) -> Option<GatheredValue> {
         if node.op.divides_integers(ty.dtype) {
             return None;
         }
         let rank = ty.rank();
         let first =
-            node.inputs.iter().find_map(|&v| Some((self.gathered(v)?.clone(), graph_rank(self.graph, v))));
+            node.inputs.iter().find_map(|&v| Some((self.as_gathered(v)?.clone(), value_rank(self.graph, v))));
         let (first, first_rank) = first?;
-        let extent = first.extent(&self.terms).clone();
+        let extent = first.shard_extent(&self.terms).clone();
         // The axis as it is counted in the result.
         let axis = first.axis + rank - first_rank;
         let (mut operands, mut by_reader) = (Vec::with_capacity(node.inputs.len()), false);
         for &v in &node.inputs {
-            let aligned = |g: &&Gathered| g.axis + rank - graph_rank(self.graph, v) == axis;
-            let (shard, differs) = match self.gathered(v).filter(aligned).cloned() {
+            let aligned = |g: &&GatheredValue| g.axis + rank - value_rank(self.graph, v) == axis;
+            let (shard, differs) = match self.as_gathered(v).filter(aligned).cloned() {
                 Some(g) => {
                     let is_alike = (g.group, g.window) == (first.group, first.window);
-                    if !is_alike || *g.extent(&self.terms) != extent {
+                    if !is_alike || *g.shard_extent(&self.terms) != extent {
                         return None;
                     }
-                    self.join(first.base, g.base);
+                    self.join_gathers(first.base, g.base);
                     (self.shard_of_rank(&g, rank), g.by_reader)
                 }
-                None => self.operand_of_shards(v, &Gathered { axis, ..first.clone() }, ty)?,
+                None => self.operand_of_shards(v, &GatheredValue { axis, ..first.clone() }, ty)?,
             };
             operands.push(shard);
             by_reader |= differs;
@@ -232,11 +232,11 @@ impl<'g> Analysis<'g> {
             own.shape.insert(0, Dim::from(first.ranks));
         }
         let shard = self.terms.op_as(node.op.clone(), &operands, vec![own]);
-        Some(Gathered { axis, shard, by_reader, ..first })
+        Some(GatheredValue { axis, shard, by_reader, ..first })
     }
 
     /// The shard of a gathered value, to be broadcast to this many axes and the leading one that it may have.
-    fn shard_of_rank(&mut self, g: &Gathered, rank: usize) -> TermId {
+    fn shard_of_rank(&mut self, g: &GatheredValue, rank: usize) -> TermId {
         if !g.by_reader {
             return g.shard;
         }
@@ -251,8 +251,13 @@ impl<'g> Analysis<'g> {
     ///
     /// A value that is broadcast along the axis of the shards is itself if it is the same on all ranks, else what it is on all ranks,
     /// gathered. Another one is this rank's piece of it.
-    fn operand_of_shards(&mut self, v: ValueId, x: &Gathered, ty: &Type) -> Option<(TermId, bool)> {
-        let is_same = self.is_same(v, x.group);
+    fn operand_of_shards(
+        &mut self,
+        v: ValueId,
+        x: &GatheredValue,
+        ty: &TensorType,
+    ) -> Option<(TermId, bool)> {
+        let is_same = self.is_replicated(v, x.group);
         let shape = &self.graph.ty(v).shape;
         let whole = self.terms.source(v);
         let missing = ty.rank() - shape.len();
@@ -271,23 +276,23 @@ impl<'g> Analysis<'g> {
     }
 
     /// A slice along the axis of the shards: the shard of one rank, or a window.
-    fn window(&mut self, g: &Gathered, start: &Dim, len: &Dim) -> Option<Fact> {
-        let extent = g.extent(&self.terms).clone();
+    fn window(&mut self, g: &GatheredValue, start: &Dim, len: &Dim) -> Option<ShardFact> {
+        let extent = g.shard_extent(&self.terms).clone();
         if g.window.is_none()
             && !g.by_reader
             && *len == extent
             && let Some(rank) = start.exact_div(&extent).and_then(|d| d.as_const())
         {
-            return Some(Fact::Piece { rank, group: g.group, shard: g.shard, base: g.base });
+            return Some(ShardFact::Piece { rank, group: g.group, shard: g.shard, base: g.base });
         }
         extent.as_const()?;
         let start = start.as_const()? + g.window.map_or(0, |w| w.start);
-        let window = Some(Window { start, len: len.as_const().filter(|&len| len > 0)? });
-        Some(Fact::Gathered(Gathered { window, ..g.clone() }))
+        let window = Some(GatheredWindow { start, len: len.as_const().filter(|&len| len > 0)? });
+        Some(ShardFact::Gathered(GatheredValue { window, ..g.clone() }))
     }
 
     /// What is computed from the shard of one rank and from what is the same on all ranks.
-    fn piece(&mut self, node: &Node, ty: &Type) -> Option<Fact> {
+    fn piece(&mut self, node: &Node, ty: &TensorType) -> Option<ShardFact> {
         let is_function = node.op.is_element_wise() && !node.op.divides_integers(ty.dtype)
             || node.op.is_view()
             || matches!(node.op, Op::Copy | Op::Reduce { .. } | Op::ArgReduce { .. } | Op::Softmax { .. });
@@ -295,50 +300,51 @@ impl<'g> Analysis<'g> {
             return None;
         }
         let pieces = node.inputs.iter().find_map(|&v| match &self.facts[v] {
-            Some(Fact::Piece { rank, group, base, .. }) => Some((*rank, *group, *base)),
+            Some(ShardFact::Piece { rank, group, base, .. }) => Some((*rank, *group, *base)),
             _ => None,
         });
         let (rank, group, base) = pieces?;
         let mut operands = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
             match self.facts[v].clone() {
-                Some(Fact::Piece { rank: r, group: g, shard, base: b }) if (r, g) == (rank, group) => {
-                    self.join(base, b);
+                Some(ShardFact::Piece { rank: r, group: g, shard, base: b }) if (r, g) == (rank, group) => {
+                    self.join_gathers(base, b);
                     operands.push(shard);
                 }
-                _ if self.is_same(v, group) => operands.push(self.terms.source(v)),
+                _ if self.is_replicated(v, group) => operands.push(self.terms.source(v)),
                 _ => return None,
             }
         }
         let shard = self.terms.op_as(node.op.clone(), &operands, vec![ty.clone()]);
-        Some(Fact::Piece { rank, group, shard, base })
+        Some(ShardFact::Piece { rank, group, shard, base })
     }
 
     /// The shards of all ranks in order, or gathered values along another axis.
-    fn concat(&mut self, node: &Node, axis: usize) -> Option<Gathered> {
+    fn concat(&mut self, node: &Node, axis: usize) -> Option<GatheredValue> {
         match self.facts[node.inputs[0]].clone()? {
-            Fact::Piece { group, shard, base, .. } => {
+            ShardFact::Piece { group, shard, base, .. } => {
                 let ranks = i64::from(self.graph.group_size(group)?);
                 let is_in_order = node.inputs.iter().enumerate().all(|(i, &v)| {
-                    matches!(&self.facts[v], Some(Fact::Piece { rank, group: g, shard: s, .. })
+                    matches!(&self.facts[v], Some(ShardFact::Piece { rank, group: g, shard: s, .. })
                         if (*rank, *g, *s) == (i as i64, group, shard))
                 });
                 let is_all = is_in_order && node.inputs.len() as i64 == ranks;
-                let gathered = Gathered { axis, group, ranks, shard, by_reader: false, window: None, base };
+                let gathered =
+                    GatheredValue { axis, group, ranks, shard, by_reader: false, window: None, base };
                 is_all.then_some(gathered)
             }
-            Fact::Gathered(first) => {
+            ShardFact::Gathered(first) => {
                 let mut shards = Vec::with_capacity(node.inputs.len());
                 for &v in &node.inputs {
-                    let g = self.gathered(v)?.clone();
+                    let g = self.as_gathered(v)?.clone();
                     if g.axis == axis || g.axis != first.axis || !first.is_aligned(&g, &self.terms) {
                         return None;
                     }
-                    self.join(first.base, g.base);
+                    self.join_gathers(first.base, g.base);
                     shards.push(g.shard);
                 }
-                let shard = self.terms.concat(axis + first.own_axis() - first.axis, &shards)?;
-                Some(Gathered { shard, ..first })
+                let shard = self.terms.concat(axis + first.shard_axis() - first.axis, &shards)?;
+                Some(GatheredValue { shard, ..first })
             }
         }
     }
@@ -346,9 +352,15 @@ impl<'g> Analysis<'g> {
 
 /// The axis of the result of an op with one operand on which the shards are, and the extent of a shard there, where the op computes
 /// each shard's part of the result from that shard alone.
-fn kept_axis(op: &Op, g: &Gathered, from: &[Dim], ty: &Type, terms: &Terms<'_>) -> Option<(usize, Dim)> {
+fn gathered_axis_after(
+    op: &Op,
+    g: &GatheredValue,
+    from: &[Dim],
+    ty: &TensorType,
+    terms: &ShardTerms<'_>,
+) -> Option<(usize, Dim)> {
     let axis = match op {
-        Op::Reshape => return g.reshaped(from, &ty.shape, terms),
+        Op::Reshape => return g.axis_after_reshape(from, &ty.shape, terms),
         Op::Permute { perm } => perm.iter().position(|&a| a == g.axis)?,
         Op::Expand => g.axis + ty.rank() - from.len(),
         Op::Copy => g.axis,
@@ -357,15 +369,15 @@ fn kept_axis(op: &Op, g: &Gathered, from: &[Dim], ty: &Type, terms: &Terms<'_>) 
         {
             g.axis
         }
-        Op::Reduce { axes, keep, .. } => kept_by_reduction(axes, *keep, g.axis)?,
-        Op::ArgReduce { axis, keep, .. } => kept_by_reduction(&[*axis], *keep, g.axis)?,
+        Op::Reduce { axes, keep, .. } => axis_after_reduction(axes, *keep, g.axis)?,
+        Op::ArgReduce { axis, keep, .. } => axis_after_reduction(&[*axis], *keep, g.axis)?,
         _ => return None,
     };
-    let extent = g.extent(terms).clone();
+    let extent = g.shard_extent(terms).clone();
     (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
 }
 
-fn graph_rank(graph: &Graph, v: ValueId) -> usize {
+fn value_rank(graph: &Graph, v: ValueId) -> usize {
     graph.ty(v).rank()
 }
 
@@ -389,7 +401,7 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
 }
 
 /// The axis of the result of a reduction that an axis of its operand is.
-fn kept_by_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
+fn axis_after_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
     let removed = if keep { 0 } else { axes.iter().filter(|&&a| a < axis).count() };
     (!axes.contains(&axis)).then_some(axis - removed)
 }

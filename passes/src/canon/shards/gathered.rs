@@ -1,12 +1,12 @@
 //! Values that are the shards of all ranks of a group one after another, and where they go through views.
 
-use symmc_ir::{CollectiveKind, Dim, GroupId, NodeId, Splits, Type};
+use symmc_ir::{AllToAllSplits, CollectiveKind, Dim, GroupId, NodeId, TensorType};
 
-use super::terms::{TermId, Terms};
+use super::terms::{ShardTerms, TermId};
 
 /// A value that is the shards of all ranks one after another along an axis, or a window of that.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Gathered {
+pub struct GatheredValue {
     pub axis: usize,
     pub group: GroupId,
     pub ranks: i64,
@@ -15,20 +15,20 @@ pub struct Gathered {
     /// Whether the value differs between the ranks that read it. Then the shard has one more leading axis: what it is to each rank.
     pub by_reader: bool,
     /// The part of all shards that the value has, if not all of it.
-    pub window: Option<Window>,
+    pub window: Option<GatheredWindow>,
     /// The all_gather that the value comes from, one of those if it comes from several.
     pub base: NodeId,
 }
 
 /// Positions along the gathered axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
+pub struct GatheredWindow {
     pub start: i64,
     pub len: i64,
 }
 
 /// The parts of shards that lie in a window.
-pub struct Segments {
+pub struct WindowSegments {
     /// Start and extent of each different part.
     pub parts: Vec<(i64, i64)>,
     /// The part of each rank that has any, in order.
@@ -36,9 +36,9 @@ pub struct Segments {
     pub first_rank: i64,
 }
 
-impl Segments {
+impl WindowSegments {
     /// What the ranks have found, one after another along the leading axis, from what all ranks have found in each part.
-    pub fn in_order(&self, found: &[TermId], terms: &mut Terms<'_>) -> Option<TermId> {
+    pub fn in_order(&self, found: &[TermId], terms: &mut ShardTerms<'_>) -> Option<TermId> {
         let mut runs = Vec::new();
         let mut rank = self.first_rank;
         for run in self.of_ranks.chunk_by(|a, b| a == b) {
@@ -50,29 +50,30 @@ impl Segments {
     }
 }
 
-impl Gathered {
-    pub fn own_axis(&self) -> usize {
+impl GatheredValue {
+    pub fn shard_axis(&self) -> usize {
         self.axis + usize::from(self.by_reader)
     }
 
-    pub fn extent<'t>(&self, terms: &'t Terms<'_>) -> &'t Dim {
-        &terms.shape(self.shard)[self.own_axis()]
+    pub fn shard_extent<'t>(&self, terms: &'t ShardTerms<'_>) -> &'t Dim {
+        &terms.shape(self.shard)[self.shard_axis()]
     }
 
     /// The value with what it is to all ranks, which is the same on all of them.
-    pub fn to_all_readers(&self) -> Gathered {
-        Gathered { axis: self.own_axis(), by_reader: false, ..self.clone() }
+    pub fn to_all_readers(&self) -> GatheredValue {
+        GatheredValue { axis: self.shard_axis(), by_reader: false, ..self.clone() }
     }
 
-    pub fn is_aligned(&self, other: &Gathered, terms: &Terms<'_>) -> bool {
-        let kind = |g: &Gathered| (g.group, g.window, g.by_reader);
-        kind(self) == kind(other) && self.extent(terms) == other.extent(terms)
+    pub fn is_aligned(&self, other: &GatheredValue, terms: &ShardTerms<'_>) -> bool {
+        let kind = |g: &GatheredValue| (g.group, g.window, g.by_reader);
+        kind(self) == kind(other) && self.shard_extent(terms) == other.shard_extent(terms)
     }
 
-    pub fn segments(&self, terms: &Terms<'_>) -> Option<Segments> {
-        let extent = self.extent(terms).as_const().filter(|&s| s > 0)?;
-        let window = self.window.unwrap_or(Window { start: 0, len: extent * self.ranks });
-        let mut out = Segments { parts: Vec::new(), of_ranks: Vec::new(), first_rank: window.start / extent };
+    pub fn segments(&self, terms: &ShardTerms<'_>) -> Option<WindowSegments> {
+        let extent = self.shard_extent(terms).as_const().filter(|&s| s > 0)?;
+        let window = self.window.unwrap_or(GatheredWindow { start: 0, len: extent * self.ranks });
+        let mut out =
+            WindowSegments { parts: Vec::new(), of_ranks: Vec::new(), first_rank: window.start / extent };
         for rank in 0..self.ranks {
             let start = (window.start - rank * extent).max(0);
             let end = (window.start + window.len - rank * extent).min(extent);
@@ -89,7 +90,12 @@ impl Gathered {
     }
 
     /// The axis that the gathered axis of a value of this shape becomes under another shape, and the extent of a shard there.
-    pub fn reshaped(&self, from: &[Dim], to: &[Dim], terms: &Terms<'_>) -> Option<(usize, Dim)> {
+    pub fn axis_after_reshape(
+        &self,
+        from: &[Dim],
+        to: &[Dim],
+        terms: &ShardTerms<'_>,
+    ) -> Option<(usize, Dim)> {
         let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |all, d| all * d);
         let before = count(&from[..self.axis]);
         let mut leading = Dim::from(1);
@@ -97,7 +103,7 @@ impl Gathered {
             if leading == before {
                 let part = match self.window {
                     None => extent.exact_div(&Dim::from(self.ranks)),
-                    Some(_) => (*extent == from[self.axis]).then(|| self.extent(terms).clone()),
+                    Some(_) => (*extent == from[self.axis]).then(|| self.shard_extent(terms).clone()),
                 };
                 if let Some(part) = part {
                     return Some((axis, part));
@@ -109,15 +115,15 @@ impl Gathered {
     }
 
     /// What all ranks have found for this one, by rank along a new leading axis.
-    pub fn collect(&self, found: TermId, terms: &mut Terms<'_>) -> Option<TermId> {
+    pub fn collect_from_ranks(&self, found: TermId, terms: &mut ShardTerms<'_>) -> Option<TermId> {
         if self.by_reader {
-            return terms.collective(CollectiveKind::AllToAll(Splits::Even), self.group, found);
+            return terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), self.group, found);
         }
         let own = terms.with_leading(found, 1);
         terms.all_gather(self.group, own)
     }
 
-    pub fn gather(&self, ty: &Type, terms: &mut Terms<'_>) -> Option<TermId> {
+    pub fn gather_shards(&self, ty: &TensorType, terms: &mut ShardTerms<'_>) -> Option<TermId> {
         if self.window.is_some() || self.by_reader {
             return None;
         }

@@ -22,13 +22,13 @@ mod terms;
 
 use std::collections::{HashMap, HashSet};
 
-use symmc_ir::{Graph, NodeId, Table, ValueId};
+use symmc_ir::{EntityMap, Graph, NodeId, ValueId};
 
-use super::replaced::Replaced;
-use crate::rewrite::{Names, compact, copy_inputs, copy_outputs, keeps_effects};
-use analysis::{Analysis, Replacement, large_gathers};
+use super::replaced_collectives::ReplacedCollective;
+use crate::rewrite::{UniqueNames, compact, copy_inputs, copy_outputs, keeps_effects};
+use analysis::{ShardAnalysis, ShardReplacement, large_gathers};
 pub use sizes::JudgedSizes;
-use terms::{Emitted, TermId, VisitedTerms};
+use terms::{EmittedTerms, TermId, VisitedTerms};
 
 /// What each collective of the replacement must save of the bytes that all_gathers give. A small collective and the few small kernels
 /// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
@@ -47,7 +47,7 @@ pub struct ShardsConfig {
 
 pub struct ReducedShards {
     pub graph: Graph,
-    pub replaced: Vec<Replaced>,
+    pub replaced: Vec<ReplacedCollective>,
     /// Whether all of these reductions are worth it at the smallest sizes, too.
     pub at_all_sizes: bool,
 }
@@ -59,17 +59,17 @@ pub fn reduce_shards(graph: &Graph, config: ShardsConfig) -> Option<ReducedShard
         if bases.is_empty() {
             return None;
         }
-        let analysis = Analysis::new(graph, &bases);
+        let analysis = ShardAnalysis::new(graph, &bases);
         let live = live_values(graph, &analysis);
         let mut kept: HashSet<NodeId> =
             bases.iter().copied().filter(|&b| live[graph.nodes[b].outputs[0]]).collect();
         if kept.is_empty() {
-            kept = not_worth_it(graph, &analysis, &bases, &live, config);
+            kept = unprofitable_gathers(graph, &analysis, &bases, &live, config);
         }
         if kept.is_empty() {
             let smallest = ShardsConfig { sizes: JudgedSizes::Smallest, ..config };
-            let at_all_sizes = not_worth_it(graph, &analysis, &bases, &live, smallest).is_empty();
-            let (graph, replaced) = rebuilt(graph, &analysis, &bases, &live)?;
+            let at_all_sizes = unprofitable_gathers(graph, &analysis, &bases, &live, smallest).is_empty();
+            let (graph, replaced) = rebuild_graph(graph, &analysis, &bases, &live)?;
             return Some(ReducedShards { graph, replaced, at_all_sizes });
         }
         bases.retain(|base| !kept.contains(base));
@@ -77,8 +77,8 @@ pub fn reduce_shards(graph: &Graph, config: ShardsConfig) -> Option<ReducedShard
 }
 
 /// The values that are computed if all replacements are made.
-fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
-    let mut live = Table::filled(false, graph.values.len());
+fn live_values(graph: &Graph, analysis: &ShardAnalysis<'_>) -> EntityMap<ValueId, bool> {
+    let mut live = EntityMap::filled(false, graph.values.len());
     graph.outputs.iter().for_each(|o| live[o.value] = true);
     let mut visited = VisitedTerms::default();
     for node in graph.nodes.values().rev() {
@@ -95,14 +95,14 @@ fn live_values(graph: &Graph, analysis: &Analysis<'_>) -> Table<ValueId, bool> {
 }
 
 /// The replacements that are made, by the all_gathers that they replace.
-fn by_gather(
+fn group_by_gather(
     graph: &Graph,
-    analysis: &Analysis<'_>,
-    live: &Table<ValueId, bool>,
+    analysis: &ShardAnalysis<'_>,
+    live: &EntityMap<ValueId, bool>,
 ) -> HashMap<NodeId, Vec<TermId>> {
     let mut found: HashMap<NodeId, Vec<TermId>> = HashMap::new();
     for v in graph.values.keys().filter(|&v| live[v]) {
-        if let Some(Replacement { term, base }) = analysis.replacements[v] {
+        if let Some(ShardReplacement { term, base }) = analysis.replacements[v] {
             found.entry(analysis.leader(base)).or_default().push(term);
         }
     }
@@ -110,15 +110,15 @@ fn by_gather(
 }
 
 /// The all_gathers whose replacement saves too few bytes.
-fn not_worth_it(
+fn unprofitable_gathers(
     graph: &Graph,
-    analysis: &Analysis<'_>,
+    analysis: &ShardAnalysis<'_>,
     bases: &HashSet<NodeId>,
-    live: &Table<ValueId, bool>,
+    live: &EntityMap<ValueId, bool>,
     config: ShardsConfig,
 ) -> HashSet<NodeId> {
-    let replacements = by_gather(graph, analysis, live);
-    let size = |ty: &symmc_ir::Type| config.sizes.bytes(graph, ty);
+    let replacements = group_by_gather(graph, analysis, live);
+    let size = |ty: &symmc_ir::TensorType| config.sizes.bytes(graph, ty);
     let mut before: HashMap<NodeId, i64> = HashMap::new();
     for &base in bases {
         let all = before.entry(analysis.leader(base)).or_default();
@@ -137,14 +137,14 @@ fn not_worth_it(
 }
 
 /// The graph with the replacements and without what nothing needs any more.
-fn rebuilt(
+fn rebuild_graph(
     graph: &Graph,
-    analysis: &Analysis<'_>,
+    analysis: &ShardAnalysis<'_>,
     bases: &HashSet<NodeId>,
-    live: &Table<ValueId, bool>,
-) -> Option<(Graph, Vec<Replaced>)> {
+    live: &EntityMap<ValueId, bool>,
+) -> Option<(Graph, Vec<ReplacedCollective>)> {
     let (mut to, mut map) = copy_inputs(graph);
-    let mut emitted = Emitted::default();
+    let mut emitted = EmittedTerms::default();
     for node in graph.nodes.values() {
         let is_added = |v: &ValueId| live[*v] && analysis.replacements[*v].is_none();
         if keeps_effects(&node.op) || node.outputs.iter().any(is_added) {
@@ -157,27 +157,27 @@ fn rebuilt(
             }
         }
         for &v in node.outputs.iter().filter(|&&v| live[v]) {
-            if let Some(Replacement { term, .. }) = analysis.replacements[v] {
-                let value = emitted.value(&analysis.terms, term, graph.name_of(v), &mut to, |v| map[v])?;
+            if let Some(ShardReplacement { term, .. }) = analysis.replacements[v] {
+                let value = emitted.value(&analysis.terms, term, graph.value_name(v), &mut to, |v| map[v])?;
                 map[v] = Some(value);
             }
         }
     }
     to.outputs = copy_outputs(graph, &map)?;
     // Values of the terms of one reader share a name.
-    let mut names = Names::default();
+    let mut names = UniqueNames::default();
     to.values.values_mut().for_each(|value| value.name = names.unique(&value.name));
-    let by_gather = by_gather(graph, analysis, live);
+    let by_gather = group_by_gather(graph, analysis, live);
     let of = |&base: &NodeId| {
         let terms = by_gather.get(&analysis.leader(base)).map_or(&[][..], Vec::as_slice);
-        Replaced {
+        ReplacedCollective {
             collective: graph.node_name(base).to_string(),
             rule: "reduce_shards_first",
             what: "each rank reduces its own shard, and only the results are communicated".into(),
-            by: emitted.collectives(&analysis.terms, terms, &to),
+            by: emitted.collective_names(&analysis.terms, terms, &to),
         }
     };
-    let mut replaced: Vec<Replaced> = bases.iter().map(of).collect();
+    let mut replaced: Vec<ReplacedCollective> = bases.iter().map(of).collect();
     replaced.sort_by(|a, b| a.collective.cmp(&b.collective));
     Some((compact(&to), replaced))
 }

@@ -3,16 +3,16 @@
 //! An element of an element-wise expression is the expression of elements, so that only elements of what it is made of are looked
 //! up or exchanged.
 
-use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, Op, Scalar, Splits, Type};
+use symmc_ir::{AllToAllSplits, BinaryOp, CollectiveKind, DType, Dim, Op, Scalar, TensorType};
 
-use super::gathered::Gathered;
-use super::terms::{TermId, Terms};
+use super::gathered::GatheredValue;
+use super::terms::{ShardTerms, TermId};
 
 /// The most that an integer of 32 bits holds.
 const MOST_NARROW: i64 = i32::MAX as i64;
 
 /// The elements of a term at positions along an axis, on this rank.
-pub fn pick_own(terms: &mut Terms<'_>, x: TermId, index: TermId, axis: usize) -> Option<TermId> {
+pub fn pick_own(terms: &mut ShardTerms<'_>, x: TermId, index: TermId, axis: usize) -> Option<TermId> {
     let (leaf, steps) = element_wise_leaf(terms, x, axis);
     let found = terms.gather_elements(leaf, index, axis)?;
     replay(terms, &steps, leaf, found)
@@ -23,14 +23,19 @@ pub fn pick_own(terms: &mut Terms<'_>, x: TermId, index: TermId, axis: usize) ->
 ///
 /// Each rank looks up position `i mod extent` of its own shard, and then takes what rank `i / extent` found. Positions outside of
 /// the axis are an error of that second step.
-pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool) -> Option<TermId> {
-    let extent = x.extent(terms).as_const().filter(|&s| s > 0)?;
-    let mut own = terms.shape(x.shard)[x.own_axis() - x.axis..].to_vec();
+pub fn pick_elements(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    index: TermId,
+    same_index: bool,
+) -> Option<TermId> {
+    let extent = x.shard_extent(terms).as_const().filter(|&s| s > 0)?;
+    let mut own = terms.shape(x.shard)[x.shard_axis() - x.axis..].to_vec();
     own[x.axis].clone_from(terms.shape(index).get(x.axis)?);
     if own != terms.shape(index) {
         return None;
     }
-    let (owner, place) = owner_and_place(terms, x, index, extent)?;
+    let (owner, place) = owner_and_offset(terms, x, index, extent)?;
     let (leaf, steps) = if x.by_reader {
         // The other operands of its steps are there for all readers.
         (x.shard, Vec::new())
@@ -53,22 +58,27 @@ pub fn pick(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool
 
 /// The slices of a gathered value at positions along its axis, whichever rank has them: as [`pick`], for positions of any shape, which
 /// stands in the place of the axis.
-pub fn take(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool) -> Option<TermId> {
-    let extent = x.extent(terms).as_const().filter(|&s| s > 0)?;
+pub fn take_slices(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    index: TermId,
+    same_index: bool,
+) -> Option<TermId> {
+    let extent = x.shard_extent(terms).as_const().filter(|&s| s > 0)?;
     if x.by_reader {
         return None;
     }
-    let (owner, place) = owner_and_place(terms, x, index, extent)?;
+    let (owner, place) = owner_and_offset(terms, x, index, extent)?;
     let op = Op::Take { axis: x.axis };
     let found = if same_index {
         let found = terms.op(op, &[x.shard, place])?;
         let found = terms.with_leading(found, 1);
         terms.all_gather(x.group, found)?
     } else {
-        let wanted = gather_places(terms, x, place, extent)?;
+        let wanted = gather_offsets(terms, x, place, extent)?;
         let found = terms.op(op, &[x.shard, wanted])?;
         let found = terms.move_axis(found, x.axis, 0)?;
-        terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)?
+        terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), x.group, found)?
     };
     // The owner of each slice, for all its elements.
     let shape = terms.shape(found)[1..].to_vec();
@@ -86,9 +96,9 @@ pub fn take(terms: &mut Terms<'_>, x: &Gathered, index: TermId, same_index: bool
 }
 
 /// The rank that has each position along the axis of a gathered value, and the position in its shard.
-fn owner_and_place(
-    terms: &mut Terms<'_>,
-    x: &Gathered,
+fn owner_and_offset(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
     index: TermId,
     extent: i64,
 ) -> Option<(TermId, TermId)> {
@@ -102,15 +112,26 @@ fn owner_and_place(
 }
 
 /// The positions in shards that all ranks look for, by rank along a new leading axis.
-fn gather_places(terms: &mut Terms<'_>, x: &Gathered, place: TermId, extent: i64) -> Option<TermId> {
+fn gather_offsets(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    place: TermId,
+    extent: i64,
+) -> Option<TermId> {
     let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
     let own = terms.with_leading(place, 1);
     terms.all_gather(x.group, own)
 }
 
 /// The elements that each rank has at this rank's positions, by rank: positions are gathered and elements sent back.
-fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, extent: i64) -> Option<TermId> {
-    let wanted = gather_places(terms, x, place, extent)?;
+fn exchange(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    leaf: TermId,
+    place: TermId,
+    extent: i64,
+) -> Option<TermId> {
+    let wanted = gather_offsets(terms, x, place, extent)?;
     let for_each = if x.by_reader {
         leaf
     } else {
@@ -119,11 +140,11 @@ fn exchange(terms: &mut Terms<'_>, x: &Gathered, leaf: TermId, place: TermId, ex
         terms.expand(leaf, shape)
     };
     let found = terms.gather_elements(for_each, wanted, x.axis + 1)?;
-    terms.collective(CollectiveKind::AllToAll(Splits::Even), x.group, found)
+    terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), x.group, found)
 }
 
 /// The innermost operand that varies along an axis, and the element-wise terms from it to `x`, in order.
-fn element_wise_leaf(terms: &Terms<'_>, x: TermId, axis: usize) -> (TermId, Vec<TermId>) {
+fn element_wise_leaf(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> (TermId, Vec<TermId>) {
     let mut leaf = x;
     let mut steps = Vec::new();
     while let Some(next) = varying_operand(terms, leaf, axis) {
@@ -135,7 +156,7 @@ fn element_wise_leaf(terms: &Terms<'_>, x: TermId, axis: usize) -> (TermId, Vec<
 }
 
 /// The one operand of an element-wise term that has its shape, where all others are broadcast along an axis.
-fn varying_operand(terms: &Terms<'_>, x: TermId, axis: usize) -> Option<TermId> {
+fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<TermId> {
     let (op, operands) = terms.def(x)?;
     let ty = terms.ty(x);
     if !op.is_element_wise() || op.divides_integers(ty.dtype) || ty.shape[axis].as_const() == Some(1) {
@@ -153,7 +174,7 @@ fn varying_operand(terms: &Terms<'_>, x: TermId, axis: usize) -> Option<TermId> 
 }
 
 /// The steps on what stands for their leaf.
-fn replay(terms: &mut Terms<'_>, steps: &[TermId], leaf: TermId, found: TermId) -> Option<TermId> {
+fn replay(terms: &mut ShardTerms<'_>, steps: &[TermId], leaf: TermId, found: TermId) -> Option<TermId> {
     let (mut from, mut to) = (leaf, found);
     for &step in steps {
         let (op, operands) = terms.def(step)?;
@@ -172,8 +193,8 @@ fn replay(terms: &mut Terms<'_>, steps: &[TermId], leaf: TermId, found: TermId) 
 }
 
 /// These positions, where a position that is not below `extent` is an error of the run.
-fn checked_index(terms: &mut Terms<'_>, index: TermId, extent: i64) -> Option<TermId> {
-    let ty = Type::new(DType::I64, vec![Dim::from(extent)]);
+fn checked_index(terms: &mut ShardTerms<'_>, index: TermId, extent: i64) -> Option<TermId> {
+    let ty = TensorType::new(DType::I64, vec![Dim::from(extent)]);
     let zeros = terms.op_as(Op::Full(Scalar::Int(0)), &[], vec![ty]);
     let zero = terms.op(Op::Take { axis: 0 }, &[zeros, index])?;
     terms.binary(BinaryOp::Add, index, zero)

@@ -1,25 +1,26 @@
 //! What reduces a gathered value along the axis of its shards: each rank reduces its shard, and the results are combined.
 
 use symmc_ir::{
-    ArgOp, BinaryOp, CollectiveKind, DType, Dim, Float, Op, ReduceOp, Reduction, Scalar, Type, UnaryOp,
+    ArgOp, BinaryOp, CollectiveKind, CollectiveReduceOp, DType, Dim, FloatAttribute, Op, ReductionKind,
+    Scalar, TensorType, UnaryOp,
 };
 
-use super::gathered::{Gathered, Segments};
+use super::gathered::{GatheredValue, WindowSegments};
 use super::picks::pick_own;
-use super::terms::{TermId, Terms};
+use super::terms::{ShardTerms, TermId};
 
 /// A reduction over axes that include that of the shards.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceParams<'a> {
-    pub op: Reduction,
+    pub op: ReductionKind,
     pub axes: &'a [usize],
     /// Whether they stay, with extent 1.
     pub keep: bool,
 }
 
 impl ReduceParams<'_> {
-    fn own(&self, x: &Gathered, op: Reduction) -> Op {
-        let added = x.own_axis() - x.axis;
+    fn local_op(&self, x: &GatheredValue, op: ReductionKind) -> Op {
+        let added = x.shard_axis() - x.axis;
         Op::Reduce { op, axes: self.axes.iter().map(|a| a + added).collect(), keep: self.keep }
     }
 }
@@ -27,37 +28,39 @@ impl ReduceParams<'_> {
 /// A reduction over axes that include that of the shards.
 ///
 /// Sums and means are rounded to the dtype of the result once, as the whole reduction is: partial ones are f32 or wider.
-pub fn reduce(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> Option<TermId> {
+pub fn reduce(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParams<'_>) -> Option<TermId> {
     let dtype = terms.ty(x.shard).dtype;
     let (shard, partial, combine) = match params.op {
-        Reduction::Max => (unwidened(terms, x.shard), Reduction::Max, ReduceOp::Max),
-        Reduction::Min => (unwidened(terms, x.shard), Reduction::Min, ReduceOp::Min),
-        Reduction::Any => (x.shard, Reduction::Any, ReduceOp::Max),
-        Reduction::All => (x.shard, Reduction::All, ReduceOp::Min),
-        Reduction::Sum => (widened(terms, x.shard), Reduction::Sum, ReduceOp::Sum),
-        Reduction::Mean if x.window.is_some() => (widened(terms, x.shard), Reduction::Sum, ReduceOp::Sum),
-        Reduction::Mean => (widened(terms, x.shard), Reduction::Mean, ReduceOp::Avg),
-        Reduction::Prod => return None,
+        ReductionKind::Max => (skip_widening(terms, x.shard), ReductionKind::Max, CollectiveReduceOp::Max),
+        ReductionKind::Min => (skip_widening(terms, x.shard), ReductionKind::Min, CollectiveReduceOp::Min),
+        ReductionKind::Any => (x.shard, ReductionKind::Any, CollectiveReduceOp::Max),
+        ReductionKind::All => (x.shard, ReductionKind::All, CollectiveReduceOp::Min),
+        ReductionKind::Sum => (widen_for_sum(terms, x.shard), ReductionKind::Sum, CollectiveReduceOp::Sum),
+        ReductionKind::Mean if x.window.is_some() => {
+            (widen_for_sum(terms, x.shard), ReductionKind::Sum, CollectiveReduceOp::Sum)
+        }
+        ReductionKind::Mean => (widen_for_sum(terms, x.shard), ReductionKind::Mean, CollectiveReduceOp::Avg),
+        ReductionKind::Prod => return None,
     };
     let found = if x.window.is_some() {
-        reduce_window(terms, &Gathered { shard, ..x.clone() }, ReduceParams { op: partial, ..params })?
+        reduce_window(terms, &GatheredValue { shard, ..x.clone() }, ReduceParams { op: partial, ..params })?
     } else {
-        let own = terms.op(params.own(x, partial), &[shard])?;
-        let is_order = matches!(params.op, Reduction::Max | Reduction::Min);
+        let own = terms.op(params.local_op(x, partial), &[shard])?;
+        let is_order = matches!(params.op, ReductionKind::Max | ReductionKind::Min);
         let own = if is_order { terms.cast(own, dtype) } else { own };
         // Collectives do not reduce bools.
         let is_bool = terms.ty(own).dtype == DType::Bool;
         let own = if is_bool { terms.cast(own, DType::U8) } else { own };
-        let all = combined(terms, x, combine, own)?;
+        let all = combine_ranks(terms, x, combine, own)?;
         if is_bool { terms.cast(all, DType::Bool) } else { all }
     };
     let found = match (params.op, x.window) {
-        (Reduction::Mean, Some(window)) => {
+        (ReductionKind::Mean, Some(window)) => {
             let others = params.axes.iter().filter(|&&a| a != x.axis);
-            let shape = &terms.shape(x.shard)[x.own_axis() - x.axis..];
+            let shape = &terms.shape(x.shard)[x.shard_axis() - x.axis..];
             let others = others.map(|&a| shape[a].as_const());
             let count = others.chain([Some(window.len)]).try_fold(1i64, |n, d| n.checked_mul(d?))?;
-            let scalar = Scalar::Float(Float(count as f64));
+            let scalar = Scalar::Float(FloatAttribute(count as f64));
             terms.op(Op::BinaryScalar { op: BinaryOp::Div, scalar, scalar_left: false }, &[found])?
         }
         _ => found,
@@ -67,7 +70,12 @@ pub fn reduce(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> 
 }
 
 /// The reduction of what the ranks have for this one.
-fn combined(terms: &mut Terms<'_>, x: &Gathered, op: ReduceOp, own: TermId) -> Option<TermId> {
+fn combine_ranks(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    op: CollectiveReduceOp,
+    own: TermId,
+) -> Option<TermId> {
     if !x.by_reader {
         return terms.all_reduce(op, x.group, own);
     }
@@ -77,13 +85,13 @@ fn combined(terms: &mut Terms<'_>, x: &Gathered, op: ReduceOp, own: TermId) -> O
 }
 
 /// A term in the dtype in which sums of its elements are kept.
-fn widened(terms: &mut Terms<'_>, x: TermId) -> TermId {
+fn widen_for_sum(terms: &mut ShardTerms<'_>, x: TermId) -> TermId {
     let dtype = terms.ty(x).dtype;
-    if dtype.is_float() { terms.cast(x, dtype.wide()) } else { x }
+    if dtype.is_float() { terms.cast(x, dtype.compute_dtype()) } else { x }
 }
 
 /// The term of which this one is a cast to a wider float, if it is: its order is the same.
-fn unwidened(terms: &Terms<'_>, x: TermId) -> TermId {
+fn skip_widening(terms: &ShardTerms<'_>, x: TermId) -> TermId {
     match terms.def(x) {
         Some((Op::Cast, &[narrow])) => {
             let [from, to] = [narrow, x].map(|t| terms.ty(t).dtype);
@@ -94,13 +102,13 @@ fn unwidened(terms: &Terms<'_>, x: TermId) -> TermId {
 }
 
 /// A reduction of a window: parts of shards are reduced, and those in the window combined.
-fn reduce_window(terms: &mut Terms<'_>, x: &Gathered, params: ReduceParams<'_>) -> Option<TermId> {
+fn reduce_window(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParams<'_>) -> Option<TermId> {
     let segments = x.segments(terms)?;
     let mut found = Vec::with_capacity(segments.parts.len());
     for &(start, len) in &segments.parts {
-        let part = terms.slice(x.shard, x.own_axis(), start, len);
-        let own = terms.op(params.own(x, params.op), &[part])?;
-        found.push(x.collect(own, terms)?);
+        let part = terms.slice(x.shard, x.shard_axis(), start, len);
+        let own = terms.op(params.local_op(x, params.op), &[part])?;
+        found.push(x.collect_from_ranks(own, terms)?);
     }
     let all = segments.in_order(&found, terms)?;
     terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
@@ -112,25 +120,30 @@ const MOST_COMPARED: usize = 8;
 
 /// The largest or smallest element along an axis and its position.
 #[derive(Clone, Copy, Debug)]
-pub struct Best {
+pub struct BestElement {
     pub value: TermId,
     pub place: TermId,
 }
 
 /// The largest or smallest element along the axis of the shards and its position, as terms of this shape: the first of equals and
 /// the first NaN, since ranks are compared in the order of the axis.
-pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim]) -> Option<Best> {
-    let extent = x.extent(terms).as_const()?;
+pub fn arg_reduce(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    op: ArgOp,
+    shape: &[Dim],
+) -> Option<BestElement> {
+    let extent = x.shard_extent(terms).as_const()?;
     let segments = x.segments(terms)?;
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for &(start, len) in &segments.parts {
-        let part = terms.slice(x.shard, x.own_axis(), start, len);
-        let place = terms.arg_reduce(op, x.own_axis(), part)?;
+        let part = terms.slice(x.shard, x.shard_axis(), start, len);
+        let place = terms.arg_reduce(op, x.shard_axis(), part)?;
         let place = terms.with_number(BinaryOp::Add, place, start)?;
-        let value = pick_own(terms, x.shard, place, x.own_axis())?;
+        let value = pick_own(terms, x.shard, place, x.shard_axis())?;
         // Positions are there first. What waits for the values then waits for both, and is one step.
-        places.push(x.collect(place, terms)?);
-        values.push(x.collect(value, terms)?);
+        places.push(x.collect_from_ranks(place, terms)?);
+        values.push(x.collect_from_ranks(value, terms)?);
     }
     if segments.of_ranks.len() <= MOST_COMPARED {
         return compare_ranks(terms, x, op, &segments, [&values, &places], shape);
@@ -140,26 +153,26 @@ pub fn arg_reduce(terms: &mut Terms<'_>, x: &Gathered, op: ArgOp, shape: &[Dim])
     let best = terms.arg_reduce(op, 0, values)?;
     let [value, place] = [values, places].map(|all| terms.gather_elements(all, best, 0));
     let rank = terms.with_number(BinaryOp::Add, best, segments.first_rank)?;
-    let place = global(terms, x, rank, place?, extent)?;
+    let place = global_position(terms, x, rank, place?, extent)?;
     let [value, place] = [value?, place].map(|t| terms.reshape(t, shape.to_vec()));
-    Some(Best { value, place })
+    Some(BestElement { value, place })
 }
 
 /// The best of the values that ranks have found in each part and its position, compared from the last rank to the first.
 fn compare_ranks(
-    terms: &mut Terms<'_>,
-    x: &Gathered,
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
     op: ArgOp,
-    segments: &Segments,
+    segments: &WindowSegments,
     [values, places]: [&[TermId]; 2],
     shape: &[Dim],
-) -> Option<Best> {
-    let extent = x.extent(terms).as_const()?;
+) -> Option<BestElement> {
+    let extent = x.shard_extent(terms).as_const()?;
     let (is_better, better) = match op {
         ArgOp::Max => (BinaryOp::Ge, BinaryOp::Max),
         ArgOp::Min => (BinaryOp::Le, BinaryOp::Min),
     };
-    let mut best: Option<Best> = None;
+    let mut best: Option<BestElement> = None;
     for (i, &part) in segments.of_ranks.iter().enumerate().rev() {
         let rank = segments.first_rank + i as i64;
         let [value, place] = [values, places].map(|found| {
@@ -169,7 +182,7 @@ fn compare_ranks(
         let first = rank * extent - x.window.map_or(0, |w| w.start);
         let place = terms.with_number(BinaryOp::Add, place, first)?;
         best = Some(match best {
-            None => Best { value, place },
+            None => BestElement { value, place },
             Some(last) => {
                 let mut wins = terms.binary(is_better, value, last.value)?;
                 if terms.ty(value).dtype.is_float() {
@@ -177,7 +190,7 @@ fn compare_ranks(
                     wins = terms.binary(BinaryOp::Or, wins, is_nan)?;
                 }
                 let place = terms.op(Op::Select, &[wins, place, last.place])?;
-                Best { value: terms.binary(better, value, last.value)?, place }
+                BestElement { value: terms.binary(better, value, last.value)?, place }
             }
         });
     }
@@ -185,24 +198,30 @@ fn compare_ranks(
 }
 
 /// The position in a gathered value of a position in the shard of a rank.
-fn global(terms: &mut Terms<'_>, x: &Gathered, rank: TermId, place: TermId, extent: i64) -> Option<TermId> {
+fn global_position(
+    terms: &mut ShardTerms<'_>,
+    x: &GatheredValue,
+    rank: TermId,
+    place: TermId,
+    extent: i64,
+) -> Option<TermId> {
     let first = terms.with_number(BinaryOp::Mul, rank, extent)?;
     let found = terms.binary(BinaryOp::Add, first, place)?;
     terms.with_number(BinaryOp::Sub, found, x.window.map_or(0, |w| w.start))
 }
 
 /// The first `k` elements in sorted order along an axis, and their positions.
-fn first_sorted(terms: &mut Terms<'_>, x: TermId, axis: usize, largest: bool, k: i64) -> [TermId; 2] {
+fn first_sorted(terms: &mut ShardTerms<'_>, x: TermId, axis: usize, largest: bool, k: i64) -> [TermId; 2] {
     let mut ty = terms.ty(x).clone();
     ty.shape[axis] = Dim::from(k);
-    let places = Type::new(DType::I64, ty.shape.clone());
+    let places = TensorType::new(DType::I64, ty.shape.clone());
     let values = terms.op_as(Op::TopK { axis, largest }, &[x], vec![ty, places]);
     [values, terms.result(values, 1)]
 }
 
 /// The first `k` elements in sorted order along the axis of the shards and their positions.
-pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Option<[TermId; 2]> {
-    let extent = x.extent(terms).as_const()?;
+pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i64) -> Option<[TermId; 2]> {
+    let extent = x.shard_extent(terms).as_const()?;
     let segments = x.segments(terms)?;
     let each = extent.min(k);
     if segments.parts.iter().any(|&(_, len)| len < each) {
@@ -210,14 +229,14 @@ pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Opti
     }
     let (mut values, mut places) = (Vec::new(), Vec::new());
     for &(start, len) in &segments.parts {
-        let part = terms.slice(x.shard, x.own_axis(), start, len);
-        let [value, place] = first_sorted(terms, part, x.own_axis(), largest, each);
+        let part = terms.slice(x.shard, x.shard_axis(), start, len);
+        let [value, place] = first_sorted(terms, part, x.shard_axis(), largest, each);
         let place = terms.with_number(BinaryOp::Add, place, start)?;
-        places.push(x.collect(place, terms)?);
-        values.push(x.collect(value, terms)?);
+        places.push(x.collect_from_ranks(place, terms)?);
+        values.push(x.collect_from_ranks(value, terms)?);
     }
     // The candidates of all ranks, one after another along the axis.
-    let flat = |terms: &mut Terms<'_>, found: &[TermId]| {
+    let flat = |terms: &mut ShardTerms<'_>, found: &[TermId]| {
         let all = segments.in_order(found, terms)?;
         let mut shape = terms.shape(all)[1..].to_vec();
         shape[x.axis] = Dim::from(each * segments.of_ranks.len() as i64);
@@ -229,20 +248,20 @@ pub fn top_k(terms: &mut Terms<'_>, x: &Gathered, largest: bool, k: i64) -> Opti
     let place = terms.gather_elements(places, chosen, x.axis)?;
     let rank = terms.with_number(BinaryOp::FloorDiv, chosen, each)?;
     let rank = terms.with_number(BinaryOp::Add, rank, segments.first_rank)?;
-    Some([values, global(terms, x, rank, place, extent)?])
+    Some([values, global_position(terms, x, rank, place, extent)?])
 }
 
 /// The shard of a softmax along the axis of the shards: maxima are exact, and the sum of exponentials is f32 or wider.
-pub fn softmax(terms: &mut Terms<'_>, x: &Gathered, log: bool) -> Option<TermId> {
+pub fn softmax(terms: &mut ShardTerms<'_>, x: &GatheredValue, log: bool) -> Option<TermId> {
     let dtype = terms.ty(x.shard).dtype;
     let x = x.to_all_readers();
     let axes = [x.axis];
     let along = |op| ReduceParams { op, axes: &axes, keep: true };
-    let own = terms.cast(x.shard, dtype.wide());
-    let most = reduce(terms, &Gathered { shard: own, ..x.clone() }, along(Reduction::Max))?;
+    let own = terms.cast(x.shard, dtype.compute_dtype());
+    let most = reduce(terms, &GatheredValue { shard: own, ..x.clone() }, along(ReductionKind::Max))?;
     let shifted = terms.binary(BinaryOp::Sub, own, most)?;
     let weights = terms.unary(UnaryOp::Exp, shifted)?;
-    let sum = reduce(terms, &Gathered { shard: weights, ..x.clone() }, along(Reduction::Sum))?;
+    let sum = reduce(terms, &GatheredValue { shard: weights, ..x.clone() }, along(ReductionKind::Sum))?;
     let found = if log {
         let sum = terms.unary(UnaryOp::Log, sum)?;
         terms.binary(BinaryOp::Sub, shifted, sum)?

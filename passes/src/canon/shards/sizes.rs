@@ -1,6 +1,6 @@
 //! The sizes at which it is judged whether fewer bytes are worth more collectives.
 
-use symmc_ir::{Graph, Type};
+use symmc_ir::{Graph, TensorType};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JudgedSizes {
@@ -11,7 +11,7 @@ pub enum JudgedSizes {
 }
 
 impl JudgedSizes {
-    pub fn bytes(self, graph: &Graph, ty: &Type) -> i64 {
+    pub fn bytes(self, graph: &Graph, ty: &TensorType) -> i64 {
         let (least, most) = ty.bytes().bounds(&graph.symbols);
         match self {
             JudgedSizes::Largest => most,

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use symmc_ir::infer::infer;
+use symmc_ir::infer::infer_types;
 use symmc_ir::{
-    ArgOp, BinaryOp, Collective, CollectiveKind, DType, Dim, Graph, GroupId, Op, ReduceOp, Scalar, Type,
-    UnaryOp, ValueId,
+    ArgOp, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, DType, Dim, Graph, GroupId, Op, Scalar,
+    TensorType, UnaryOp, ValueId,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -18,30 +18,30 @@ pub struct TermId {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-enum Origin {
+enum TermOrigin {
     Source(ValueId),
     Op(Op),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct Term {
-    origin: Origin,
+struct ShardTerm {
+    origin: TermOrigin,
     operands: Vec<TermId>,
-    types: Vec<Type>,
+    types: Vec<TensorType>,
 }
 
-pub struct Terms<'g> {
+pub struct ShardTerms<'g> {
     graph: &'g Graph,
-    terms: Vec<Term>,
-    interned: HashMap<Term, usize>,
+    terms: Vec<ShardTerm>,
+    interned: HashMap<ShardTerm, usize>,
 }
 
-impl<'g> Terms<'g> {
+impl<'g> ShardTerms<'g> {
     pub fn new(graph: &'g Graph) -> Self {
-        Terms { graph, terms: Vec::new(), interned: HashMap::new() }
+        ShardTerms { graph, terms: Vec::new(), interned: HashMap::new() }
     }
 
-    fn intern(&mut self, term: Term) -> TermId {
+    fn intern(&mut self, term: ShardTerm) -> TermId {
         let next = self.terms.len();
         let node = *self.interned.entry(term.clone()).or_insert(next);
         if node == next {
@@ -52,10 +52,10 @@ impl<'g> Terms<'g> {
 
     pub fn source(&mut self, value: ValueId) -> TermId {
         let types = vec![self.graph.ty(value).clone()];
-        self.intern(Term { origin: Origin::Source(value), operands: Vec::new(), types })
+        self.intern(ShardTerm { origin: TermOrigin::Source(value), operands: Vec::new(), types })
     }
 
-    pub fn ty(&self, term: TermId) -> &Type {
+    pub fn ty(&self, term: TermId) -> &TensorType {
         &self.terms[term.node].types[term.result]
     }
 
@@ -66,7 +66,9 @@ impl<'g> Terms<'g> {
     /// The op and the operands of a term with one result that is no value of the source.
     pub fn def(&self, term: TermId) -> Option<(&Op, &[TermId])> {
         match &self.terms[term.node] {
-            Term { origin: Origin::Op(op), operands, types } if types.len() == 1 => Some((op, operands)),
+            ShardTerm { origin: TermOrigin::Op(op), operands, types } if types.len() == 1 => {
+                Some((op, operands))
+            }
             _ => None,
         }
     }
@@ -74,14 +76,14 @@ impl<'g> Terms<'g> {
     /// An op whose result type follows from its operands; `None` if they do not fit.
     pub fn op(&mut self, op: Op, operands: &[TermId]) -> Option<TermId> {
         let ranks = op.group().and_then(|group| self.graph.group_size(group));
-        let types: Vec<&Type> = operands.iter().map(|&t| self.ty(t)).collect();
-        let types = infer(&op, &types, ranks).ok()??;
+        let types: Vec<&TensorType> = operands.iter().map(|&t| self.ty(t)).collect();
+        let types = infer_types(&op, &types, ranks).ok()??;
         Some(self.op_as(op, operands, types))
     }
 
     /// An op with results of these types; the first result.
-    pub fn op_as(&mut self, op: Op, operands: &[TermId], types: Vec<Type>) -> TermId {
-        self.intern(Term { origin: Origin::Op(op), operands: operands.to_vec(), types })
+    pub fn op_as(&mut self, op: Op, operands: &[TermId], types: Vec<TensorType>) -> TermId {
+        self.intern(ShardTerm { origin: TermOrigin::Op(op), operands: operands.to_vec(), types })
     }
 
     /// The other results of a term, by position.
@@ -90,12 +92,12 @@ impl<'g> Terms<'g> {
     }
 
     pub fn cast(&mut self, x: TermId, dtype: DType) -> TermId {
-        let ty = Type::new(dtype, self.shape(x));
+        let ty = TensorType::new(dtype, self.shape(x));
         if ty == *self.ty(x) { x } else { self.op_as(Op::Cast, &[x], vec![ty]) }
     }
 
     pub fn reshape(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
-        let ty = Type::new(self.ty(x).dtype, shape);
+        let ty = TensorType::new(self.ty(x).dtype, shape);
         if ty == *self.ty(x) { x } else { self.op_as(Op::Reshape, &[x], vec![ty]) }
     }
 
@@ -121,7 +123,7 @@ impl<'g> Terms<'g> {
     }
 
     pub fn expand(&mut self, x: TermId, shape: Vec<Dim>) -> TermId {
-        let ty = Type::new(self.ty(x).dtype, shape);
+        let ty = TensorType::new(self.ty(x).dtype, shape);
         self.op_as(Op::Expand, &[x], vec![ty])
     }
 
@@ -173,12 +175,12 @@ impl<'g> Terms<'g> {
         self.collective(CollectiveKind::AllGather, group, x)
     }
 
-    pub fn all_reduce(&mut self, op: ReduceOp, group: GroupId, x: TermId) -> Option<TermId> {
+    pub fn all_reduce(&mut self, op: CollectiveReduceOp, group: GroupId, x: TermId) -> Option<TermId> {
         self.collective(CollectiveKind::AllReduce(op), group, x)
     }
 
     /// The terms that these need, themselves included, in order, except those that are known and those that only known ones need.
-    fn needed(&self, roots: &[TermId], is_known: impl Fn(usize) -> bool) -> Vec<usize> {
+    fn needed_terms(&self, roots: &[TermId], is_known: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut needed = BTreeSet::new();
         let mut open: Vec<usize> = roots.iter().map(|t| t.node).collect();
         while let Some(node) = open.pop() {
@@ -191,19 +193,19 @@ impl<'g> Terms<'g> {
 
     /// The values of the source that these terms need, except those that visited terms need. These terms are visited then.
     pub fn unvisited_sources(&self, roots: &[TermId], visited: &mut VisitedTerms) -> Vec<ValueId> {
-        let new = self.needed(roots, |i| visited.0.contains(&i));
+        let new = self.needed_terms(roots, |i| visited.0.contains(&i));
         visited.0.extend(&new);
         let source = |i: usize| match self.terms[i].origin {
-            Origin::Source(v) => Some(v),
-            Origin::Op(_) => None,
+            TermOrigin::Source(v) => Some(v),
+            TermOrigin::Op(_) => None,
         };
         new.into_iter().filter_map(source).collect()
     }
 
     /// The result types of the collectives that these terms need.
-    pub fn communicated(&self, roots: &[TermId]) -> Vec<&Type> {
-        let is_collective = |i: &usize| matches!(self.terms[*i].origin, Origin::Op(Op::Collective(_)));
-        let needed = self.needed(roots, |_| false).into_iter().filter(is_collective);
+    pub fn communicated(&self, roots: &[TermId]) -> Vec<&TensorType> {
+        let is_collective = |i: &usize| matches!(self.terms[*i].origin, TermOrigin::Op(Op::Collective(_)));
+        let needed = self.needed_terms(roots, |_| false).into_iter().filter(is_collective);
         needed.filter_map(|i| self.terms[i].types.first()).collect()
     }
 }
@@ -212,25 +214,25 @@ impl<'g> Terms<'g> {
 pub struct VisitedTerms(HashSet<usize>);
 
 #[derive(Default)]
-pub struct Emitted {
+pub struct EmittedTerms {
     values: HashMap<usize, Vec<ValueId>>,
 }
 
-impl Emitted {
+impl EmittedTerms {
     /// The value of a term, which is added to a graph with what it needs; `None` if a value of the source has none.
     pub fn value(
         &mut self,
-        terms: &Terms<'_>,
+        terms: &ShardTerms<'_>,
         root: TermId,
         name: &str,
         to: &mut Graph,
         of_source: impl Fn(ValueId) -> Option<ValueId>,
     ) -> Option<ValueId> {
-        for i in terms.needed(&[root], |i| self.values.contains_key(&i)) {
+        for i in terms.needed_terms(&[root], |i| self.values.contains_key(&i)) {
             let term = &terms.terms[i];
             let added = match &term.origin {
-                Origin::Source(v) => vec![of_source(*v)?],
-                Origin::Op(op) => {
+                TermOrigin::Source(v) => vec![of_source(*v)?],
+                TermOrigin::Op(op) => {
                     let operand = |t: &TermId| self.values.get(&t.node)?.get(t.result).copied();
                     let inputs = term.operands.iter().map(operand).collect::<Option<Vec<_>>>()?;
                     let name = if i == root.node { name.to_string() } else { part_name(name, op) };
@@ -245,13 +247,13 @@ impl Emitted {
     }
 }
 
-impl Emitted {
+impl EmittedTerms {
     /// The collectives of a graph that these terms became, by their names.
-    pub fn collectives(&self, terms: &Terms<'_>, roots: &[TermId], graph: &Graph) -> Vec<String> {
-        let is_collective = |i: &usize| matches!(terms.terms[*i].origin, Origin::Op(Op::Collective(_)));
-        let needed = terms.needed(roots, |_| false).into_iter().filter(is_collective);
+    pub fn collective_names(&self, terms: &ShardTerms<'_>, roots: &[TermId], graph: &Graph) -> Vec<String> {
+        let is_collective = |i: &usize| matches!(terms.terms[*i].origin, TermOrigin::Op(Op::Collective(_)));
+        let needed = terms.needed_terms(roots, |_| false).into_iter().filter(is_collective);
         let values = needed.filter_map(|i| self.values.get(&i)?.first().copied());
-        values.map(|v| graph.name_of(v).to_string()).collect()
+        values.map(|v| graph.value_name(v).to_string()).collect()
     }
 }
 

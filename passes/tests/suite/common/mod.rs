@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use symmc_ir::dim::Bindings;
+use symmc_ir::dim::SymbolBindings;
 use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::{Graph, Tensor, text};
 
@@ -64,7 +64,7 @@ pub fn check(folder: &str, pass: impl Fn(&Case) -> String) {
 
 /// Runs two programs with the same inputs on the same seeded inputs and returns the largest difference of
 /// their outputs relative to the largest magnitude, or panics if the outputs have other types.
-pub fn difference(a: &Graph, b: &Graph, bindings: &Bindings, seed: u64) -> f64 {
+pub fn difference(a: &Graph, b: &Graph, bindings: &SymbolBindings, seed: u64) -> f64 {
     let ranks = 0..a.ranks.unwrap();
     let inputs: Vec<Vec<Arc<Tensor>>> =
         ranks.map(|rank| seeded_inputs(a, bindings, &SeedConfig::new(seed), rank).unwrap()).collect();
@@ -91,8 +91,8 @@ pub fn difference(a: &Graph, b: &Graph, bindings: &Bindings, seed: u64) -> f64 {
 }
 
 /// Values for all symbols: the `which`-th of a few within their bounds.
-pub fn bindings(graph: &Graph, which: i64) -> Bindings {
-    let mut out = Bindings::new();
+pub fn bindings(graph: &Graph, which: i64) -> SymbolBindings {
+    let mut out = SymbolBindings::new();
     for (id, s) in graph.symbols.iter() {
         out.set(id, (s.min + which).min(s.max));
     }

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use indexmap::IndexMap;
 use symmc_check::{CheckError, check};
 use symmc_plan::{
-    Alternative, ArenaKind, Arenas, Bucket, Buffer, ByRank, CopyReason, Decision, ExitBarrier, Fixed,
-    ForcedCopy, Lane, Memory, Place, Plan, Reach, Replacement, Role, SourceProgram, Step, Totals, VERSION,
+    ArenaKind, ArenaSizes, Bucket, BucketTotals, Buffer, CollectiveReplacement, CopyReason, Decision,
+    DecisionAlternative, ExitBarrier, FixedRegion, FixedRole, ForcedCopy, Lane, MemoryRef, PeerReach,
+    PerRankOffset, Plan, SourceProgram, Step, VERSION, ValuePlacement,
 };
 
 use crate::sums::sums;
@@ -38,21 +39,21 @@ return %z
 return %o2
 "#;
 
-fn buffer(arena: ArenaKind, offset: u64, size: u64, first: usize, last: usize, reach: Reach) -> Buffer {
+fn buffer(arena: ArenaKind, offset: u64, size: u64, first: usize, last: usize, reach: PeerReach) -> Buffer {
     Buffer { arena, offset, size, first, last, reach }
 }
 
-fn place(memory: Memory, offset: &str) -> Place {
-    Place { memory, offset: offset.into(), by_rank: None, why: String::new() }
+fn place(memory: MemoryRef, offset: &str) -> ValuePlacement {
+    ValuePlacement { memory, offset: offset.into(), by_rank: None, why: String::new() }
 }
 
 pub fn step(node: &str, lane: Lane, waits: &[usize], exit: Option<ExitBarrier>) -> Step {
     Step { node: node.into(), lane, waits: waits.to_vec(), exit, exit_bytes: None, blocks: None }
 }
 
-fn places() -> IndexMap<String, Place> {
-    use Memory::{Buffer as B, Fixed as F, Input, Output};
-    let by_rank = Some(ByRank { group: "world".into(), stride: "256*tokens".into() });
+fn places() -> IndexMap<String, ValuePlacement> {
+    use MemoryRef::{Buffer as B, Fixed as F, Input, Output};
+    let by_rank = Some(PerRankOffset { group: "world".into(), stride: "256*tokens".into() });
     let places = [
         ("x", place(Input(0), "0")),
         ("w", place(F(0), "0")),
@@ -63,7 +64,7 @@ fn places() -> IndexMap<String, Place> {
         ("p", place(B(4), "0")),
         ("e", place(B(4), "128*tokens")),
         ("c", place(B(4), "0")),
-        ("d", Place { by_rank, ..place(B(1), "0") }),
+        ("d", ValuePlacement { by_rank, ..place(B(1), "0") }),
         ("u", place(B(1), "0")),
         ("m", place(B(5), "0")),
         ("so", place(B(6), "0")),
@@ -82,14 +83,14 @@ fn bucket(range: [i64; 2]) -> Bucket {
         symbols: [("tokens".to_string(), range)].into(),
         program: 0,
         buffers: vec![
-            buffer(Symmetric, 20480, 2112, 0, 2, Reach::Read),
-            buffer(Symmetric, 24576, 8192, 6, 10, Reach::Written),
-            buffer(Ordinary, 0, 2048, 1, 5, Reach::Local),
-            buffer(Ordinary, 2048, 576, 2, 3, Reach::Local),
-            buffer(Ordinary, 4096, 4096, 3, 11, Reach::Local),
-            buffer(Ordinary, 8192, 4096, 8, 9, Reach::Local),
-            buffer(Ordinary, 12288, 4096, 9, 10, Reach::Local),
-            buffer(Ordinary, 16384, 8192, 9, 10, Reach::Local),
+            buffer(Symmetric, 20480, 2112, 0, 2, PeerReach::Read),
+            buffer(Symmetric, 24576, 8192, 6, 10, PeerReach::Written),
+            buffer(Ordinary, 0, 2048, 1, 5, PeerReach::Local),
+            buffer(Ordinary, 2048, 576, 2, 3, PeerReach::Local),
+            buffer(Ordinary, 4096, 4096, 3, 11, PeerReach::Local),
+            buffer(Ordinary, 8192, 4096, 8, 9, PeerReach::Local),
+            buffer(Ordinary, 12288, 4096, 9, 10, PeerReach::Local),
+            buffer(Ordinary, 16384, 8192, 9, 10, PeerReach::Local),
         ],
         places: places(),
         steps: vec![
@@ -108,12 +109,12 @@ fn bucket(range: [i64; 2]) -> Bucket {
         ],
         decisions: Vec::new(),
         copies: Vec::new(),
-        totals: Totals::default(),
+        totals: BucketTotals::default(),
     }
 }
 
 pub fn good() -> Plan {
-    let landing = |zone| Role::Landing { group: "world".into(), zone };
+    let landing = |zone| FixedRole::Landing { group: "world".into(), zone };
     let mut plan = Plan {
         version: VERSION,
         source: SourceProgram { name: "good".into(), hash: hash(SOURCE), text: SOURCE.into() },
@@ -122,11 +123,11 @@ pub fn good() -> Plan {
         ranks: 2,
         programs: vec![SOURCE.into()],
         replacements: Vec::new(),
-        arenas: Arenas { ordinary: 24576, symmetric: 36864 },
+        arenas: ArenaSizes { ordinary: 24576, symmetric: 36864 },
         fixed: vec![
-            Fixed { role: Role::Bound { input: 1 }, offset: 0, size: 256 },
-            Fixed { role: landing(0), offset: 256, size: 8256 },
-            Fixed { role: landing(1), offset: 8576, size: 8256 },
+            FixedRegion { role: FixedRole::Bound { input: 1 }, offset: 0, size: 256 },
+            FixedRegion { role: landing(0), offset: 256, size: 8256 },
+            FixedRegion { role: landing(1), offset: 8576, size: 8256 },
         ],
         buckets: vec![bucket([1, 8]), bucket([9, 16])],
     };
@@ -135,7 +136,7 @@ pub fn good() -> Plan {
 }
 
 pub fn hash(text: &str) -> String {
-    symmc_plan::sha256(text.as_bytes())
+    symmc_plan::sha256_hex(text.as_bytes())
 }
 
 pub fn kinds(plan: &Plan) -> BTreeSet<String> {
@@ -231,7 +232,7 @@ fn the_plan_as_a_whole() {
         breaks("TextTooLong", |p| {
             let [collective, rule, what, by] =
                 [0, 1, 2, 3].map(|k| "t".repeat(if k == long { 5000 } else { 1 }));
-            p.replacements.push(Replacement { collective, rule, what, bytes: 0, by: vec![by] });
+            p.replacements.push(CollectiveReplacement { collective, rule, what, bytes: 0, by: vec![by] });
         });
     }
 }
@@ -266,16 +267,18 @@ fn fixed_memory() {
     breaks("FixedOverlap", |p| p.fixed[2].offset = 8192);
     breaks("FixedTwice", |p| {
         let role = p.fixed[2].role.clone();
-        p.fixed.push(Fixed { role, offset: 33280, size: 64 });
+        p.fixed.push(FixedRegion { role, offset: 33280, size: 64 });
     });
-    breaks("FixedInput", |p| p.fixed.push(Fixed { role: Role::Bound { input: 9 }, offset: 33280, size: 64 }));
-    breaks("FixedZone", |p| {
-        let role = Role::Landing { group: "world".into(), zone: 2 };
-        p.fixed.push(Fixed { role, offset: 33280, size: 64 });
+    breaks("FixedInput", |p| {
+        p.fixed.push(FixedRegion { role: FixedRole::Bound { input: 9 }, offset: 33280, size: 64 })
     });
     breaks("FixedZone", |p| {
-        let role = Role::Landing { group: "other".into(), zone: 0 };
-        p.fixed.push(Fixed { role, offset: 33280, size: 64 });
+        let role = FixedRole::Landing { group: "world".into(), zone: 2 };
+        p.fixed.push(FixedRegion { role, offset: 33280, size: 64 });
+    });
+    breaks("FixedZone", |p| {
+        let role = FixedRole::Landing { group: "other".into(), zone: 0 };
+        p.fixed.push(FixedRegion { role, offset: 33280, size: 64 });
     });
 }
 
@@ -298,7 +301,7 @@ fn buffers() {
     breaks("Lifetime", |p| p.buckets[0].buffers[4].last = 10);
     breaks("Lifetime", |p| p.buckets[0].buffers[4].first = 4);
     let mut plan = good();
-    plan.buckets[0].buffers[0].reach = Reach::Local;
+    plan.buckets[0].buffers[0].reach = PeerReach::Local;
     breaks_as_it_is("BufferReach", &plan);
     let mut plan = good();
     plan.buckets[1].totals.ordinary_bound += 64;
@@ -309,29 +312,31 @@ fn buffers() {
 fn places_of_values() {
     breaks("PlaceMissing", |p| drop(p.buckets[0].places.shift_remove("m")));
     breaks("PlaceUnknown", |p| {
-        drop(p.buckets[0].places.insert("nothing".into(), place(Memory::Buffer(0), "0")))
+        drop(p.buckets[0].places.insert("nothing".into(), place(MemoryRef::Buffer(0), "0")))
     });
-    breaks("PlaceUnknown", |p| drop(p.buckets[0].places.insert("v".into(), place(Memory::Buffer(1), "0"))));
-    breaks("PlaceMemory", |p| p.buckets[0].places["m"].memory = Memory::Buffer(8));
+    breaks("PlaceUnknown", |p| {
+        drop(p.buckets[0].places.insert("v".into(), place(MemoryRef::Buffer(1), "0")))
+    });
+    breaks("PlaceMemory", |p| p.buckets[0].places["m"].memory = MemoryRef::Buffer(8));
     breaks("PlaceDim", |p| p.buckets[0].places["e"].offset = "128*rows".into());
     breaks("PlaceGroup", |p| {
         p.buckets[0].places["d"].by_rank =
-            Some(ByRank { group: "other".into(), stride: "256*tokens".into() });
+            Some(PerRankOffset { group: "other".into(), stride: "256*tokens".into() });
     });
     breaks("PlaceOutside", |p| p.buckets[1].places["m"].offset = "64".into());
     breaks("PlaceOutside", |p| p.buckets[1].places["e"].offset = "128*tokens + 64".into());
     breaks("PlaceOutside", |p| p.buckets[1].places["m"].offset = "tokens - 12".into());
     breaks("PlaceOutside", |p| {
         p.buckets[1].places["d"].by_rank =
-            Some(ByRank { group: "world".into(), stride: "512*tokens".into() });
+            Some(PerRankOffset { group: "world".into(), stride: "512*tokens".into() });
     });
     breaks("PlaceMisaligned", |p| p.buckets[0].places["g"].offset = "2".into());
-    breaks("PlaceOfInput", |p| p.buckets[0].places["x"].memory = Memory::Input(2));
-    breaks("PlaceOfOutput", |p| p.buckets[0].places["o2"] = place(Memory::Buffer(4), "128*tokens"));
+    breaks("PlaceOfInput", |p| p.buckets[0].places["x"].memory = MemoryRef::Input(2));
+    breaks("PlaceOfOutput", |p| p.buckets[0].places["o2"] = place(MemoryRef::Buffer(4), "128*tokens"));
     breaks("OutputNotBase", |p| edit(p, "return %z", "return %v"));
     breaks("OutputTwice", |p| edit(p, "return %z\nreturn %o2", "return %z\nreturn %z"));
-    breaks("PlaceReadOnly", |p| p.buckets[0].places["m"] = place(Memory::Fixed(1), "0"));
-    breaks("PlaceReadOnly", |p| p.buckets[0].places["z"] = place(Memory::Input(0), "0"));
+    breaks("PlaceReadOnly", |p| p.buckets[0].places["m"] = place(MemoryRef::Fixed(1), "0"));
+    breaks("PlaceReadOnly", |p| p.buckets[0].places["z"] = place(MemoryRef::Input(0), "0"));
 }
 
 #[test]
@@ -370,10 +375,10 @@ fn collectives() {
     breaks("ExitUnexpected", |p| p.buckets[0].steps[4].exit = Some(ExitBarrier::Dropped));
     breaks("NotSymmetric", |p| {
         let b = &mut p.buckets[0];
-        (b.buffers[5].first, b.places["h"].memory) = (0, Memory::Buffer(5));
+        (b.buffers[5].first, b.places["h"].memory) = (0, MemoryRef::Buffer(5));
     });
     breaks("NotSymmetric", |p| {
-        each(p, |b| (b.places["w"].memory, b.places["w"].offset) = (Memory::Input(1), "0".into()));
+        each(p, |b| (b.places["w"].memory, b.places["w"].offset) = (MemoryRef::Input(1), "0".into()));
         // The zones move up.
         p.fixed.remove(0);
     });
@@ -384,9 +389,9 @@ fn collectives() {
     });
     breaks("LandingMissing", |p| drop(p.fixed.pop()));
     breaks("LandingTooSmall", |p| p.fixed[2].size = 8128);
-    breaks("InPlace", |p| p.buckets[0].places["so"] = place(Memory::Buffer(4), "0"));
-    breaks("InPlace", |p| p.buckets[0].places["m"] = place(Memory::Buffer(4), "64"));
-    breaks("ResultsOverlap", |p| p.buckets[0].places["so"] = place(Memory::Buffer(7), "0"));
+    breaks("InPlace", |p| p.buckets[0].places["so"] = place(MemoryRef::Buffer(4), "0"));
+    breaks("InPlace", |p| p.buckets[0].places["m"] = place(MemoryRef::Buffer(4), "64"));
+    breaks("ResultsOverlap", |p| p.buckets[0].places["so"] = place(MemoryRef::Buffer(7), "0"));
 }
 
 #[test]
@@ -396,7 +401,12 @@ fn decisions_and_copies() {
         nodes: vec![node.into()],
         chosen: chosen.into(),
         bytes: 0,
-        alternatives: vec![Alternative { name: "plain".into(), us: 1.0, copy_us: 0.0, saved_us: 0.0 }],
+        alternatives: vec![DecisionAlternative {
+            name: "plain".into(),
+            us: 1.0,
+            copy_us: 0.0,
+            saved_us: 0.0,
+        }],
         rules: Vec::new(),
     };
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("r", "nothing", "plain")));
@@ -404,7 +414,7 @@ fn decisions_and_copies() {
     breaks("DecisionNode", |p| p.buckets[0].decisions.push(decision("nothing.reduced", "r", "plain")));
     breaks("DecisionChosen", |p| p.buckets[0].decisions.push(decision("r", "r", "push")));
     let estimated = |us, copy_us, saved_us| {
-        let alternatives = vec![Alternative { name: "plain".into(), us, copy_us, saved_us }];
+        let alternatives = vec![DecisionAlternative { name: "plain".into(), us, copy_us, saved_us }];
         Decision { alternatives, ..decision("r", "r", "plain") }
     };
     breaks("DecisionTime", |p| p.buckets[0].decisions.push(estimated(-1.0, 0.0, 0.0)));
@@ -440,52 +450,56 @@ fn time() {
         });
     });
     // The exponential over the concatenation that is still to be sorted.
-    breaks("Lost", |p| p.buckets[0].places["m"] = place(Memory::Buffer(4), "0"));
+    breaks("Lost", |p| p.buckets[0].places["m"] = place(MemoryRef::Buffer(4), "0"));
 }
 
 /// A plan of one bucket for each list of steps, with one buffer for each arena and 4 KiB landing zones of the
 /// world. Places are `ord:64`, `sym:0`, `fix` for a bound input, or nothing for inputs and outputs.
 pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
     let graph = symmc_ir::text::parse(text).expect("parses");
-    let mut fixed: Vec<Fixed> = (0..2)
+    let mut fixed: Vec<FixedRegion> = (0..2)
         .map(|zone| {
-            let role = Role::Landing { group: "world".into(), zone };
-            Fixed { role, offset: 4096 + u64::from(zone) * 4096, size: 4096 }
+            let role = FixedRole::Landing { group: "world".into(), zone };
+            FixedRegion { role, offset: 4096 + u64::from(zone) * 4096, size: 4096 }
         })
         .collect();
     let mut at = Vec::new();
     for (i, input) in graph.inputs.values().enumerate() {
-        let name = graph.name_of(input.value);
+        let name = graph.value_name(input.value);
         if places.contains(&(name, "fix")) {
-            at.push((name.to_string(), place(Memory::Fixed(fixed.len()), "0")));
-            fixed.push(Fixed { role: Role::Bound { input: i }, offset: 12288 + 1024 * i as u64, size: 1024 });
+            at.push((name.to_string(), place(MemoryRef::Fixed(fixed.len()), "0")));
+            fixed.push(FixedRegion {
+                role: FixedRole::Bound { input: i },
+                offset: 12288 + 1024 * i as u64,
+                size: 1024,
+            });
         } else {
-            at.push((name.to_string(), place(Memory::Input(i), "0")));
+            at.push((name.to_string(), place(MemoryRef::Input(i), "0")));
         }
     }
     for (name, text) in places.iter().filter(|(_, text)| *text != "fix") {
         let (arena, offset) = text.split_once(':').expect("an arena and an offset");
         let memory = match arena {
-            "ord" => Memory::Buffer(0),
-            "sym" => Memory::Buffer(1),
-            _ => Memory::Fixed(arena.parse().expect("the index of fixed memory")),
+            "ord" => MemoryRef::Buffer(0),
+            "sym" => MemoryRef::Buffer(1),
+            _ => MemoryRef::Fixed(arena.parse().expect("the index of fixed memory")),
         };
         at.push((name.to_string(), place(memory, offset)));
     }
     for (k, output) in graph.outputs.iter().enumerate() {
-        at.push((graph.name_of(output.value).to_string(), place(Memory::Output(k), "0")));
+        at.push((graph.value_name(output.value).to_string(), place(MemoryRef::Output(k), "0")));
     }
     let bucket = |(b, steps): (usize, &&[Step])| Bucket {
         symbols: graph.symbols.values().map(|s| (s.name.clone(), [b as i64 + 1; 2])).collect(),
         program: 0,
         buffers: [ArenaKind::Ordinary, ArenaKind::Symmetric]
-            .map(|arena| buffer(arena, 0, 4096, 0, steps.len() - 1, Reach::Local))
+            .map(|arena| buffer(arena, 0, 4096, 0, steps.len() - 1, PeerReach::Local))
             .to_vec(),
         places: at.iter().cloned().collect(),
         steps: steps.to_vec(),
         decisions: Vec::new(),
         copies: Vec::new(),
-        totals: Totals::default(),
+        totals: BucketTotals::default(),
     };
     let mut plan = Plan {
         version: VERSION,
@@ -495,7 +509,7 @@ pub fn small(text: &str, places: &[(&str, &str)], steps: &[&[Step]]) -> Plan {
         ranks: graph.ranks.expect("ranks are closed"),
         programs: vec![text.into()],
         replacements: Vec::new(),
-        arenas: Arenas { ordinary: 4096, symmetric: 16384 },
+        arenas: ArenaSizes { ordinary: 4096, symmetric: 16384 },
         fixed,
         buckets: steps.iter().enumerate().map(bucket).collect(),
     };
@@ -554,7 +568,7 @@ fn what_peers_touch_in_a_custom_op_is_ordered() {
     let good = custom(1, "sym:0", "sym:64");
     assert_eq!(kinds(&good), BTreeSet::new());
     let buffer = &good.buckets[0].buffers[1];
-    assert_eq!(buffer.reach, Reach::Written);
+    assert_eq!(buffer.reach, PeerReach::Written);
     let mut early = good.clone();
     early.buckets[0].steps[2].waits.clear();
     breaks_as_it_is("Race", &early);
@@ -778,7 +792,7 @@ fn an_input_in_the_memory_of_its_output_is_read_before_that_is_written() {
             return %m\nmutate %s = %n\n"
         );
         let mut plan = small(&text, &[], &[steps]);
-        plan.buckets[0].places["s"] = place(Memory::Output(1), "0");
+        plan.buckets[0].places["s"] = place(MemoryRef::Output(1), "0");
         plan
     };
     let compute = |name, waits: &[usize]| step(name, Lane::Compute, waits, None);
@@ -788,7 +802,7 @@ fn an_input_in_the_memory_of_its_output_is_read_before_that_is_written() {
     let late = plan(&format!("{add}%m: f32[4, 4] = exp %s\n"), &[compute("n", &[]), compute("m", &[])]);
     breaks_as_it_is("Lost", &late);
     let mut other = good;
-    other.buckets[0].places["s"] = place(Memory::Output(0), "0");
+    other.buckets[0].places["s"] = place(MemoryRef::Output(0), "0");
     breaks_as_it_is("PlaceOfInput", &other);
     let reduce = "%m: f32[4, 4] = all_reduce %s op=sum group=@world via=plain\n";
     let reduced = |waits: &[usize]| {

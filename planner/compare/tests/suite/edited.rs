@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use symmc_compare::{SourceComparison, SourceStatus, compare};
-use symmc_plan::{Plan, ReadPlan};
+use symmc_plan::{ParsedPlan, Plan};
 
 fn read(name: &str) -> Plan {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/plans").join(name);
@@ -12,7 +12,7 @@ fn read(name: &str) -> Plan {
 }
 
 fn compared(plan: Plan) -> SourceComparison {
-    compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}")))
+    compare(&ParsedPlan::parse(plan.into()).unwrap_or_else(|e| panic!("{e}")))
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A problem for exact search: blocks without wrapped lifetimes and given offsets, in whole units.
 
-use crate::block::{Block, Spans, plain};
+use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 
 /// The largest sum of sizes and alignments, in units.
 pub(super) const UNITS: u64 = 1 << 30;
@@ -9,7 +9,7 @@ pub(super) const UNITS: u64 = 1 << 30;
 const NOISE: f64 = 0.05;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum ExactAnswer {
     /// These offsets.
     Found(Vec<u64>),
     /// There is no such packing, of sizes that are whole units.
@@ -19,7 +19,7 @@ pub enum Answer {
 }
 
 /// A problem for exact search. Its blocks are those of some size, its sizes are in units.
-pub struct Exact {
+pub struct ExactProblem {
     /// The index of each block among those given.
     pub(super) block: Vec<usize>,
     pub(super) given: usize,
@@ -37,15 +37,15 @@ pub struct Exact {
     pub(super) ended: Vec<u64>,
 }
 
-impl Exact {
+impl ExactProblem {
     /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes and given offsets.
-    pub fn new(blocks: &[Block], spans: &Spans, most: usize) -> Option<Self> {
-        if blocks.len() > most || !plain(blocks) {
+    pub fn new(blocks: &[Block], spans: &BlockSpans, most: usize) -> Option<Self> {
+        if blocks.len() > most || !has_plain_lifetimes(blocks) {
             return None;
         }
         let unit = unit(blocks)?;
         let block: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
-        let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.of(b)).collect();
+        let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.ranges_of(b)).collect();
         let (words, sections) = (block.len().div_ceil(64), spans.sections);
         let sums = |at: &dyn Fn(usize) -> usize| {
             let mut sets = vec![0u64; (sections + 1) * words];
@@ -56,16 +56,27 @@ impl Exact {
         let (started, ended) = (sums(&|b| life[b].0 + 1), sums(&|b| life[b].1));
         let size = block.iter().map(|&b| blocks[b].size.div_ceil(unit) as u32).collect();
         let align = block.iter().map(|&b| (blocks[b].align / unit).max(1) as u32).collect();
-        Some(Exact { block, given: blocks.len(), unit, size, align, life, sections, words, started, ended })
+        Some(ExactProblem {
+            block,
+            given: blocks.len(),
+            unit,
+            size,
+            align,
+            life,
+            sections,
+            words,
+            started,
+            ended,
+        })
     }
 
     /// A word of the set of blocks that are alive in one of these sections.
-    pub(super) fn among(&self, from: usize, to: usize, word: usize) -> u64 {
+    pub(super) fn alive_word(&self, from: usize, to: usize, word: usize) -> u64 {
         self.started[to * self.words + word] & !self.ended[from * self.words + word]
     }
 
     /// The least peak above this one that a packing can have.
-    pub fn above(&self, peak: u64) -> u64 {
+    pub fn next_peak_above(&self, peak: u64) -> u64 {
         (peak / self.unit + 1) * self.unit
     }
 
@@ -78,7 +89,8 @@ impl Exact {
                 1 => length * size,
                 _ => size + length / 1e9,
             };
-            let noise = if turn < 12 { 0.0 } else { mixed(turn << 32 | b as u64) as f64 / u64::MAX as f64 };
+            let noise =
+                if turn < 12 { 0.0 } else { mix_bits(turn << 32 | b as u64) as f64 / u64::MAX as f64 };
             key * (1.0 + NOISE * noise)
         };
         let keys: Vec<f64> = (0..self.life.len()).map(key).collect();
@@ -102,11 +114,11 @@ impl Exact {
 /// at multiples of it.
 fn unit(blocks: &[Block]) -> Option<u64> {
     let sized = || blocks.iter().filter(|b| b.size > 0);
-    let mut unit = sized().fold(0, |unit, b| divisor(unit, b.size)).max(1);
+    let mut unit = sized().fold(0, |unit, b| gcd(unit, b.size)).max(1);
     let apart =
         |unit: u64| sized().find(|b| !unit.is_multiple_of(b.align.max(1)) && !b.align.is_multiple_of(unit));
     while let Some(block) = apart(unit) {
-        unit = divisor(unit, block.align);
+        unit = gcd(unit, block.align);
     }
     while sized().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > UNITS {
         unit *= 2;
@@ -115,12 +127,12 @@ fn unit(blocks: &[Block]) -> Option<u64> {
 }
 
 /// A number that has little in common with another's.
-pub(super) fn mixed(from: u64) -> u64 {
+pub(super) fn mix_bits(from: u64) -> u64 {
     let x = (from ^ (from >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
 }
 
-fn divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { divisor(b, a % b) }
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::problem::{Answer, Exact, UNITS};
+use super::problem::{ExactAnswer, ExactProblem, UNITS};
 use super::skyline::Skyline;
 
 /// The number of failures that end each of the first turns.
@@ -31,7 +31,7 @@ const NONE: u32 = u32::MAX;
 
 /// A stretch of sections whose blocks must still be placed, the question that it came from, and what comes after.
 #[derive(Clone, Copy)]
-struct Task {
+struct SectionTask {
     from: usize,
     to: usize,
     parent: u32,
@@ -39,8 +39,8 @@ struct Task {
 }
 
 /// A section of a niche and its possible answers.
-struct Question {
-    task: Task,
+struct NicheQuestion {
+    task: SectionTask,
     section: usize,
     height: u32,
     /// The blocks that may rest there, the next one last, and [`NONE`] for none of them.
@@ -55,16 +55,16 @@ struct Question {
 }
 
 /// A search for a packing of at most some peak, which can be continued.
-pub struct Search<'a> {
-    problem: &'a Exact,
+pub struct ExactSearch<'a> {
+    problem: &'a ExactProblem,
     skyline: Skyline<'a>,
     /// Blocks of low rank are tried first.
     rank: Vec<u32>,
     /// How often each section could not be stacked, of late.
     weight: Vec<f64>,
     /// What is left to do besides the question on top of the stack.
-    tasks: Vec<Task>,
-    stack: Vec<Question>,
+    tasks: Vec<SectionTask>,
+    stack: Vec<NicheQuestion>,
     failed: HashSet<u128>,
     turn: u64,
     /// The failures that end a turn, and those of this one.
@@ -76,22 +76,22 @@ pub struct Search<'a> {
     budget: u64,
 }
 
-impl Exact {
-    pub fn search(&self, capacity: u64) -> Search<'_> {
-        Search::new(self, (capacity / self.unit).min(UNITS) as u32)
+impl ExactProblem {
+    pub fn search(&self, capacity: u64) -> ExactSearch<'_> {
+        ExactSearch::new(self, (capacity / self.unit).min(UNITS) as u32)
     }
 }
 
-enum End {
+enum TurnOutcome {
     Found,
     Impossible,
     Spent,
 }
 
-impl<'a> Search<'a> {
+impl<'a> ExactSearch<'a> {
     /// A search with this capacity in units.
-    pub fn new(problem: &'a Exact, capacity: u32) -> Self {
-        Search {
+    pub fn new(problem: &'a ExactProblem, capacity: u32) -> Self {
+        ExactSearch {
             problem,
             skyline: Skyline::new(problem, capacity),
             rank: Vec::new(),
@@ -123,22 +123,22 @@ impl<'a> Search<'a> {
     }
 
     /// Searches on until the steps so far are `limit` or the work so far is `budget`.
-    pub fn run(&mut self, limit: u64, budget: u64) -> Answer {
+    pub fn run(&mut self, limit: u64, budget: u64) -> ExactAnswer {
         (self.limit, self.budget) = (limit, budget);
-        if self.skyline.conclude().is_err() {
-            return Answer::Impossible;
+        if self.skyline.propagate().is_err() {
+            return ExactAnswer::Impossible;
         }
         let ground = self.skyline.mark();
         while !self.spent() {
             self.rank = self.problem.rank(self.turn);
             self.failures = 0;
-            let end = self.walk();
-            if let End::Found = end {
-                return Answer::Found(self.problem.offsets(&self.skyline.low));
+            let end = self.run_turn();
+            if let TurnOutcome::Found = end {
+                return ExactAnswer::Found(self.problem.offsets(&self.skyline.low));
             }
             self.skyline.undo(ground);
-            if let End::Impossible = end {
-                return Answer::Impossible;
+            if let TurnOutcome::Impossible = end {
+                return ExactAnswer::Impossible;
             }
             self.weight.iter_mut().for_each(|w| *w = (*w + 1.0) / 2.0);
             self.turn += 1;
@@ -148,37 +148,37 @@ impl<'a> Search<'a> {
                 self.length += self.length / 2;
             }
         }
-        Answer::Open
+        ExactAnswer::Open
     }
 
     /// One turn.
-    fn walk(&mut self) -> End {
+    fn run_turn(&mut self) -> TurnOutcome {
         self.stack.clear();
         self.tasks.clear();
-        let mut next = self.part(0, self.problem.sections, NONE, NONE);
+        let mut next = self.push_tasks(0, self.problem.sections, NONE, NONE);
         while next != NONE {
             self.ask(next);
             next = loop {
                 if self.spent() || self.failures >= self.length {
-                    return End::Spent;
+                    return TurnOutcome::Spent;
                 }
-                match self.answer() {
+                match self.try_next_answer() {
                     Some(task) => break task,
-                    None if self.back() => {}
-                    None => return End::Impossible,
+                    None if self.backtrack() => {}
+                    None => return TurnOutcome::Impossible,
                 }
             };
         }
-        End::Found
+        TurnOutcome::Found
     }
 
     /// Adds the stretches between `from` and `to` that blocks connect to the tasks; the first one to do.
-    fn part(&mut self, from: usize, to: usize, parent: u32, mut next: u32) -> u32 {
+    fn push_tasks(&mut self, from: usize, to: usize, parent: u32, mut next: u32) -> u32 {
         let mut parts = Vec::new();
         let mut start = from;
         for s in from + 1..=to {
             if s == to || self.skyline.crossing[s] == 0 {
-                if self.skyline.left[start] > 0 {
+                if self.skyline.remaining[start] > 0 {
                     parts.push((start, s));
                 }
                 start = s;
@@ -187,7 +187,7 @@ impl<'a> Search<'a> {
         // Small ones first.
         parts.sort_by_key(|&(from, to)| std::cmp::Reverse(to - from));
         for (from, to) in parts {
-            self.tasks.push(Task { from, to, parent, next });
+            self.tasks.push(SectionTask { from, to, parent, next });
             next = self.tasks.len() as u32 - 1;
         }
         next
@@ -201,11 +201,11 @@ impl<'a> Search<'a> {
         let (section, answers) = if known { (task.from, Vec::new()) } else { self.choose(task) };
         let (height, mark) = (self.skyline.height[section], self.skyline.mark());
         let tasks = self.tasks.len();
-        self.stack.push(Question { task, section, height, answers, mark, tasks, key, open: false });
+        self.stack.push(NicheQuestion { task, section, height, answers, mark, tasks, key, open: false });
     }
 
     /// The section of a niche that is asked, and its possible answers, the first one last.
-    fn choose(&self, task: Task) -> (usize, Vec<u32>) {
+    fn choose(&self, task: SectionTask) -> (usize, Vec<u32>) {
         let height = |s: usize| self.skyline.height[s];
         let mut best = (f64::INFINITY, task.from);
         let mut start = task.from;
@@ -244,7 +244,7 @@ impl<'a> Search<'a> {
     /// The blocks of a section that may rest on its height.
     fn resting(&self, section: usize) -> impl Iterator<Item = u32> + '_ {
         let height = self.skyline.height[section];
-        self.skyline.alive(section).filter(move |&b| self.skyline.low[b] == height).map(|b| b as u32)
+        self.skyline.unplaced_at(section).filter(move |&b| self.skyline.low[b] == height).map(|b| b as u32)
     }
 
     /// How good it is to ask a section of a niche, low being good: low niches, where nothing may be wasted, few
@@ -252,7 +252,7 @@ impl<'a> Search<'a> {
     fn score(&self, section: usize, best: f64) -> f64 {
         let skyline = &self.skyline;
         let (height, capacity) = (skyline.height[section], skyline.capacity);
-        let slack = capacity - height - skyline.left[section];
+        let slack = capacity - height - skyline.remaining[section];
         let none = if slack == 0 { 0.0 } else { 0.5 };
         let part = |size: u32| f64::from(size) / f64::from(capacity.max(1));
         let depth = part(height) + 0.3 * part(slack) + 0.02;
@@ -264,7 +264,7 @@ impl<'a> Search<'a> {
     }
 
     /// Gives the question on top its next answer that leads on; the first task that is left then.
-    fn answer(&mut self) -> Option<u32> {
+    fn try_next_answer(&mut self) -> Option<u32> {
         let at = self.stack.len() - 1;
         while !self.stack[at].open {
             let (b, section, height) = {
@@ -276,15 +276,15 @@ impl<'a> Search<'a> {
             if b != NONE {
                 self.skyline.place(b as usize, height);
                 let (from, to) = self.problem.life[b as usize];
-                self.stack[at].open = self.skyline.left_in(from, to).next().is_none();
-                failed = self.skyline.conclude().err();
-            } else if let Some(to) = self.above(section) {
+                self.stack[at].open = self.skyline.unplaced_in(from, to).next().is_none();
+                failed = self.skyline.propagate().err();
+            } else if let Some(to) = self.lowest_above(section) {
                 self.skyline.lift(section, to);
-                failed = self.skyline.conclude().err();
+                failed = self.skyline.propagate().err();
             }
-            let Question { task, mark, .. } = self.stack[at];
+            let NicheQuestion { task, mark, .. } = self.stack[at];
             let Some(section) = failed else {
-                return Some(self.part(task.from, task.to, at as u32, task.next));
+                return Some(self.push_tasks(task.from, task.to, at as u32, task.next));
             };
             self.weight[section] += 1.0;
             self.failures += 1;
@@ -295,12 +295,12 @@ impl<'a> Search<'a> {
 
     /// The lowest that a block of this section can lie if none rests on its height: where the lows of the others are,
     /// or on a block beside the section.
-    fn above(&self, section: usize) -> Option<u32> {
+    fn lowest_above(&self, section: usize) -> Option<u32> {
         let skyline = &self.skyline;
-        let (height, most) = (skyline.height[section], skyline.capacity - skyline.left[section]);
+        let (height, most) = (skyline.height[section], skyline.capacity - skyline.remaining[section]);
         let beside = |b: usize| {
             let (from, to) = self.problem.life[b];
-            let others = skyline.left_in(from, section).chain(skyline.left_in(section + 1, to));
+            let others = skyline.unplaced_in(from, section).chain(skyline.unplaced_in(section + 1, to));
             let apart =
                 others.filter(|&o| !(self.problem.life[o].0..self.problem.life[o].1).contains(&section));
             apart.map(|o| skyline.low[o] + self.problem.size[o]).min()
@@ -309,12 +309,12 @@ impl<'a> Search<'a> {
             low if low > height => low,
             _ => beside(b).unwrap_or(most + 1).next_multiple_of(self.problem.align[b]),
         };
-        skyline.alive(section).map(lowest).min().filter(|&to| to <= most)
+        skyline.unplaced_at(section).map(lowest).min().filter(|&to| to <= most)
     }
 
     /// Goes back from the question on top, which has failed, to the one that it came from; whether there is one.
-    fn back(&mut self) -> bool {
-        let Some(Question { task, key, .. }) = self.stack.pop() else {
+    fn backtrack(&mut self) -> bool {
+        let Some(NicheQuestion { task, key, .. }) = self.stack.pop() else {
             return false;
         };
         if self.failed.len() < REMEMBERED {

@@ -13,14 +13,14 @@
 #[cfg(test)]
 mod tests;
 
-use super::problem::{Exact, mixed};
+use super::problem::{ExactProblem, mix_bits};
 
 /// What a section that may waste more than this part of the capacity says of its blocks is not looked at: it costs
 /// more than it finds.
 const ROOMY: u32 = 32;
 
 /// A value before a change.
-enum Change {
+enum TrailEntry {
     /// The height of a section and how many rested on it.
     Height(u32, u32, u32),
     /// How low a block could lie.
@@ -30,24 +30,24 @@ enum Change {
 }
 
 /// An offset and, in the last 16 bits, the index of a block.
-type Job = u64;
+type PackedJob = u64;
 
-fn job(offset: u32, b: usize) -> Job {
+fn job(offset: u32, b: usize) -> PackedJob {
     u64::from(offset) << 16 | b as u64
 }
 
 /// The block of a job and its offset.
-fn of(job: Job) -> (usize, u32) {
+fn unpack_job(job: PackedJob) -> (usize, u32) {
     ((job & 0xFFFF) as usize, (job >> 16) as u32)
 }
 
 pub struct Skyline<'a> {
-    problem: &'a Exact,
+    problem: &'a ExactProblem,
     pub capacity: u32,
     /// How high each section is stacked: nothing that is left comes to lie lower in it.
     pub height: Vec<u32>,
     /// The sum of sizes that are left in each section.
-    pub left: Vec<u32>,
+    pub remaining: Vec<u32>,
     /// The number of blocks that may rest on each section's height.
     pub resting: Vec<u32>,
     /// 1 where some block may not lie under all others.
@@ -61,10 +61,10 @@ pub struct Skyline<'a> {
     pub crossing: Vec<u32>,
     /// A number for each section's set of blocks that are left and start there.
     starts: Vec<u64>,
-    trail: Vec<Change>,
+    trail: Vec<TrailEntry>,
     saved: Vec<u32>,
-    jobs: Vec<Job>,
-    ends: Vec<Job>,
+    jobs: Vec<PackedJob>,
+    ends: Vec<PackedJob>,
     raises: Vec<(usize, u32)>,
     /// The number of blocks that were read in sections.
     pub read: u64,
@@ -73,13 +73,13 @@ pub struct Skyline<'a> {
 }
 
 impl<'a> Skyline<'a> {
-    pub fn new(problem: &'a Exact, capacity: u32) -> Self {
+    pub fn new(problem: &'a ExactProblem, capacity: u32) -> Self {
         let (blocks, sections) = (problem.size.len(), problem.sections);
         let mut skyline = Skyline {
             problem,
             capacity,
             height: vec![0; sections],
-            left: vec![0; sections],
+            remaining: vec![0; sections],
             resting: vec![0; sections],
             tight: vec![0; sections],
             pending: vec![1; sections],
@@ -97,19 +97,19 @@ impl<'a> Skyline<'a> {
         };
         for (b, &(from, to)) in problem.life.iter().enumerate() {
             skyline.resting[from..to].iter_mut().for_each(|r| *r += 1);
-            skyline.take_back(b);
+            skyline.unplace_block(b);
         }
         skyline
     }
 
     /// The blocks that are left and alive in one of these sections.
-    pub fn left_in(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + use<'_> {
+    pub fn unplaced_in(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + use<'_> {
         let words = if from < to { self.problem.words } else { 0 };
-        (0..words).flat_map(move |w| bits(w, self.problem.among(from, to, w) & self.unplaced[w]))
+        (0..words).flat_map(move |w| bits(w, self.problem.alive_word(from, to, w) & self.unplaced[w]))
     }
 
-    pub fn alive(&self, section: usize) -> impl Iterator<Item = usize> + use<'_> {
-        self.left_in(section, section + 1)
+    pub fn unplaced_at(&self, section: usize) -> impl Iterator<Item = usize> + use<'_> {
+        self.unplaced_in(section, section + 1)
     }
 
     /// Where to go back to.
@@ -122,18 +122,18 @@ impl<'a> Skyline<'a> {
             && let Some(change) = self.trail.pop()
         {
             match change {
-                Change::Height(s, height, resting) => {
+                TrailEntry::Height(s, height, resting) => {
                     (self.height[s as usize], self.resting[s as usize]) = (height, resting);
                 }
-                Change::Low(b, low) => {
+                TrailEntry::Low(b, low) => {
                     self.low[b as usize] = low;
                     let (from, to) = self.problem.life[b as usize];
                     let levels = self.resting[from..to].iter_mut().zip(&self.height[from..to]);
                     levels.for_each(|(resting, &height)| *resting += u32::from(height == low));
                 }
-                Change::Placed(b) => {
+                TrailEntry::Placed(b) => {
                     let (from, to) = self.problem.life[b as usize];
-                    self.take_back(b as usize);
+                    self.unplace_block(b as usize);
                     self.tight[from..to].fill(1);
                     let saved = self.saved.len() - 2 * (to - from);
                     let (heights, resting) = self.saved[saved..].split_at(to - from);
@@ -147,20 +147,20 @@ impl<'a> Skyline<'a> {
     }
 
     /// Counts a block as left.
-    fn take_back(&mut self, b: usize) {
+    fn unplace_block(&mut self, b: usize) {
         let (from, to) = self.problem.life[b];
         self.unplaced[b / 64] |= 1 << (b % 64);
-        self.left[from..to].iter_mut().for_each(|left| *left += self.problem.size[b]);
+        self.remaining[from..to].iter_mut().for_each(|left| *left += self.problem.size[b]);
         self.crossing[from + 1..to].iter_mut().for_each(|c| *c += 1);
-        self.starts[from] ^= mixed(b as u64 + 1);
+        self.starts[from] ^= mix_bits(b as u64 + 1);
     }
 
     /// A number for the blocks that are left over these sections and the heights under them.
     pub fn key(&self, from: usize, to: usize) -> u128 {
         let state = self.height[from..to].iter().zip(&self.starts[from..to]).zip(from as u64..);
-        let (mut key, mut more) = (mixed(to as u64), 0u64);
+        let (mut key, mut more) = (mix_bits(to as u64), 0u64);
         for ((&height, &starts), s) in state {
-            let number = mixed(starts ^ (s << 32 | u64::from(height)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            let number = mix_bits(starts ^ (s << 32 | u64::from(height)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             key = key.wrapping_add(number);
             more = more.wrapping_add((number ^ number >> 29).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 7);
         }
@@ -171,24 +171,24 @@ impl<'a> Skyline<'a> {
         let (from, to) = self.problem.life[b];
         let size = self.problem.size[b];
         let height = at + size;
-        self.trail.push(Change::Placed(b as u32));
+        self.trail.push(TrailEntry::Placed(b as u32));
         self.saved.extend_from_slice(&self.height[from..to]);
         self.saved.extend_from_slice(&self.resting[from..to]);
         self.unplaced[b / 64] &= !(1 << (b % 64));
         self.low[b] = at;
-        self.left[from..to].iter_mut().for_each(|left| *left -= size);
+        self.remaining[from..to].iter_mut().for_each(|left| *left -= size);
         self.height[from..to].fill(height);
         self.resting[from..to].fill(0);
         self.pending[from..to].fill(1);
         self.crossing[from + 1..to].iter_mut().for_each(|c| *c -= 1);
-        self.starts[from] ^= mixed(b as u64 + 1);
+        self.starts[from] ^= mix_bits(b as u64 + 1);
         self.scanned += (to - from) as u64;
         self.raise_all(from, to, height);
     }
 
     /// Says that nothing lies lower than this in a section.
     pub fn lift(&mut self, section: usize, height: u32) {
-        self.trail.push(Change::Height(section as u32, self.height[section], self.resting[section]));
+        self.trail.push(TrailEntry::Height(section as u32, self.height[section], self.resting[section]));
         (self.height[section], self.resting[section]) = (height, 0);
         self.pending[section] = 1;
         self.raise_all(section, section + 1, height);
@@ -197,7 +197,7 @@ impl<'a> Skyline<'a> {
     /// Says that no block of these sections lies lower than their new height.
     fn raise_all(&mut self, from: usize, to: usize, height: u32) {
         for w in 0..self.problem.words {
-            for b in bits(w, self.problem.among(from, to, w) & self.unplaced[w]) {
+            for b in bits(w, self.problem.alive_word(from, to, w) & self.unplaced[w]) {
                 self.read += 1;
                 if self.low[b] < height {
                     self.raise(b, height);
@@ -218,12 +218,12 @@ impl<'a> Skyline<'a> {
             1 => to,
             align => to.next_multiple_of(align),
         };
-        self.trail.push(Change::Low(b as u32, before));
+        self.trail.push(TrailEntry::Low(b as u32, before));
         self.low[b] = low;
         self.scanned += (end - from) as u64;
         // Negative where it cannot be placed any more.
         let room = self.capacity as i32 - low as i32;
-        let (height, left) = (&self.height[from..end], &self.left[from..end]);
+        let (height, left) = (&self.height[from..end], &self.remaining[from..end]);
         let (resting, tight) = (&mut self.resting[from..end], &mut self.tight[from..end]);
         let flags = tight.iter_mut().zip(&mut self.pending[from..end]);
         for (((&height, &left), resting), (tight, pending)) in height.iter().zip(left).zip(resting).zip(flags)
@@ -236,7 +236,7 @@ impl<'a> Skyline<'a> {
     }
 
     /// Draws all conclusions; the section that cannot be stacked, if there is one.
-    pub fn conclude(&mut self) -> Result<(), usize> {
+    pub fn propagate(&mut self) -> Result<(), usize> {
         let mut from = 0;
         loop {
             let (before, after) = self.pending.split_at(from);
@@ -244,10 +244,10 @@ impl<'a> Skyline<'a> {
             let Some(s) = next(after).map(|s| s + from).or_else(|| next(before)) else {
                 return Ok(());
             };
-            let left = self.left[s] > 0;
-            let settled = !left || self.settle(s);
+            let left = self.remaining[s] > 0;
+            let settled = !left || self.propagate_section(s);
             self.pending[s] = 0;
-            if !settled || left && self.tight[s] > 0 && !self.machine(s) {
+            if !settled || left && self.tight[s] > 0 && !self.propagate_jobs(s) {
                 return Err(s);
             }
             from = s;
@@ -255,13 +255,13 @@ impl<'a> Skyline<'a> {
     }
 
     /// Lifts a section on which nothing rests to the lowest of its blocks; whether there is room for them.
-    fn settle(&mut self, s: usize) -> bool {
+    fn propagate_section(&mut self, s: usize) -> bool {
         let mut height = self.height[s];
         let rises = self.resting[s] == 0;
         if rises {
-            height = self.alive(s).map(|b| self.low[b]).min().unwrap_or(height);
+            height = self.unplaced_at(s).map(|b| self.low[b]).min().unwrap_or(height);
         }
-        let fits = height + self.left[s] <= self.capacity;
+        let fits = height + self.remaining[s] <= self.capacity;
         if fits && rises {
             self.lift(s, height);
         }
@@ -269,17 +269,17 @@ impl<'a> Skyline<'a> {
     }
 
     /// The blocks of a section as jobs on one machine: whether they fit, and which cannot lie under others.
-    fn machine(&mut self, s: usize) -> bool {
+    fn propagate_jobs(&mut self, s: usize) -> bool {
         // Where much may be wasted nothing more is concluded.
-        if self.height[s] + self.left[s] + self.capacity / ROOMY < self.capacity {
+        if self.height[s] + self.remaining[s] + self.capacity / ROOMY < self.capacity {
             return true;
         }
-        let under = self.capacity - self.left[s];
+        let under = self.capacity - self.remaining[s];
         let mut jobs = std::mem::take(&mut self.jobs);
         jobs.clear();
         // Those above `under` cannot lie under all others.
         let mut read = 0;
-        self.alive(s).for_each(|b| {
+        self.unplaced_at(s).for_each(|b| {
             read += 1;
             if self.low[b] > under {
                 jobs.push(job(self.low[b], b));
@@ -291,7 +291,7 @@ impl<'a> Skyline<'a> {
         self.tight[s] = u32::from(!jobs.is_empty());
         let mut above = 0;
         let mut fits = jobs.iter().rev().all(|&job| {
-            let (b, low) = of(job);
+            let (b, low) = unpack_job(job);
             above += self.problem.size[b];
             low + above <= self.capacity
         });
@@ -304,13 +304,13 @@ impl<'a> Skyline<'a> {
 
     /// What of the others cannot all lie above a block of these, the lowest first, is above some offset: the block lies
     /// above one of them. Whether the blocks fit so.
-    fn lie_above(&mut self, s: usize, jobs: &[Job], under: u32) -> bool {
+    fn lie_above(&mut self, s: usize, jobs: &[PackedJob], under: u32) -> bool {
         let mut ends = std::mem::take(&mut self.ends);
-        let size = |job: Job| self.problem.size[of(job).0];
+        let size = |job: PackedJob| self.problem.size[unpack_job(job).0];
         ends.clear();
         // All that ends below the lowest job counts for each.
-        let (lowest, mut sum) = (of(jobs[0]).1, 0);
-        self.alive(s).for_each(|b| {
+        let (lowest, mut sum) = (unpack_job(jobs[0]).1, 0);
+        self.unplaced_at(s).for_each(|b| {
             let end = self.low[b] + self.problem.size[b];
             if end > lowest {
                 ends.push(job(end, b));
@@ -323,18 +323,18 @@ impl<'a> Skyline<'a> {
         // The ends up to each job's offset, with their sizes summed up.
         let mut first = 0;
         for &job in jobs {
-            let (b, low) = of(job);
-            while let Some(&end) = ends.get(first).filter(|&&end| of(end).1 <= low) {
+            let (b, low) = unpack_job(job);
+            while let Some(&end) = ends.get(first).filter(|&&end| unpack_job(end).1 <= low) {
                 sum += size(end);
                 first += 1;
             }
             // Less fills the room under the block than what must lie there.
             let (mut fill, mut to, room) = (sum, low, low - under);
-            let mut others = ends[first..].iter().filter(|&&end| of(end).0 != b);
+            let mut others = ends[first..].iter().filter(|&&end| unpack_job(end).0 != b);
             while fill < room
                 && let Some(&end) = others.next()
             {
-                to = of(end).1;
+                to = unpack_job(end).1;
                 self.scanned += 1;
                 fill += size(end);
             }

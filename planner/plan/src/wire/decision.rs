@@ -19,7 +19,7 @@ pub struct Decision {
     /// all-gather, the operand of a reduce-scatter.
     pub bytes: u64,
     /// Every way that was considered, cheapest first, the chosen one among them; plain always is.
-    pub alternatives: Vec<Alternative>,
+    pub alternatives: Vec<DecisionAlternative>,
     /// The rules that led from the imported collective to the chosen form, in order.
     pub rules: Vec<AppliedRule>,
 }
@@ -38,7 +38,7 @@ pub struct AppliedRule {
 /// What became of a collective before the ways to run collectives were considered.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Replacement {
+pub struct CollectiveReplacement {
     /// The collective of the imported program: the name of its result.
     pub collective: String,
     /// The rule or pass that replaced it.
@@ -55,7 +55,7 @@ pub struct Replacement {
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Alternative {
+pub struct DecisionAlternative {
     /// Its name: a variant, or two joined with ` + `.
     pub name: String,
     /// Estimated microseconds that it adds to a run, copies included: its time, or, where compute can run beside it, what of

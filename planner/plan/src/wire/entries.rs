@@ -15,7 +15,7 @@ pub struct Buffer {
     /// The last step at which it is occupied, counting the cross-rank rules. When `last < first` it is
     /// occupied from `first` through the end of the run and on to `last` of the next run.
     pub last: usize,
-    pub reach: Reach,
+    pub reach: PeerReach,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub enum ArenaKind {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reach {
+pub enum PeerReach {
     Local,
     Read,
     /// They write it (and may read it).
@@ -38,13 +38,13 @@ pub enum Reach {
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Place {
-    pub memory: Memory,
+pub struct ValuePlacement {
+    pub memory: MemoryRef,
     /// The position of its first byte in the memory, a dim.
     pub offset: String,
     /// When set, `stride` times this rank's number within `group` is added to the offset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub by_rank: Option<ByRank>,
+    pub by_rank: Option<PerRankOffset>,
     /// Why it lies there, for people.
     pub why: String,
 }
@@ -52,7 +52,7 @@ pub struct Place {
 /// The part of an offset that depends on the rank.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ByRank {
+pub struct PerRankOffset {
     pub group: String,
     /// Bytes per rank, a dim.
     pub stride: String,
@@ -60,7 +60,7 @@ pub struct ByRank {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Memory {
+pub enum MemoryRef {
     Buffer(usize),
     Fixed(usize),
     /// The caller's memory of an input; only read.
@@ -132,7 +132,7 @@ pub enum CopyReason {
 /// Sums over a bucket, in bytes unless they say otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Totals {
+pub struct BucketTotals {
     /// The highest end of a buffer in the ordinary arena.
     pub ordinary_peak: u64,
     /// The largest sum of buffers of the ordinary arena that are alive together.

@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 
 use symmc_check::CheckError;
-use symmc_ir::dispatch::contract_of_several;
-use symmc_ir::{Collective, Form, Graph, NodeId, Op, Variant, text};
-use symmc_plan::{ArenaKind, Buffer, ExitBarrier, Lane, Memory, Plan, Reach, Role};
+use symmc_ir::dispatch::shared_contract;
+use symmc_ir::{Collective, CollectiveVariant, DispatchForm, Graph, NodeId, Op, text};
+use symmc_plan::{ArenaKind, Buffer, ExitBarrier, FixedRole, Lane, MemoryRef, PeerReach, Plan};
 use symmc_support::random::SplitMix;
 
 use super::sums::{mend_sum, repeat};
@@ -28,15 +28,15 @@ pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     for bucket in &mut plan.buckets {
         let last = bucket.steps.len().saturating_sub(1);
         for place in bucket.places.values_mut() {
-            let Memory::Buffer(b) = place.memory else { continue };
+            let MemoryRef::Buffer(b) = place.memory else { continue };
             let old = &bucket.buffers[b];
-            place.memory = Memory::Buffer(usize::from(old.arena == ArenaKind::Symmetric));
+            place.memory = MemoryRef::Buffer(usize::from(old.arena == ArenaKind::Symmetric));
             place.offset = match place.offset.parse::<u64>() {
                 Ok(offset) => (offset + old.offset).to_string(),
                 Err(_) => format!("{} + {}", place.offset, old.offset),
             };
         }
-        let buffer = |arena, size| Buffer { arena, offset: 0, size, first: 0, last, reach: Reach::Local };
+        let buffer = |arena, size| Buffer { arena, offset: 0, size, first: 0, last, reach: PeerReach::Local };
         bucket.buffers = vec![buffer(ArenaKind::Ordinary, ordinary), buffer(ArenaKind::Symmetric, symmetric)];
     }
     plan
@@ -66,14 +66,14 @@ fn add_zones(plan: &mut Plan, size: u64) {
             text::parse(t).expect("parses").groups.values().map(|g| g.name.clone()).collect::<Vec<_>>()
         })
         .collect();
-    plan.fixed.retain(|f| !matches!(f.role, Role::Landing { .. }));
+    plan.fixed.retain(|f| !matches!(f.role, FixedRole::Landing { .. }));
     // What stays is renumbered.
     let bound: Vec<usize> = plan
         .fixed
         .iter()
         .filter_map(|f| match f.role {
-            Role::Bound { input } => Some(input),
-            Role::Landing { .. } => None,
+            FixedRole::Bound { input } => Some(input),
+            FixedRole::Landing { .. } => None,
         })
         .collect();
     let base = plan.arenas.symmetric;
@@ -84,8 +84,8 @@ fn add_zones(plan: &mut Plan, size: u64) {
     }
     for group in groups {
         for zone in 0..2 {
-            let role = Role::Landing { group: group.clone(), zone };
-            plan.fixed.push(symmc_plan::Fixed { role, offset: end, size });
+            let role = FixedRole::Landing { group: group.clone(), zone };
+            plan.fixed.push(symmc_plan::FixedRegion { role, offset: end, size });
             end += size;
         }
     }
@@ -95,7 +95,7 @@ fn add_zones(plan: &mut Plan, size: u64) {
         let graph = &programs[bucket.program];
         for (i, &input) in bound.iter().enumerate() {
             let value = graph.inputs.values().nth(input).expect("the input exists").value;
-            bucket.places[graph.name_of(value)].memory = Memory::Fixed(i);
+            bucket.places[graph.value_name(value)].memory = MemoryRef::Fixed(i);
         }
     }
 }
@@ -167,7 +167,7 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let in_buffer: Vec<String> = bucket
         .places
         .iter()
-        .filter(|(_, p)| matches!(p.memory, Memory::Buffer(_)))
+        .filter(|(_, p)| matches!(p.memory, MemoryRef::Buffer(_)))
         .map(|(name, _)| name.clone())
         .collect();
     if in_buffer.is_empty() {
@@ -175,19 +175,20 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     }
     let name = rng.pick(&in_buffer);
     let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
-    let node = graph.values_by_name().get(name.as_str()).and_then(|&v| graph.def_node(v));
+    let node = graph.values_by_name().get(name.as_str()).and_then(|&v| graph.defining_node(v));
     // Of all nodes of its step.
     let step = node.map_or(vec![], |n| {
-        let dispatch = graph.dispatches.iter().find(|d| d.has(n));
+        let dispatch = graph.dispatches.iter().find(|d| d.contains(n));
         dispatch.map_or(vec![n], |d| d.nodes().collect())
     });
-    let operands = step.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.name_of(x).to_string());
+    let operands =
+        step.iter().flat_map(|&n| &graph.nodes[n].inputs).map(|&x| graph.value_name(x).to_string());
     let operands: Vec<String> = operands.filter(|x| in_buffer.contains(x)).collect();
     let others = if operands.is_empty() || rng.one_in(2) { &in_buffer } else { &operands };
     let other_name = rng.pick(others);
     let other = bucket.places[&other_name].clone();
     let size = match bucket.places[&name].memory {
-        Memory::Buffer(m) => bucket.buffers[m].size - ROOM,
+        MemoryRef::Buffer(m) => bucket.buffers[m].size - ROOM,
         _ => return None,
     };
     let behind = format!("{} + {}", other.offset, bytes(&graph, &other_name));
@@ -207,7 +208,7 @@ fn stack(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let bucket = &mut plan.buckets[b];
     let arena = usize::from(!rng.one_in(4));
     let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
-    let in_arena = bucket.places.iter().filter(|(_, p)| p.memory == Memory::Buffer(arena));
+    let in_arena = bucket.places.iter().filter(|(_, p)| p.memory == MemoryRef::Buffer(arena));
     let mut names: Vec<String> = in_arena.map(|(name, _)| name.clone()).collect();
     let mut at = "0".to_string();
     let order: Vec<String> = (0..names.len()).map(|_| names.swap_remove(rng.below(names.len()))).collect();
@@ -233,16 +234,16 @@ fn change_variant(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<Strin
     let n = rng.pick(&nodes);
     let name = graph.node_name(n).to_string();
     // Collectives that run as one step have one variant.
-    let set = graph.dispatches.iter().find(|d| d.form == Form::Collectives && d.has(n));
+    let set = graph.dispatches.iter().find(|d| d.form == DispatchForm::Collectives && d.contains(n));
     let changed = set.map_or(vec![n], |d| d.nodes().collect());
-    let runs = |variant: Variant, n: &NodeId| {
+    let runs = |variant: CollectiveVariant, n: &NodeId| {
         let Op::Collective(c) = &graph.nodes[*n].op else { return false };
         let by_it = Collective { variant: Some(variant), ..c.clone() };
-        let able = if set.is_some() { contract_of_several(&by_it) } else { variant.contract(&c.kind) };
+        let able = if set.is_some() { shared_contract(&by_it) } else { variant.contract(&c.kind) };
         able.is_some() && c.variant != Some(variant)
     };
-    let able = Variant::ALL.iter().copied().filter(|&v| changed.iter().all(|n| runs(v, n)));
-    let able: Vec<Variant> = able.collect();
+    let able = CollectiveVariant::ALL.iter().copied().filter(|&v| changed.iter().all(|n| runs(v, n)));
+    let able: Vec<CollectiveVariant> = able.collect();
     if able.is_empty() {
         return None;
     }

@@ -12,23 +12,23 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use symmc_ir::collective::{Exit, Meets, Touch};
+use symmc_ir::collective::{ExitBarrierPolicy, PeerAccess, SyncScope};
 use symmc_ir::entity::Entity;
-use symmc_ir::layout::{Layout, layouts};
+use symmc_ir::layout::{Layout, compute_layouts};
 use symmc_ir::{
-    Bindings, CollectiveKind, Contract, Def, Dispatch, Form, Graph, GroupId, InputId, InputKind, NodeId, Op,
-    OutputKind, Table, ValueId, text,
+    CollectiveKind, Contract, Dispatch, DispatchForm, EntityMap, Graph, GroupId, InputId, InputKind, NodeId,
+    Op, OutputKind, SymbolBindings, ValueDef, ValueId, text,
 };
-use symmc_plan::{ArenaKind, Bucket, ExitBarrier, Lane, Memory, Place, Plan, Role};
+use symmc_plan::{ArenaKind, Bucket, ExitBarrier, FixedRole, Lane, MemoryRef, Plan, ValuePlacement};
 use symmc_support::random::SplitMix;
 
 /// What a custom op with a group promises.
 const CUSTOM: Contract = Contract {
-    entry: true,
-    meets: Meets::Group,
-    exit: Exit::Always,
+    entry_barrier: true,
+    sync_scope: SyncScope::Group,
+    exit_barrier: ExitBarrierPolicy::Always,
     result_after_rendezvous: true,
-    touch: Touch::ReadOperandWriteResult,
+    peer_access: PeerAccess::ReadOperandWriteResult,
     symmetric_operand: false,
     symmetric_result: false,
     in_place: false,
@@ -48,8 +48,8 @@ pub struct Run {
 pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
     let read = |t: &String| {
         let graph = text::parse(t).expect("a planned program parses");
-        let layouts = layouts(&graph);
-        let inner = graph.inner(|v| layouts[v].base);
+        let layouts = compute_layouts(&graph);
+        let inner = graph.dispatch_internal_values(|v| layouts[v].base);
         (graph, layouts, inner)
     };
     let programs: Vec<_> = plan.programs.iter().map(read).collect();
@@ -57,7 +57,7 @@ pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
     for (r, run) in runs.iter().enumerate() {
         let bucket = &plan.buckets[run.bucket];
         let (graph, layouts, inner) = &programs[bucket.program];
-        let mut bindings = Bindings::new();
+        let mut bindings = SymbolBindings::new();
         for (id, s) in graph.symbols.iter() {
             bindings.set(id, run.symbols[&s.name]);
         }
@@ -111,10 +111,10 @@ struct Stage<'a> {
     plan: &'a Plan,
     bucket: &'a Bucket,
     graph: &'a Graph,
-    layouts: &'a Table<ValueId, Layout>,
+    layouts: &'a EntityMap<ValueId, Layout>,
     /// The bases that have no memory.
-    inner: &'a Table<ValueId, bool>,
-    bindings: Bindings,
+    inner: &'a EntityMap<ValueId, bool>,
+    bindings: SymbolBindings,
 }
 
 type Event = usize;
@@ -280,23 +280,23 @@ impl World {
         arrive: &[Event],
     ) -> Vec<Event> {
         self.same_group(stage, group, s, arrive);
-        let lines = contract.touch == Touch::WriteLanding;
+        let lines = contract.peer_access == PeerAccess::WriteLanding;
         // The lines that each rank waits for, with the rank that sent each.
         let mut received: Vec<Vec<(usize, Event)>> = vec![Vec::new(); self.ranks];
         for (r, lines_to_r) in received.iter_mut().enumerate().filter(|_| lines) {
             let from = stage.cell(group, r).into_iter();
             lines_to_r.extend(from.map(|q| (q, self.event(&[arrive[q]]))));
         }
-        let exits = match contract.exit {
-            Exit::Never => false,
-            Exit::Always => true,
-            Exit::Droppable => stage.bucket.steps[s].exit == Some(ExitBarrier::Kept),
+        let exits = match contract.exit_barrier {
+            ExitBarrierPolicy::Never => false,
+            ExitBarrierPolicy::Always => true,
+            ExitBarrierPolicy::Droppable => stage.bucket.steps[s].exit == Some(ExitBarrier::Kept),
         };
         let with = |all: &[Event], r: usize, join: bool| -> Vec<Event> {
             let others = stage.cell(group, r).into_iter().filter(|_| join).map(|q| all[q]);
             [all[r]].into_iter().chain(others).collect()
         };
-        let joins = contract.meets == Meets::Group;
+        let joins = contract.sync_scope == SyncScope::Group;
         let mut puts = Vec::new();
         for (from, to) in stage.pairs(s, group, contract) {
             let begin = self.event(&[arrive[from], arrive[to]]);
@@ -337,9 +337,9 @@ impl World {
     ) {
         let communicating = stage.communicating(s);
         let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
-        let begin = |q: usize| if contract.entry { at.met[q] } else { at.arrive[q] };
+        let begin = |q: usize| if contract.entry_barrier { at.met[q] } else { at.arrive[q] };
         // Peers reach what the signature of a custom op names, and all that the contract of a variant says.
-        let touch = contract.touch;
+        let touch = contract.peer_access;
         let reads = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {
             Op::Custom(id) => stage.graph.customs[*id].symmetric_operands.contains(&k),
             _ => touch.reads_operand(),
@@ -356,10 +356,10 @@ impl World {
             }
         }
         let own_begin = if contract.result_after_rendezvous { at.met[r] } else { at.arrive[r] };
-        let pairs = contract.meets == Meets::Pairs;
+        let pairs = contract.sync_scope == SyncScope::Pairs;
         for y in stage.results(s) {
             self.access(stage, r, y, own_begin, at.completed[r], true, s, "own");
-            let writer = stage.graph.def_node(y).filter(|id| communicating.contains(id));
+            let writer = stage.graph.defining_node(y).filter(|id| communicating.contains(id));
             let Some(id) = writer else { continue };
             let i = stage.graph.nodes[id].outputs.iter().position(|&o| o == y).expect("a result of its node");
             for &(_, _, begin, end) in at.puts.iter().filter(|&&(_, to, ..)| to == r) {
@@ -395,7 +395,7 @@ impl World {
         let epoch = self.epochs.entry(name.clone()).or_default();
         let zone = *epoch as u32 % 2;
         *epoch += 1;
-        let role = Role::Landing { group: name, zone };
+        let role = FixedRole::Landing { group: name, zone };
         let Some(fixed) = stage.plan.fixed.iter().find(|f| f.role == role) else {
             self.findings.insert(format!("step {s} has no landing zone {zone}"));
             return;
@@ -451,7 +451,7 @@ impl World {
         let (memory, low, high) = stage.bytes(value, rank);
         let verb = if write { "write" } else { "read" };
         let text =
-            format!("{who} {verb} of %{} at step {step} of run {}", stage.graph.name_of(value), stage.run);
+            format!("{who} {verb} of %{} at step {step} of run {}", stage.graph.value_name(value), stage.run);
         let step = (stage.run, step);
         self.accesses.push(Access {
             region: (rank, memory),
@@ -507,7 +507,7 @@ impl World {
         let (memory, low, high) = stage.bytes(value, rank);
         let bytes = self.memory.entry((rank, memory)).or_default();
         if bytes.get(low..high) != Some(&tags.of(value, rank)[..]) {
-            let name = stage.graph.name_of(value);
+            let name = stage.graph.value_name(value);
             self.findings.insert(format!("wrong: {reader} of run {} does not find %{name}", stage.run));
         }
     }
@@ -530,7 +530,7 @@ impl World {
                         || at >= high
                         || self.harmless(stage, tags, (id, k, r), rank, (at, element), low)
                 }) {
-                    let name = stage.graph.name_of(x);
+                    let name = stage.graph.value_name(x);
                     self.findings.insert(format!("overlay: step {s} writes over its operand %{name}"));
                 }
             }
@@ -558,15 +558,15 @@ impl World {
         }
         let same_element = at == low + element * size && size == tr.dtype.size();
         if let Some(dispatch) = stage.dispatch(id) {
-            let Some(writer) = stage.graph.def_node(r) else { return false };
+            let Some(writer) = stage.graph.defining_node(r) else { return false };
             // A node behind the writer would read what is written.
             let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
-                (Form::Batch | Form::Gather | Form::Collectives, _) => false,
-                (Form::Rotary | Form::Scatter, _) => k == 0 && writer == id,
+                (DispatchForm::Batch | DispatchForm::Gather | DispatchForm::Collectives, _) => false,
+                (DispatchForm::Rotary | DispatchForm::Scatter, _) => k == 0 && writer == id,
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
                 }
-                (Form::Rows, Op::Reduce { .. }) => writer >= id,
+                (DispatchForm::Rows, Op::Reduce { .. }) => writer >= id,
                 (_, op) => writer >= id && op.is_element_wise(),
             };
             return reads_there && same_element && stage.eval(&tx.numel()) == stage.eval(&tr.numel());
@@ -602,11 +602,11 @@ impl Stage<'_> {
     fn first(&self, s: usize) -> NodeId {
         let name = &self.bucket.steps[s].node;
         let value = self.graph.values.iter().find(|(_, v)| v.name == *name).map(|(id, _)| id);
-        value.and_then(|v| self.graph.def_node(v)).expect("a step names a node")
+        value.and_then(|v| self.graph.defining_node(v)).expect("a step names a node")
     }
 
     fn dispatch(&self, node: NodeId) -> Option<Dispatch> {
-        self.graph.dispatches.iter().copied().find(|d| d.has(node))
+        self.graph.dispatches.iter().copied().find(|d| d.contains(node))
     }
 
     /// The nodes of a step.
@@ -634,7 +634,7 @@ impl Stage<'_> {
         let all = nodes
             .iter()
             .flat_map(|&n| self.graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
-        let own = |x: ValueId| self.graph.def_node(self.base(x)).is_some_and(|n| nodes.contains(&n));
+        let own = |x: ValueId| self.graph.defining_node(self.base(x)).is_some_and(|n| nodes.contains(&n));
         all.filter(|(_, _, x)| !own(*x)).collect()
     }
 
@@ -675,7 +675,7 @@ impl Stage<'_> {
             };
             pairs.iter().filter(|p| p.0 != p.1).map(|p| (number(p.0), number(p.1))).collect::<Vec<_>>()
         };
-        cells.iter().filter(|_| contract.meets == Meets::Pairs).flat_map(in_cell).collect()
+        cells.iter().filter(|_| contract.sync_scope == SyncScope::Pairs).flat_map(in_cell).collect()
     }
 
     /// Whether an input is given once and for all: it is no argument, nothing replaces it, and it has one size.
@@ -688,12 +688,12 @@ impl Stage<'_> {
     }
 
     fn is_bound(&self, input: usize) -> bool {
-        self.plan.fixed.iter().any(|f| f.role == Role::Bound { input })
+        self.plan.fixed.iter().any(|f| f.role == FixedRole::Bound { input })
     }
 
     /// The bytes of a base on a rank.
     fn bytes(&self, base: ValueId, rank: usize) -> (Memory2, usize, usize) {
-        let place: &Place = &self.bucket.places[self.graph.name_of(base)];
+        let place: &ValuePlacement = &self.bucket.places[self.graph.value_name(base)];
         let dim =
             |text: &str| self.eval(&text::parse_dim(text, &self.graph.symbols).expect("a dim")) as usize;
         let mut at = dim(&place.offset);
@@ -703,7 +703,7 @@ impl Stage<'_> {
             at += number * dim(&by.stride);
         }
         let memory = match place.memory {
-            Memory::Buffer(b) => {
+            MemoryRef::Buffer(b) => {
                 let buffer = &self.bucket.buffers[b];
                 at += buffer.offset as usize;
                 match buffer.arena {
@@ -711,12 +711,12 @@ impl Stage<'_> {
                     ArenaKind::Symmetric => Memory2::Symmetric,
                 }
             }
-            Memory::Fixed(f) => {
+            MemoryRef::Fixed(f) => {
                 at += self.plan.fixed[f].offset as usize;
                 Memory2::Symmetric
             }
-            Memory::Output(k) => Memory2::Output(k),
-            Memory::Input(i) => Memory2::Input(i),
+            MemoryRef::Output(k) => Memory2::Output(k),
+            MemoryRef::Input(i) => Memory2::Input(i),
         };
         (memory, at, at + self.eval(&self.graph.ty(base).bytes()) as usize)
     }
@@ -768,7 +768,7 @@ impl Tags<'_> {
             let elements = stage.element_bytes(value, rank);
             return elements.iter().flat_map(|&(_, at, _)| of[at - low..at - low + size].to_vec()).collect();
         }
-        let Def::Node(id, _) = graph.values[value].def else { return self.fresh(value, rank) };
+        let ValueDef::Node(id, _) = graph.values[value].def else { return self.fresh(value, rank) };
         let node = &graph.nodes[id];
         let all = |parts: Vec<Rc<Vec<u64>>>| parts.iter().flat_map(|p| p.iter().copied()).collect();
         match &node.op {
@@ -787,8 +787,10 @@ impl Tags<'_> {
         let graph = self.stage.graph;
         // Inputs are the same in all planned programs; other values are told apart by their run.
         let (run, id) = match graph.values[value].def {
-            Def::Input(i) => (if self.stage.lasts(i) { 0 } else { self.stage.run as u64 + 1 }, i.index()),
-            Def::Node(..) => (self.stage.run as u64 + 1, graph.inputs.len() + value.index()),
+            ValueDef::Input(i) => {
+                (if self.stage.lasts(i) { 0 } else { self.stage.run as u64 + 1 }, i.index())
+            }
+            ValueDef::Node(..) => (self.stage.run as u64 + 1, graph.inputs.len() + value.index()),
         };
         let len = self.stage.eval(&graph.ty(value).bytes()) as u64;
         let first = ((run * 64 + rank as u64) * 4096 + id as u64) * (1 << 20) + 1;

@@ -12,16 +12,16 @@ pub mod explore;
 #[path = "../../../check/tests/suite/sums.rs"]
 pub mod sums;
 
-use symmc_ir::dispatch::contract_of_several;
+use symmc_ir::dispatch::shared_contract;
 use symmc_ir::entity::Entity;
-use symmc_ir::machine::{Capabilities, Profile};
+use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
 use symmc_ir::{
-    BinaryOp, Builder, Collective, CollectiveKind, CustomOp, DType, Dim, Dispatch, Float, Form, Graph,
-    GroupId, InputKind, Members, NodeId, Op, Output, OutputKind, ReduceOp, Reduction, Scalar, Splits, Type,
-    UnaryOp, ValueId, Variant,
+    AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, CollectiveVariant, CustomOp,
+    DType, Dim, Dispatch, DispatchForm, FloatAttribute, Graph, GraphBuilder, GraphOutput, GroupId,
+    GroupMembers, InputKind, NodeId, Op, OutputKind, ReductionKind, Scalar, TensorType, UnaryOp, ValueId,
 };
 use symmc_plan::Plan;
-use symmc_planner::{BucketInput, Order, PlanConfig, Planner, plan};
+use symmc_planner::{BucketInput, OrderStrategy, PlanConfig, Planner, plan};
 use symmc_support::random::SplitMix;
 
 /// What random programs look like.
@@ -55,7 +55,7 @@ pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
         let varies = kind == InputKind::Argument || (make.units.len() > 1 && rng.one_in(4));
         let unit = if varies { rng.pick(&make.units) } else { Dim::from(i64::from(config.ranks)) };
         let rows = unit * Dim::from(1 + rng.below(2) as i64);
-        let ty = Type::new(DType::F32, vec![rows, Dim::from(4)]);
+        let ty = TensorType::new(DType::F32, vec![rows, Dim::from(4)]);
         let value = make.b.input(kind, &format!("in{i}"), "", ty, None);
         make.values.push(value);
     }
@@ -71,7 +71,7 @@ pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
 }
 
 struct Maker {
-    b: Builder,
+    b: GraphBuilder,
     groups: Vec<symmc_ir::GroupId>,
     /// Extents of leading axes are sums of multiples of these.
     units: Vec<Dim>,
@@ -82,7 +82,7 @@ struct Maker {
 
 impl Maker {
     fn new(config: &Config) -> Self {
-        let mut b = Builder::new("random", Some(config.ranks));
+        let mut b = GraphBuilder::new("random", Some(config.ranks));
         let n = config.ranks;
         let n_times = |factor: Dim| factor * Dim::from(i64::from(n));
         let mut units: Vec<Dim> =
@@ -90,12 +90,12 @@ impl Maker {
         if units.is_empty() {
             units.push(n_times(Dim::from(1)));
         }
-        let mut groups = vec![b.group("world", Members::World)];
+        let mut groups = vec![b.group("world", GroupMembers::World)];
         if config.cells {
             let half = n / 2;
-            groups.push(b.group("near", Members::Cells(vec![(0..half).collect(), (half..n).collect()])));
+            groups.push(b.group("near", GroupMembers::Cells(vec![(0..half).collect(), (half..n).collect()])));
             let far = (0..half).map(|r| vec![r, r + half]).collect();
-            groups.push(b.group("far", Members::Cells(far)));
+            groups.push(b.group("far", GroupMembers::Cells(far)));
         }
         Maker { b, groups, units, values: Vec::new(), config: *config }
     }
@@ -126,12 +126,13 @@ impl Maker {
     fn grow(&mut self, rng: &mut SplitMix) {
         let x = self.recent(rng);
         let rows = self.rows(x);
-        let large = rows.upper(&self.b.graph().symbols) > 6 * self.units[0].upper(&self.b.graph().symbols);
+        let large = rows.upper_bound(&self.b.graph().symbols)
+            > 6 * self.units[0].upper_bound(&self.b.graph().symbols);
         match rng.below(14) {
             0 if rng.one_in(2) => self.push("n", Op::CumSum { axis: 0 }, &[x]),
             1 if rng.one_in(2) => {
                 let weight = self.same_rows(rng, &rows);
-                self.push("l", Op::LayerNorm { axes: 2, eps: Float(1e-5) }, &[x, weight]);
+                self.push("l", Op::LayerNorm { axes: 2, eps: FloatAttribute(1e-5) }, &[x, weight]);
             }
             0 => self.push("u", Op::Unary(rng.pick(&[UnaryOp::Neg, UnaryOp::Exp])), &[x]),
             1 => {
@@ -159,7 +160,7 @@ impl Maker {
     /// A sum over ranks, what is added to it, and perhaps the norm of the rows of that.
     fn reduced(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
         let residual = self.same_rows(rng, rows);
-        let kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+        let kind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         let group = rng.pick(&self.groups);
         let Ok(sums) = self.b.collective("all_reduce", kind, group, &[x]) else { return };
         if rng.one_in(4) {
@@ -168,7 +169,7 @@ impl Maker {
         self.push("b", Op::Binary(BinaryOp::Add), &[residual, sums[0]]);
         if rng.one_in(2) {
             let sum = self.recent(rng);
-            self.push("w", Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first: false }, &[sum]);
+            self.push("w", Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first: false }, &[sum]);
         }
     }
 
@@ -179,7 +180,7 @@ impl Maker {
                 let y = self.same_rows(rng, rows);
                 self.push("e", Op::Binary(BinaryOp::Add), &[x, y]);
                 let sum = self.recent(rng);
-                let eps = Float(1e-5);
+                let eps = FloatAttribute(1e-5);
                 let norms =
                     [Op::RmsNorm { axes: 1, eps, round_first: false }, Op::LayerNorm { axes: 1, eps }];
                 self.push("w", rng.pick(&norms), &[sum]);
@@ -194,7 +195,7 @@ impl Maker {
             }
             2 => {
                 let name = format!("at{}", self.b.graph().inputs.len());
-                let at = Type::new(DType::I64, vec![rows.clone()]);
+                let at = TensorType::new(DType::I64, vec![rows.clone()]);
                 let at = self.b.input(InputKind::Argument, &name, "", at, None);
                 for _ in 0..2 {
                     let source = self.same_rows(rng, rows);
@@ -219,7 +220,7 @@ impl Maker {
         for _ in 0..1 + rng.below(2) {
             let y = self.same_rows(rng, rows);
             let product = self.b.op("e", Op::Binary(BinaryOp::Mul), &[row, y]);
-            let op = rng.pick(&[Reduction::Mean, Reduction::Max]);
+            let op = rng.pick(&[ReductionKind::Mean, ReductionKind::Max]);
             let reduce = Op::Reduce { op, axes: vec![1], keep: true };
             let Ok(number) = product.and_then(|p| self.b.op("q", reduce, &[p])) else { return };
             self.push("e", Op::Binary(rng.pick(&[BinaryOp::Add, BinaryOp::Mul])), &[row, number]);
@@ -229,7 +230,7 @@ impl Maker {
 
     fn weight(&mut self, dtype: DType, shape: [i64; 2]) -> ValueId {
         let (name, ty) =
-            (format!("w{}", self.b.graph().inputs.len()), Type::new(dtype, shape.map(Dim::from)));
+            (format!("w{}", self.b.graph().inputs.len()), TensorType::new(dtype, shape.map(Dim::from)));
         self.b.input(InputKind::Parameter, &name, "", ty, None)
     }
 
@@ -238,7 +239,7 @@ impl Maker {
         let n = i64::from(self.config.ranks);
         let Some(rows) = rng.pick(&self.units).exact_div(&Dim::from(n)) else { return };
         let columns = n * 16;
-        let left = Type::new(DType::BF16, vec![rows.clone(), Dim::from(64)]);
+        let left = TensorType::new(DType::BF16, vec![rows.clone(), Dim::from(64)]);
         let name = format!("left{}", self.b.graph().inputs.len());
         let left = self.b.input(InputKind::Argument, &name, "", left, None);
         let mut result = None;
@@ -253,7 +254,7 @@ impl Maker {
             result = joined.ok();
         }
         let Some(result) = result else { return };
-        let wide = Type::new(DType::F32, vec![rows.clone(), Dim::from(columns)]);
+        let wide = TensorType::new(DType::F32, vec![rows.clone(), Dim::from(columns)]);
         let Ok(wide) = self.b.op_as("e", Op::Cast, &[result], wide) else { return };
         if let Ok(v) = self.b.reshape("r", wide, vec![rows * Dim::from(n * 4), Dim::from(4)]) {
             self.values.push(v);
@@ -268,13 +269,13 @@ impl Maker {
         match half {
             Some(half) if !rng.one_in(3) => {
                 let start = if rng.one_in(2) { half.clone() } else { Dim::from(0) };
-                let ty = Type::new(DType::F32, vec![half, Dim::from(4)]);
+                let ty = TensorType::new(DType::F32, vec![half, Dim::from(4)]);
                 if let Ok(v) = self.b.op_as("v", Op::Slice { axis: 0, start, step: 1 }, &[x], ty) {
                     self.values.push(v);
                 }
             }
             _ => {
-                let ty = Type::new(DType::F32, vec![Dim::from(4), rows.clone()]);
+                let ty = TensorType::new(DType::F32, vec![Dim::from(4), rows.clone()]);
                 let op = Op::Permute { perm: vec![1, 0] };
                 let Ok(t) = self.b.op_as("t", op, &[x], ty) else { return };
                 if let Ok(v) = self.b.reshape("r", t, vec![rows, Dim::from(4)]) {
@@ -308,16 +309,16 @@ impl Maker {
         let n = self.b.graph().group_size(group).unwrap_or(1);
         let which = if self.config.exchanges { 6 + rng.below(5) } else { rng.below(10) };
         let kind = match which {
-            0..=2 => CollectiveKind::AllReduce(ReduceOp::Sum),
+            0..=2 => CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
             3 if self.config.gathers && !large => CollectiveKind::AllGather,
             4 if self.rows(x).exact_div(&Dim::from(i64::from(n * self.config.ranks))).is_some() => {
                 let result = self.scattered(rng, x, group, n);
                 return self.values.extend(result);
             }
-            5 | 6 => CollectiveKind::AllToAll(Splits::Even),
+            5 | 6 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             7 => CollectiveKind::Broadcast { root: rng.below(n as usize) as u32 },
             8 | 9 => CollectiveKind::Permute { pairs: pairs(rng, n) },
-            _ => CollectiveKind::AllReduce(ReduceOp::Max),
+            _ => CollectiveKind::AllReduce(CollectiveReduceOp::Max),
         };
         let name = kind.name();
         if let Ok(results) = self.b.collective(name, kind, group, &[x]) {
@@ -347,15 +348,15 @@ impl Maker {
     /// A sum over ranks of which each has a piece: a reduce-scatter, or the sum of the pieces that an all-to-all brings.
     fn scattered(&mut self, rng: &mut SplitMix, x: ValueId, group: GroupId, n: u32) -> Option<ValueId> {
         if !rng.one_in(3) {
-            let kind = CollectiveKind::ReduceScatter(ReduceOp::Sum);
+            let kind = CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum);
             return self.b.collective("reduce_scatter", kind, group, &[x]).ok().map(|results| results[0]);
         }
         let pieces = Dim::from(i64::from(n));
         let rows = self.rows(x).exact_div(&pieces)?;
-        let kind = CollectiveKind::AllToAll(Splits::Even);
+        let kind = CollectiveKind::AllToAll(AllToAllSplits::Even);
         let exchanged = self.b.collective("all_to_all", kind, group, &[x]).ok()?[0];
         let parted = self.b.reshape("r", exchanged, vec![pieces, rows, Dim::from(4)]).ok()?;
-        let sum = Op::Reduce { op: Reduction::Sum, axes: vec![0], keep: false };
+        let sum = Op::Reduce { op: ReductionKind::Sum, axes: vec![0], keep: false };
         self.b.op("sum", sum, &[parted]).ok()
     }
 
@@ -368,7 +369,7 @@ impl Maker {
         let whole = unit.clone() * Dim::from(i64::from(n));
         let count = 3 + rng.below(2);
         let input = |make: &mut Self, kind, name: String, rows: &Dim| {
-            let ty = Type::new(DType::F32, vec![rows.clone(), Dim::from(4)]);
+            let ty = TensorType::new(DType::F32, vec![rows.clone(), Dim::from(4)]);
             make.b.input(kind, &name, "", ty, None)
         };
         let kind = rng.pick(&[InputKind::Argument, InputKind::Parameter]);
@@ -398,14 +399,14 @@ impl Maker {
             let w = again.or(*weight).expect("it is gathered");
             let gradient = add(self, BinaryOp::Mul, h, w);
             h = add(self, BinaryOp::Add, gradient, h);
-            let averaged = rng.one_in(4).then_some(CollectiveKind::AllReduce(ReduceOp::Avg));
+            let averaged = rng.one_in(4).then_some(CollectiveKind::AllReduce(CollectiveReduceOp::Avg));
             outputs.extend(match averaged {
                 Some(kind) => self.b.collective("all_reduce", kind, group, &[gradient]).ok().map(|r| r[0]),
                 None => self.scattered(rng, gradient, group, n),
             });
         }
         let graph = self.b.graph_mut();
-        let returned = outputs.into_iter().map(|value| Output { value, kind: OutputKind::Returned });
+        let returned = outputs.into_iter().map(|value| GraphOutput { value, kind: OutputKind::Returned });
         graph.outputs.extend(returned);
     }
 
@@ -427,9 +428,9 @@ impl Maker {
             Some((id, _)) if rng.one_in(2) => OutputKind::Mutates(id),
             _ => OutputKind::Returned,
         };
-        graph.outputs.push(Output { value: last, kind });
+        graph.outputs.push(GraphOutput { value: last, kind });
         for &v in &chosen[1..] {
-            graph.outputs.push(Output { value: v, kind: OutputKind::Returned });
+            graph.outputs.push(GraphOutput { value: v, kind: OutputKind::Returned });
         }
     }
 }
@@ -448,12 +449,16 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
     let users = graph.users();
     for node in out.nodes.values_mut() {
         if let Op::Collective(c) = &mut node.op {
-            let able: Vec<Variant> =
-                Variant::ALL.iter().copied().filter(|v| v.contract(&c.kind).is_some()).collect();
+            let able: Vec<CollectiveVariant> =
+                CollectiveVariant::ALL.iter().copied().filter(|v| v.contract(&c.kind).is_some()).collect();
             // Half of the gathers along other axes are able to store rows in turn.
             let reshaped = users[node.outputs[0]].iter().all(|&n| graph.nodes[n].op == Op::Reshape);
             let in_turn = c.kind == CollectiveKind::AllGather && reshaped && rng.one_in(2);
-            c.variant = Some(if in_turn { rng.pick(&[Variant::Ll, Variant::Pull]) } else { rng.pick(&able) });
+            c.variant = Some(if in_turn {
+                rng.pick(&[CollectiveVariant::Ll, CollectiveVariant::Pull])
+            } else {
+                rng.pick(&able)
+            });
         }
     }
     out
@@ -461,13 +466,14 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
 
 /// The same program with collectives of one group, drawn from those that do not need each other, as one step by one variant.
 pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
-    let by = |variant: Variant, id: &NodeId| {
+    let by = |variant: CollectiveVariant, id: &NodeId| {
         let collective = graph.nodes[*id].op.as_collective()?;
         let by_it = Collective { variant: Some(variant), ..collective.clone() };
-        contract_of_several(&by_it).map(|contract| (collective.group, contract))
+        shared_contract(&by_it).map(|contract| (collective.group, contract))
     };
-    let count = |v: &Variant| graph.nodes.keys().filter(|id| by(*v, id).is_some()).count();
-    let variants: Vec<Variant> = Variant::ALL.iter().copied().filter(|v| count(v) > 1).collect();
+    let count = |v: &CollectiveVariant| graph.nodes.keys().filter(|id| by(*v, id).is_some()).count();
+    let variants: Vec<CollectiveVariant> =
+        CollectiveVariant::ALL.iter().copied().filter(|v| count(v) > 1).collect();
     if variants.is_empty() {
         return graph;
     }
@@ -477,7 +483,7 @@ pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
     let mut needs: Vec<BTreeSet<NodeId>> = Vec::new();
     let mut set: Vec<NodeId> = Vec::new();
     for (id, node) in graph.nodes.iter() {
-        let defs = node.inputs.iter().filter_map(|&v| graph.def_node(v));
+        let defs = node.inputs.iter().filter_map(|&v| graph.defining_node(v));
         let own: BTreeSet<NodeId> = defs.flat_map(|n| needs[n.index()].iter().copied().chain([n])).collect();
         let alike = set.first().is_none_or(|first| able(first) == able(&id));
         if able(&id).is_some() && alike && set.iter().all(|n| !own.contains(n)) && !rng.one_in(5) {
@@ -509,9 +515,12 @@ pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
         map.extend(node.outputs.iter().copied().zip(out.nodes[new].outputs.iter().copied()));
     }
     let first = NodeId::new(before.len());
-    out.dispatches =
-        vec![Dispatch { form: Form::Collectives, first, last: NodeId::new(before.len() + set.len() - 1) }];
-    out.outputs = graph.outputs.iter().map(|o| Output { value: map[&o.value], kind: o.kind }).collect();
+    out.dispatches = vec![Dispatch {
+        form: DispatchForm::Collectives,
+        first,
+        last: NodeId::new(before.len() + set.len() - 1),
+    }];
+    out.outputs = graph.outputs.iter().map(|o| GraphOutput { value: map[&o.value], kind: o.kind }).collect();
     out
 }
 
@@ -543,10 +552,14 @@ pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
         1 => graph.inputs.keys().collect(),
         _ => graph.inputs.keys().take(1).collect(),
     };
-    let orders = if sharded && !rng.one_in(4) { &[Order::Program, Order::Bfs] } else { Order::ALL };
+    let orders = if sharded && !rng.one_in(4) {
+        &[OrderStrategy::Program, OrderStrategy::Bfs]
+    } else {
+        OrderStrategy::ALL
+    };
     let (order, slack) = (rng.pick(orders), rng.pick(&[0.0, 0.05, 1.0]));
-    let capable = |profile| Profile { dispatches: Capabilities::GPU, ..profile };
-    let profile = rng.one_in(2).then(|| Profile::builtin("h200x2")).flatten().map(capable);
+    let capable = |profile| MachineProfile { dispatches: DispatchCapabilities::GPU, ..profile };
+    let profile = rng.one_in(2).then(|| MachineProfile::builtin("h200x2")).flatten().map(capable);
     let config = PlanConfig { bind, order, slack, profile, ..PlanConfig::default() };
     if rng.one_in(3) {
         // With the exit barriers that some smaller symmetric arena needs.

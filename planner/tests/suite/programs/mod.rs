@@ -1,10 +1,11 @@
 //! Random lowered programs.
 
-use symmc_ir::collective::{Collective, Splits};
+use symmc_ir::collective::{AllToAllSplits, Collective};
 use symmc_ir::entity::Entity;
 use symmc_ir::{
-    BinaryOp, Builder, CollectiveKind, DType, Dim, Float, Graph, GroupId, InputId, InputKind, Members, Op,
-    Output, OutputKind, ReduceOp, Scalar, SymbolId, Type, UnaryOp, ValueId, Variant,
+    BinaryOp, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, Dim, FloatAttribute, Graph,
+    GraphBuilder, GraphOutput, GroupId, GroupMembers, InputId, InputKind, Op, OutputKind, Scalar, SymbolId,
+    TensorType, UnaryOp, ValueId,
 };
 use symmc_support::random::SplitMix;
 
@@ -23,22 +24,22 @@ pub fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
 /// that.
 pub fn program(seed: u64, size: usize) -> Graph {
     let mut r = SplitMix(seed);
-    let mut b = Builder::new(format!("random {seed}"), Some(4));
+    let mut b = GraphBuilder::new(format!("random {seed}"), Some(4));
     let t = b.symbol("t", 1, 64);
     let groups = [
-        b.group("all", Members::World),
-        b.group("pairs", Members::Cells(vec![vec![0, 1], vec![2, 3]])),
-        b.group("cross", Members::Cells(vec![vec![0, 2], vec![3, 1]])),
-        b.group("single", Members::Cells((0..4).map(|r| vec![r]).collect())),
+        b.group("all", GroupMembers::World),
+        b.group("pairs", GroupMembers::Cells(vec![vec![0, 1], vec![2, 3]])),
+        b.group("cross", GroupMembers::Cells(vec![vec![0, 2], vec![3, 1]])),
+        b.group("single", GroupMembers::Cells((0..4).map(|r| vec![r]).collect())),
     ];
     let shape = [Dim::from(t) * Dim::from(4), Dim::from(8)];
-    let ty = Type::new(DType::F32, shape.clone());
+    let ty = TensorType::new(DType::F32, shape.clone());
     let mut values: Vec<ValueId> = Vec::new();
     for i in 0..1 + r.below(3) {
         let kind = r.pick(&[InputKind::Argument, InputKind::Parameter]);
         values.push(b.input(kind, &format!("in{i}"), "", ty.clone(), None));
     }
-    let square = Type::new(DType::F32, [Dim::from(8), Dim::from(8)]);
+    let square = TensorType::new(DType::F32, [Dim::from(8), Dim::from(8)]);
     let w = b.input(InputKind::Parameter, "w", "w", square, None);
     for i in 0..size {
         let x = values[values.len() - 1 - r.below(values.len().min(6))];
@@ -55,14 +56,14 @@ pub fn program(seed: u64, size: usize) -> Graph {
     }
     if r.below(100) < 30 {
         let value = r.pick(&values);
-        b.graph_mut().outputs.push(Output { value, kind: OutputKind::Mutates(InputId::new(0)) });
+        b.graph_mut().outputs.push(GraphOutput { value, kind: OutputKind::Mutates(InputId::new(0)) });
     }
     b.finish()
 }
 
 /// Adds a random node whose result has the type of `x`, possibly over a few others.
 fn node(
-    b: &mut Builder,
+    b: &mut GraphBuilder,
     r: &mut SplitMix,
     name: &str,
     (x, y, w): (ValueId, ValueId, ValueId),
@@ -77,16 +78,16 @@ fn node(
         3 | 4 => b.op(name, Op::MatMul, &[x, w]).ok(),
         5 => turned(b, name, x, four),
         6 => {
-            let scalar = Scalar::Float(Float(2.0));
+            let scalar = Scalar::Float(FloatAttribute(2.0));
             b.op(name, Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]).ok()
         }
-        7 => collective(b, r, name, CollectiveKind::AllReduce(ReduceOp::Sum), group, x),
+        7 => collective(b, r, name, CollectiveKind::AllReduce(CollectiveReduceOp::Sum), group, x),
         8 => {
             // A piece, gathered.
             if ranks == Dim::from(1) {
                 return None;
             }
-            let part = Type::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
+            let part = TensorType::new(DType::F32, [four.exact_div(&ranks)?, Dim::from(8)]);
             let step =
                 Op::Slice { axis: 0, start: if r.one_in(2) { Dim::from(0) } else { Dim::from(t) }, step: 1 };
             let mut piece = b.op_as(&format!("{name}.piece"), step, &[x], part.clone()).ok()?;
@@ -100,7 +101,7 @@ fn node(
                 b,
                 r,
                 &format!("{name}.rs"),
-                CollectiveKind::ReduceScatter(ReduceOp::Sum),
+                CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum),
                 group,
                 x,
             )?;
@@ -108,7 +109,7 @@ fn node(
             let parts: Vec<ValueId> = vec![reduced; n];
             b.op(name, Op::Concat { axis: 0 }, &parts).ok()
         }
-        10 => collective(b, r, name, CollectiveKind::AllToAll(Splits::Even), group, x),
+        10 => collective(b, r, name, CollectiveKind::AllToAll(AllToAllSplits::Even), group, x),
         11 => collective(b, r, name, CollectiveKind::Broadcast { root: 0 }, group, x),
         12 => {
             let n = b.graph().group_size(group)?;
@@ -123,7 +124,7 @@ fn node(
 }
 
 /// Axes in another order, which a reshape then has to move.
-fn turned(b: &mut Builder, name: &str, x: ValueId, four: Dim) -> Option<ValueId> {
+fn turned(b: &mut GraphBuilder, name: &str, x: ValueId, four: Dim) -> Option<ValueId> {
     let shape = b.graph().ty(x).shape.clone();
     let flat = b.reshape(&format!("{name}.flat"), x, vec![four, Dim::from(2), Dim::from(4)]).ok()?;
     let turned = b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;
@@ -131,8 +132,8 @@ fn turned(b: &mut Builder, name: &str, x: ValueId, four: Dim) -> Option<ValueId>
 }
 
 /// Halves of the rows of two values, side by side.
-fn side_by_side(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), four: Dim) -> Option<ValueId> {
-    let half = Type::new(DType::F32, [four, Dim::from(4)]);
+fn side_by_side(b: &mut GraphBuilder, name: &str, (x, y): (ValueId, ValueId), four: Dim) -> Option<ValueId> {
+    let half = TensorType::new(DType::F32, [four, Dim::from(4)]);
     let mut piece = |i: i64, of: ValueId| {
         let slice = Op::Slice { axis: 1, start: Dim::from(4 * i), step: 1 };
         b.op_as(&format!("{name}.half{i}"), slice, &[of], half.clone()).ok()
@@ -142,8 +143,8 @@ fn side_by_side(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), four: D
 }
 
 /// Halves of two values, computed apart, one on top of the other.
-fn on_top(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), t: SymbolId) -> Option<ValueId> {
-    let two = Type::new(DType::F32, [Dim::from(t) * Dim::from(2), Dim::from(8)]);
+fn on_top(b: &mut GraphBuilder, name: &str, (x, y): (ValueId, ValueId), t: SymbolId) -> Option<ValueId> {
+    let two = TensorType::new(DType::F32, [Dim::from(t) * Dim::from(2), Dim::from(8)]);
     let mut piece = |i: i64, of: ValueId| {
         let start = Dim::from(t) * Dim::from(2 * i);
         let slice =
@@ -155,14 +156,15 @@ fn on_top(b: &mut Builder, name: &str, (x, y): (ValueId, ValueId), t: SymbolId) 
 }
 
 fn collective(
-    b: &mut Builder,
+    b: &mut GraphBuilder,
     r: &mut SplitMix,
     name: &str,
     kind: CollectiveKind,
     group: GroupId,
     x: ValueId,
 ) -> Option<ValueId> {
-    let fits: Vec<Variant> = Variant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
+    let fits: Vec<CollectiveVariant> =
+        CollectiveVariant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
     let variant = Some(r.pick(&fits));
     b.op(name, Op::Collective(Collective { kind, group, variant }), &[x]).ok()
 }

@@ -29,38 +29,44 @@ mod model;
 use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Timeouts {
+pub(crate) struct JoinTimeouts {
     /// The requested limit, for ranks that do not come.
     pub limit: Duration,
     /// The limit for silence: the same, unless that is too short to tell a stopped process from a busy machine.
-    pub quiet: Duration,
+    pub silence_limit: Duration,
     /// A rank that is alive may take this long for one answer, if the limit is less.
-    pub starting: Duration,
+    pub answer_limit: Duration,
     /// The same while contents are read.
-    pub digesting: Duration,
+    pub digest_limit: Duration,
     /// How much longer a rank waits for the coordinator's explanation.
-    pub answer: Duration,
+    pub explanation_grace: Duration,
 }
 
-impl Timeouts {
-    pub fn new(limit: Duration) -> Timeouts {
+impl JoinTimeouts {
+    pub fn new(limit: Duration) -> JoinTimeouts {
         let [starting, digesting, answer] = [10_000, 600_000, 1_000].map(Duration::from_millis);
-        Timeouts { limit, quiet: limit.max(answer), starting, digesting, answer }
+        JoinTimeouts {
+            limit,
+            silence_limit: limit.max(answer),
+            answer_limit: starting,
+            digest_limit: digesting,
+            explanation_grace: answer,
+        }
     }
 
     /// The longest time that one stage may take.
-    pub fn longest(&self, stage: Stage) -> Duration {
+    pub fn stage_timeout(&self, stage: JoinStage) -> Duration {
         match stage {
-            Stage::Digesting => self.limit.max(self.digesting),
-            Stage::Comparing | Stage::Loading => self.limit.max(self.starting),
-            Stage::Gathering | Stage::Started => self.limit,
+            JoinStage::Digesting => self.limit.max(self.digest_limit),
+            JoinStage::Comparing | JoinStage::Loading => self.limit.max(self.answer_limit),
+            JoinStage::Gathering | JoinStage::Started => self.limit,
         }
     }
 }
 
 /// Stages of a run that opens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) enum Stage {
+pub(crate) enum JoinStage {
     /// Ranks connect.
     Gathering,
     /// Ranks map the shared memory and send their plan and settings.
@@ -72,7 +78,7 @@ pub(crate) enum Stage {
 
 /// What a rank owes the coordinator in each stage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum RankAnswer {
     /// In [`Stage::Gathering`].
     Join,
     /// In [`Stage::Comparing`].
@@ -83,20 +89,20 @@ pub(crate) enum Answer {
     Ready,
 }
 
-impl Answer {
-    fn stage(self) -> Stage {
+impl RankAnswer {
+    fn stage(self) -> JoinStage {
         match self {
-            Answer::Join => Stage::Gathering,
-            Answer::Hello => Stage::Comparing,
-            Answer::Digests => Stage::Digesting,
-            Answer::Ready => Stage::Loading,
+            RankAnswer::Join => JoinStage::Gathering,
+            RankAnswer::Hello => JoinStage::Comparing,
+            RankAnswer::Digests => JoinStage::Digesting,
+            RankAnswer::Ready => JoinStage::Loading,
         }
     }
 }
 
 /// What the coordinator does once all ranks have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Order {
+pub(crate) enum CoordinatorOrder {
     Welcome,
     /// Compare what the ranks run, and call [`Coordinating::compared`].
     Compare,
@@ -110,55 +116,61 @@ pub(crate) enum AnswerEffect {
     /// Other ranks owe theirs.
     Waiting,
     /// All ranks have answered.
-    Complete(Order),
+    Complete(CoordinatorOrder),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum JoinFault {
     Absent(Vec<u32>),
     /// This rank owes an answer, and showed no heartbeat or took too long, for this time.
     Late(u32, Duration),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Coordinating {
-    timeouts: Timeouts,
-    stage: Stage,
-    since: Duration,
+pub(crate) struct CoordinatorMachine {
+    timeouts: JoinTimeouts,
+    stage: JoinStage,
+    stage_start: Duration,
     until: Duration,
     /// By rank, whether it has answered in this stage.
     answered: Vec<bool>,
 }
 
-impl Coordinating {
-    pub fn new(ranks: u32, timeouts: Timeouts, now: Duration) -> Coordinating {
+impl CoordinatorMachine {
+    pub fn new(ranks: u32, timeouts: JoinTimeouts, now: Duration) -> CoordinatorMachine {
         let answered = vec![false; ranks as usize];
-        Coordinating { timeouts, stage: Stage::Gathering, since: now, until: now + timeouts.limit, answered }
+        CoordinatorMachine {
+            timeouts,
+            stage: JoinStage::Gathering,
+            stage_start: now,
+            until: now + timeouts.limit,
+            answered,
+        }
     }
 
     /// Begins with ranks that have come, and were sent `Welcome` now.
-    pub fn welcomed(ranks: u32, timeouts: Timeouts, now: Duration) -> Coordinating {
-        let mut machine = Coordinating::new(ranks, timeouts, now);
-        machine.enter(Stage::Comparing, now);
+    pub fn after_welcome(ranks: u32, timeouts: JoinTimeouts, now: Duration) -> CoordinatorMachine {
+        let mut machine = CoordinatorMachine::new(ranks, timeouts, now);
+        machine.enter_stage(JoinStage::Comparing, now);
         machine
     }
 
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> JoinStage {
         self.stage
     }
 
     /// Ends gathering at `until`, if that is earlier: a rank waits no longer.
-    pub fn hasten(&mut self, until: Duration) {
+    pub fn shorten_gathering(&mut self, until: Duration) {
         self.until = self.until.min(until);
     }
 
-    pub fn owing(&self) -> Vec<u32> {
+    pub fn owing_ranks(&self) -> Vec<u32> {
         let numbered = (0..).zip(&self.answered);
         numbered.filter(|(_, answered)| !**answered).map(|(rank, _)| rank).collect()
     }
 
     /// Takes a rank's answer, and enters the next stage once all have answered.
-    pub fn answer(&mut self, rank: u32, answer: Answer, now: Duration) -> AnswerEffect {
+    pub fn accept_answer(&mut self, rank: u32, answer: RankAnswer, now: Duration) -> AnswerEffect {
         let is_in_stage = answer.stage() == self.stage;
         let Some(answered) =
             self.answered.get_mut(rank as usize).filter(|answered| is_in_stage && !**answered)
@@ -170,52 +182,56 @@ impl Coordinating {
             return AnswerEffect::Waiting;
         }
         AnswerEffect::Complete(match answer {
-            Answer::Join => {
-                self.enter(Stage::Comparing, now);
-                Order::Welcome
+            RankAnswer::Join => {
+                self.enter_stage(JoinStage::Comparing, now);
+                CoordinatorOrder::Welcome
             }
-            Answer::Hello | Answer::Digests => Order::Compare,
-            Answer::Ready => {
-                self.enter(Stage::Started, now);
-                Order::Start
+            RankAnswer::Hello | RankAnswer::Digests => CoordinatorOrder::Compare,
+            RankAnswer::Ready => {
+                self.enter_stage(JoinStage::Started, now);
+                CoordinatorOrder::Start
             }
         })
     }
 
     /// Enters the stage after [`Order::Compare`]: digesting or loading.
-    pub fn compared(&mut self, wants_digests: bool, now: Duration) {
-        self.enter(if wants_digests { Stage::Digesting } else { Stage::Loading }, now);
+    pub fn finish_comparison(&mut self, wants_digests: bool, now: Duration) {
+        self.enter_stage(if wants_digests { JoinStage::Digesting } else { JoinStage::Loading }, now);
     }
 
     /// What ends the run now, if something does. `silence` says how long a rank has shown no heartbeat, where that is
     /// known.
-    pub fn overdue(&self, now: Duration, silence: &dyn Fn(u32) -> Option<Duration>) -> Option<Fault> {
-        let in_stage = now.saturating_sub(self.since);
+    pub fn check_timeouts(
+        &self,
+        now: Duration,
+        silence: &dyn Fn(u32) -> Option<Duration>,
+    ) -> Option<JoinFault> {
+        let in_stage = now.saturating_sub(self.stage_start);
         match self.stage {
-            Stage::Started => None,
-            Stage::Gathering => (now >= self.until).then(|| Fault::Absent(self.owing())),
+            JoinStage::Started => None,
+            JoinStage::Gathering => (now >= self.until).then(|| JoinFault::Absent(self.owing_ranks())),
             stage => {
                 let silent_for = |rank: &u32| silence(*rank).unwrap_or(in_stage);
-                let owing = self.owing();
+                let owing = self.owing_ranks();
                 let quietest = owing.iter().copied().max_by_key(silent_for)?;
-                if silent_for(&quietest) >= self.timeouts.quiet {
-                    return Some(Fault::Late(quietest, self.timeouts.quiet));
+                if silent_for(&quietest) >= self.timeouts.silence_limit {
+                    return Some(JoinFault::Late(quietest, self.timeouts.silence_limit));
                 }
-                let longest = self.timeouts.longest(stage);
-                (in_stage >= longest).then_some(Fault::Late(quietest, longest))
+                let longest = self.timeouts.stage_timeout(stage);
+                (in_stage >= longest).then_some(JoinFault::Late(quietest, longest))
             }
         }
     }
 
-    fn enter(&mut self, stage: Stage, now: Duration) {
+    fn enter_stage(&mut self, stage: JoinStage, now: Duration) {
         self.stage = stage;
-        self.since = now;
+        self.stage_start = now;
         self.answered.fill(false);
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Notice {
+pub(crate) enum CoordinatorNotice {
     Welcome,
     /// Digests are wanted.
     Digest,
@@ -226,7 +242,7 @@ pub(crate) enum Notice {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Task {
+pub(crate) enum JoinTask {
     /// Map the shared memory and send `Hello`.
     Greet,
     /// Read the contents and send `Digests`.
@@ -238,44 +254,44 @@ pub(crate) enum Task {
 
 /// A rank's machine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Joining {
-    timeouts: Timeouts,
-    sent: Answer,
-    since: Duration,
+pub(crate) struct RankMachine {
+    timeouts: JoinTimeouts,
+    last_answer: RankAnswer,
+    answer_time: Duration,
 }
 
-impl Joining {
+impl RankMachine {
     /// A rank that sends `Join` now.
-    pub fn new(timeouts: Timeouts, now: Duration) -> Joining {
-        Joining { timeouts, sent: Answer::Join, since: now }
+    pub fn new(timeouts: JoinTimeouts, now: Duration) -> RankMachine {
+        RankMachine { timeouts, last_answer: RankAnswer::Join, answer_time: now }
     }
 
     /// Notes that the rank sends an answer now.
-    pub fn answers(&mut self, answer: Answer, now: Duration) {
-        self.sent = answer;
-        self.since = now;
+    pub fn record_answer(&mut self, answer: RankAnswer, now: Duration) {
+        self.last_answer = answer;
+        self.answer_time = now;
     }
 
     /// What the rank does after a message; `None` if the message is not one that can follow its last answer.
-    pub fn task_after(&self, notice: Notice) -> Option<Task> {
-        match (self.sent, notice) {
-            (Answer::Join, Notice::Welcome) => Some(Task::Greet),
-            (Answer::Hello, Notice::Digest) => Some(Task::Digest),
-            (Answer::Hello | Answer::Digests, Notice::Proceed) => Some(Task::Load),
-            (Answer::Ready, Notice::Start) => Some(Task::Run),
+    pub fn task_after(&self, notice: CoordinatorNotice) -> Option<JoinTask> {
+        match (self.last_answer, notice) {
+            (RankAnswer::Join, CoordinatorNotice::Welcome) => Some(JoinTask::Greet),
+            (RankAnswer::Hello, CoordinatorNotice::Digest) => Some(JoinTask::Digest),
+            (RankAnswer::Hello | RankAnswer::Digests, CoordinatorNotice::Proceed) => Some(JoinTask::Load),
+            (RankAnswer::Ready, CoordinatorNotice::Start) => Some(JoinTask::Run),
             _ => None,
         }
     }
 
     /// For how long the coordinator has kept the rank waiting, if that is too long. `silence` says how long the coordinator has
     /// shown no heartbeat, where that is known.
-    pub fn overdue(&self, now: Duration, silence: Option<Duration>) -> Option<Duration> {
-        let Timeouts { limit, quiet, answer, .. } = self.timeouts;
-        let waited = now.saturating_sub(self.since);
-        let longest = self.timeouts.longest(self.sent.stage());
-        match (self.sent, silence) {
+    pub fn check_timeouts(&self, now: Duration, silence: Option<Duration>) -> Option<Duration> {
+        let JoinTimeouts { limit, silence_limit: quiet, explanation_grace: answer, .. } = self.timeouts;
+        let waited = now.saturating_sub(self.answer_time);
+        let longest = self.timeouts.stage_timeout(self.last_answer.stage());
+        match (self.last_answer, silence) {
             // A coordinator that is alive explains which rank it waits for.
-            (Answer::Join, _) if waited >= limit + answer => Some(limit),
+            (RankAnswer::Join, _) if waited >= limit + answer => Some(limit),
             (_, None) if waited >= quiet + answer => Some(quiet),
             (_, Some(silence)) if silence >= quiet => Some(quiet),
             _ => (waited >= longest + answer).then_some(longest),

@@ -16,18 +16,24 @@ const ANSWER: u32 = 1;
 /// The time that a slow rank takes to load: longer than the limit.
 const SLOW: u32 = 6;
 
-fn units(n: u32) -> Duration {
+fn time_units(n: u32) -> Duration {
     Duration::from_secs(u64::from(n))
 }
 
-fn timeouts() -> Timeouts {
-    let [limit, starting, digesting, answer] = [LIMIT, 10, 12, ANSWER].map(units);
-    Timeouts { limit, quiet: limit, starting, digesting, answer }
+fn timeouts() -> JoinTimeouts {
+    let [limit, starting, digesting, answer] = [LIMIT, 10, 12, ANSWER].map(time_units);
+    JoinTimeouts {
+        limit,
+        silence_limit: limit,
+        answer_limit: starting,
+        digest_limit: digesting,
+        explanation_grace: answer,
+    }
 }
 
 /// What is the same in all orders.
 #[derive(Clone, Copy, Debug)]
-struct Setting {
+struct ModelSetting {
     ranks: u32,
     /// A rank that starts this much later than the others.
     late: Option<(u32, u32)>,
@@ -39,200 +45,207 @@ struct Setting {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Outcome {
+enum ModelOutcome {
     Started,
     Blames(u32),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Message {
-    Notice(Notice),
+enum ModelMessage {
+    Notice(CoordinatorNotice),
     Verdict(u32),
 }
 
 #[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
-struct RankState {
-    machine: Option<Joining>,
+struct ModelRank {
+    machine: Option<RankMachine>,
     /// What it works on, and when that is done.
-    task: Option<(Task, u32)>,
+    task: Option<(JoinTask, u32)>,
     /// Whether it has mapped the shared memory, and so shows heartbeats.
     is_mapped: bool,
-    inbox: VecDeque<Message>,
-    outcome: Option<Outcome>,
+    inbox: VecDeque<ModelMessage>,
+    outcome: Option<ModelOutcome>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct World {
+struct ModelWorld {
     clock: u32,
-    coordinator: Option<Coordinating>,
-    outcome: Option<Outcome>,
+    coordinator: Option<CoordinatorMachine>,
+    outcome: Option<ModelOutcome>,
     /// By rank, what it sent to the coordinator.
-    answers: Vec<VecDeque<Answer>>,
-    ranks: Vec<RankState>,
+    answers: Vec<VecDeque<RankAnswer>>,
+    ranks: Vec<ModelRank>,
     stopped: Vec<Option<u32>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Action {
+enum ModelAction {
     Start(u32),
     TakeAnswer(u32),
     TakeMessage(u32),
     Finish(u32),
 }
 
-impl World {
-    fn new(ranks: u32) -> World {
+impl ModelWorld {
+    fn new(ranks: u32) -> ModelWorld {
         let n = ranks as usize;
-        let (answers, members) = (vec![VecDeque::new(); n], vec![RankState::default(); n]);
-        World { clock: 0, coordinator: None, outcome: None, answers, ranks: members, stopped: vec![None; n] }
+        let (answers, members) = (vec![VecDeque::new(); n], vec![ModelRank::default(); n]);
+        ModelWorld {
+            clock: 0,
+            coordinator: None,
+            outcome: None,
+            answers,
+            ranks: members,
+            stopped: vec![None; n],
+        }
     }
 
-    fn runs(&self, process: u32) -> bool {
+    fn is_running(&self, process: u32) -> bool {
         self.stopped[process as usize].is_none()
     }
 
-    fn start_of(setting: &Setting, rank: u32) -> u32 {
+    fn start_time(setting: &ModelSetting, rank: u32) -> u32 {
         setting.late.filter(|(late, _)| *late == rank).map_or(0, |(_, by)| by)
     }
 
-    fn actions(&self, setting: &Setting) -> Vec<Action> {
+    fn actions(&self, setting: &ModelSetting) -> Vec<ModelAction> {
         let mut out = Vec::new();
-        for rank in (0..setting.ranks).filter(|&rank| self.runs(rank)) {
+        for rank in (0..setting.ranks).filter(|&rank| self.is_running(rank)) {
             let state = &self.ranks[rank as usize];
-            if state.machine.is_none() && self.clock >= World::start_of(setting, rank) {
-                out.push(Action::Start(rank));
+            if state.machine.is_none() && self.clock >= ModelWorld::start_time(setting, rank) {
+                out.push(ModelAction::Start(rank));
             }
             if state.outcome.is_none() {
                 match state.task {
-                    Some((_, done)) if self.clock >= done => out.push(Action::Finish(rank)),
+                    Some((_, done)) if self.clock >= done => out.push(ModelAction::Finish(rank)),
                     Some(_) => {}
-                    None if !state.inbox.is_empty() => out.push(Action::TakeMessage(rank)),
+                    None if !state.inbox.is_empty() => out.push(ModelAction::TakeMessage(rank)),
                     None => {}
                 }
             }
         }
-        if self.runs(0) && self.coordinator.is_some() && self.outcome.is_none() {
+        if self.is_running(0) && self.coordinator.is_some() && self.outcome.is_none() {
             let said = (0..setting.ranks).filter(|&rank| !self.answers[rank as usize].is_empty());
-            out.extend(said.map(Action::TakeAnswer));
+            out.extend(said.map(ModelAction::TakeAnswer));
         }
         out
     }
 
-    fn act(&mut self, setting: &Setting, action: Action) {
-        let now = units(self.clock);
+    fn apply_action(&mut self, setting: &ModelSetting, action: ModelAction) {
+        let now = time_units(self.clock);
         match action {
-            Action::Start(rank) => {
+            ModelAction::Start(rank) => {
                 if rank == 0 {
-                    self.coordinator = Some(Coordinating::new(setting.ranks, timeouts(), now));
+                    self.coordinator = Some(CoordinatorMachine::new(setting.ranks, timeouts(), now));
                 }
-                self.ranks[rank as usize].machine = Some(Joining::new(timeouts(), now));
-                self.answers[rank as usize].push_back(Answer::Join);
+                self.ranks[rank as usize].machine = Some(RankMachine::new(timeouts(), now));
+                self.answers[rank as usize].push_back(RankAnswer::Join);
             }
-            Action::TakeAnswer(rank) => {
+            ModelAction::TakeAnswer(rank) => {
                 let answer = self.answers[rank as usize].pop_front().expect("there is one");
                 self.coordinate(setting, rank, answer);
             }
-            Action::TakeMessage(rank) => {
+            ModelAction::TakeMessage(rank) => {
                 let state = &mut self.ranks[rank as usize];
                 match state.inbox.pop_front().expect("there is one") {
-                    Message::Verdict(culprit) => state.outcome = Some(Outcome::Blames(culprit)),
-                    Message::Notice(notice) => {
+                    ModelMessage::Verdict(culprit) => state.outcome = Some(ModelOutcome::Blames(culprit)),
+                    ModelMessage::Notice(notice) => {
                         let task = state.machine.as_ref().and_then(|machine| machine.task_after(notice));
                         let task = task.expect("a message that can follow");
-                        let is_slow = task == Task::Load && setting.slow == Some(rank);
+                        let is_slow = task == JoinTask::Load && setting.slow == Some(rank);
                         match task {
-                            Task::Run => state.outcome = Some(Outcome::Started),
+                            JoinTask::Run => state.outcome = Some(ModelOutcome::Started),
                             _ => state.task = Some((task, self.clock + if is_slow { SLOW } else { 0 })),
                         }
                     }
                 }
             }
-            Action::Finish(rank) => {
+            ModelAction::Finish(rank) => {
                 let state = &mut self.ranks[rank as usize];
                 let (task, _) = state.task.take().expect("there is one");
                 state.is_mapped = true;
                 let answer = match task {
-                    Task::Greet => Answer::Hello,
-                    Task::Digest => Answer::Digests,
-                    Task::Load => Answer::Ready,
-                    Task::Run => panic!("a run is not finished here"),
+                    JoinTask::Greet => RankAnswer::Hello,
+                    JoinTask::Digest => RankAnswer::Digests,
+                    JoinTask::Load => RankAnswer::Ready,
+                    JoinTask::Run => panic!("a run is not finished here"),
                 };
-                state.machine.as_mut().expect("it has started").answers(answer, now);
+                state.machine.as_mut().expect("it has started").record_answer(answer, now);
                 self.answers[rank as usize].push_back(answer);
             }
         }
     }
 
-    fn coordinate(&mut self, setting: &Setting, rank: u32, answer: Answer) {
-        let now = units(self.clock);
+    fn coordinate(&mut self, setting: &ModelSetting, rank: u32, answer: RankAnswer) {
+        let now = time_units(self.clock);
         let machine = self.coordinator.as_mut().expect("it has started");
-        if answer == Answer::Join {
+        if answer == RankAnswer::Join {
             // A rank that joins says how long it still waits.
-            machine.hasten(units(World::start_of(setting, rank) + LIMIT));
+            machine.shorten_gathering(time_units(ModelWorld::start_time(setting, rank) + LIMIT));
         }
         let before = machine.stage();
-        let notice = match machine.answer(rank, answer, now) {
+        let notice = match machine.accept_answer(rank, answer, now) {
             AnswerEffect::Unexpected => panic!("rank {rank} owes {answer:?}"),
             AnswerEffect::Waiting => return,
-            AnswerEffect::Complete(Order::Welcome) => Notice::Welcome,
-            AnswerEffect::Complete(Order::Start) => {
-                self.outcome = Some(Outcome::Started);
-                Notice::Start
+            AnswerEffect::Complete(CoordinatorOrder::Welcome) => CoordinatorNotice::Welcome,
+            AnswerEffect::Complete(CoordinatorOrder::Start) => {
+                self.outcome = Some(ModelOutcome::Started);
+                CoordinatorNotice::Start
             }
-            AnswerEffect::Complete(Order::Compare) => {
-                let wants_digests = setting.digests && before == Stage::Comparing;
-                machine.compared(wants_digests, now);
-                if wants_digests { Notice::Digest } else { Notice::Proceed }
+            AnswerEffect::Complete(CoordinatorOrder::Compare) => {
+                let wants_digests = setting.digests && before == JoinStage::Comparing;
+                machine.finish_comparison(wants_digests, now);
+                if wants_digests { CoordinatorNotice::Digest } else { CoordinatorNotice::Proceed }
             }
         };
-        self.ranks.iter_mut().for_each(|state| state.inbox.push_back(Message::Notice(notice)));
+        self.ranks.iter_mut().for_each(|state| state.inbox.push_back(ModelMessage::Notice(notice)));
     }
 
     /// Lets a unit of time pass, after which all processes that run look at the clock.
-    fn pass_time(&mut self, setting: &Setting) {
+    fn pass_time(&mut self, setting: &ModelSetting) {
         self.clock += 1;
         let (clock, stopped, mapped) =
             (self.clock, self.stopped.clone(), self.ranks.iter().map(|r| r.is_mapped).collect::<Vec<_>>());
-        let silent = |process: u32| units(stopped[process as usize].map_or(0, |at| clock - at));
+        let silent = |process: u32| time_units(stopped[process as usize].map_or(0, |at| clock - at));
         let of_rank = |rank: u32| (setting.signs && mapped[rank as usize]).then(|| silent(rank));
-        let fault = self.coordinator.as_ref().filter(|_| self.runs(0) && self.outcome.is_none());
-        let fault = fault.and_then(|machine| machine.overdue(units(clock), &of_rank));
+        let fault = self.coordinator.as_ref().filter(|_| self.is_running(0) && self.outcome.is_none());
+        let fault = fault.and_then(|machine| machine.check_timeouts(time_units(clock), &of_rank));
         for rank in 0..self.ranks.len() as u32 {
-            let waits = self.runs(rank);
+            let waits = self.is_running(rank);
             let state = &mut self.ranks[rank as usize];
             let Some(machine) = state.machine.as_ref().filter(|_| waits && state.outcome.is_none()) else {
                 continue;
             };
             let silence = (setting.signs && state.is_mapped).then(|| silent(0));
-            if state.task.is_none() && machine.overdue(units(clock), silence).is_some() {
-                state.outcome = Some(Outcome::Blames(0));
+            if state.task.is_none() && machine.check_timeouts(time_units(clock), silence).is_some() {
+                state.outcome = Some(ModelOutcome::Blames(0));
             }
         }
         if let Some(fault) = fault {
             let culprit = match fault {
-                Fault::Absent(ranks) => ranks[0],
-                Fault::Late(rank, _) => rank,
+                JoinFault::Absent(ranks) => ranks[0],
+                JoinFault::Late(rank, _) => rank,
             };
-            self.outcome = Some(Outcome::Blames(culprit));
-            self.ranks.iter_mut().for_each(|state| state.inbox.push_back(Message::Verdict(culprit)));
+            self.outcome = Some(ModelOutcome::Blames(culprit));
+            self.ranks.iter_mut().for_each(|state| state.inbox.push_back(ModelMessage::Verdict(culprit)));
         }
     }
 
     /// The outcomes of the process of a rank: its own, and that of the coordinator for rank 0.
-    fn outcomes(&self, rank: u32) -> Vec<Option<Outcome>> {
+    fn outcomes(&self, rank: u32) -> Vec<Option<ModelOutcome>> {
         let coordinator = (rank == 0 && self.coordinator.is_some()).then_some(self.outcome);
         coordinator.into_iter().chain([self.ranks[rank as usize].outcome]).collect()
     }
 
     fn is_over(&self, rank: u32) -> bool {
-        !self.runs(rank) || self.outcomes(rank).iter().all(Option::is_some)
+        !self.is_running(rank) || self.outcomes(rank).iter().all(Option::is_some)
     }
 
-    fn check(&self, setting: &Setting) {
+    fn check_outcomes(&self, setting: &ModelSetting) {
         let last_stop = self.stopped.iter().flatten().max().copied().unwrap_or_default();
         let slow = if setting.slow.is_some() { SLOW } else { 0 };
-        for rank in (0..setting.ranks).filter(|&rank| self.runs(rank)) {
-            let from = World::start_of(setting, rank).max(last_stop);
+        for rank in (0..setting.ranks).filter(|&rank| self.is_running(rank)) {
+            let from = ModelWorld::start_time(setting, rank).max(last_stop);
             let late = setting.late.map_or(0, |(_, by)| by);
             let bound = from + late + slow + LIMIT + ANSWER;
             assert!(
@@ -240,8 +253,11 @@ impl World {
                 "rank {rank} waits for ever: {setting:?}\n{self:#?}"
             );
             for outcome in self.outcomes(rank).into_iter().flatten() {
-                if let Outcome::Blames(culprit) = outcome {
-                    assert!(!self.runs(culprit), "rank {rank} blames rank {culprit}: {setting:?}\n{self:#?}");
+                if let ModelOutcome::Blames(culprit) = outcome {
+                    assert!(
+                        !self.is_running(culprit),
+                        "rank {rank} blames rank {culprit}: {setting:?}\n{self:#?}"
+                    );
                 }
             }
         }
@@ -249,21 +265,21 @@ impl World {
 }
 
 /// All states that can be reached; how many there are, and how many ends.
-fn explore(setting: &Setting) -> (usize, usize) {
+fn explore(setting: &ModelSetting) -> (usize, usize) {
     let mut seen = HashSet::new();
-    let mut open = vec![World::new(setting.ranks)];
+    let mut open = vec![ModelWorld::new(setting.ranks)];
     let mut ends = 0;
     while let Some(world) = open.pop() {
         if !seen.insert(world.clone()) {
             continue;
         }
-        world.check(setting);
+        world.check_outcomes(setting);
         if (0..setting.ranks).all(|rank| world.is_over(rank)) {
             ends += 1;
             continue;
         }
         if world.stopped.iter().flatten().count() < setting.stops {
-            for process in (0..setting.ranks).filter(|&p| world.runs(p) && !world.is_over(p)) {
+            for process in (0..setting.ranks).filter(|&p| world.is_running(p) && !world.is_over(p)) {
                 let mut next = world.clone();
                 next.stopped[process as usize] = Some(world.clock);
                 open.push(next);
@@ -278,7 +294,7 @@ fn explore(setting: &Setting) -> (usize, usize) {
         }
         for action in actions {
             let mut next = world.clone();
-            next.act(setting, action);
+            next.apply_action(setting, action);
             open.push(next);
         }
     }
@@ -289,15 +305,15 @@ fn explore(setting: &Setting) -> (usize, usize) {
 fn every_order_of_stops_and_messages_ends_in_time_and_blames_a_stopped_rank() {
     for (ranks, digests) in [(2, false), (2, true), (3, false), (3, true)] {
         let plain =
-            Setting { ranks, late: None, slow: None, digests, signs: true, stops: ranks as usize - 1 };
+            ModelSetting { ranks, late: None, slow: None, digests, signs: true, stops: ranks as usize - 1 };
         let settings = [
             plain,
-            Setting { late: Some((0, 2)), ..plain },
-            Setting { late: Some((1, 2)), ..plain },
-            Setting { slow: Some(0), ..plain },
-            Setting { slow: Some(1), ..plain },
+            ModelSetting { late: Some((0, 2)), ..plain },
+            ModelSetting { late: Some((1, 2)), ..plain },
+            ModelSetting { slow: Some(0), ..plain },
+            ModelSetting { slow: Some(1), ..plain },
             // Without heartbeats a rank may take as long as the limit, alive or not.
-            Setting { signs: false, ..plain },
+            ModelSetting { signs: false, ..plain },
         ];
         for setting in settings {
             let (states, ends) = explore(&setting);
@@ -310,7 +326,7 @@ fn every_order_of_stops_and_messages_ends_in_time_and_blames_a_stopped_rank() {
 fn without_stops_all_ranks_start() {
     for slow in [None, Some(0), Some(1)] {
         let late = Some((2, 3));
-        let setting = Setting { ranks: 3, late, slow, digests: true, signs: true, stops: 0 };
+        let setting = ModelSetting { ranks: 3, late, slow, digests: true, signs: true, stops: 0 };
         // `check` refuses a rank that blames one that runs.
         let (_, ends) = explore(&setting);
         assert!(ends > 0);

@@ -5,24 +5,24 @@
 //! host that all of them can run a case, and meet there before each replay. The first replay's result is compared with
 //! what the collective must give.
 
-mod measured;
 mod norm;
 mod rank;
+mod results;
 
 use std::time::Duration;
 
-use symmc_ir::collective::{Exit, Splits, Variant};
+use symmc_ir::collective::{AllToAllSplits, CollectiveVariant, ExitBarrierPolicy};
 use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
 use symmc_runtime::host::SessionRank;
 
-pub use self::measured::{BenchConfig, How, Measured, MeasuredNorm, Measurements};
-use self::rank::{Bench, Case, MOST_LL, agreed};
+use self::rank::{CollectiveCase, MOST_LL, RankBench, prepared_on_all_ranks};
+pub use self::results::{BenchConfig, MeasuredCollective, MeasuredNorm, Measurements, NormImplementation};
 use crate::config::CudaConfig;
 use crate::device::driver::{self, CallersContext};
 use crate::error::{CudaError, Result};
 
-pub use crate::session::{ProgramBench, program};
+pub use crate::session::{ProgramBench, measure_program};
 
 /// Measures all cases on a rank that has joined the others and starts with them, and copies on the way. Fails if the
 /// machine lacks something that every case needs, or a peer failed.
@@ -33,53 +33,53 @@ pub fn collectives(
     config: &BenchConfig,
 ) -> Result<Measurements, RunError> {
     let comm = rank.comm();
-    let gpu = gpus.gpu(comm.rank(), comm.ranks())?;
+    let gpu = gpus.gpu_of_rank(comm.rank(), comm.ranks())?;
     rank.start()?;
     let dtype = DType::from_name(&config.dtype)
         .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
     // Dropped after everything below.
     let _caller = CallersContext::keep()?;
-    let mut bench = Bench::new(gpu, limit, config, dtype, comm)?;
-    let measured = bench.all(config, &|| rank.alive());
+    let mut bench = RankBench::new(gpu, limit, config, dtype, comm)?;
+    let measured = bench.measure_all(config, &|| rank.expect_running());
     // Peers learn of a failure and leave.
-    Ok(measured.inspect_err(|_| bench.resources.fail())?)
+    Ok(measured.inspect_err(|_| bench.resources.mark_failed())?)
 }
 
-impl Bench<'_> {
-    fn all(
+impl RankBench<'_> {
+    fn measure_all(
         &mut self,
         config: &BenchConfig,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<Measurements> {
         let mut copies = Vec::new();
         for &bytes in &config.bytes {
-            copies.push((bytes, self.copies(bytes, config.replays, alive)?));
+            copies.push((bytes, self.measure_copies(bytes, config.replays, alive)?));
         }
         let mut collectives = Vec::new();
         for case in cases(config, self.exchange.ranks()) {
             // The library may connect ranks while its calls are recorded, so all record or none does.
             let prepared = match self.off.get(&case.variant) {
                 Some(text) => Err(CudaError::Unsupported(text.clone())),
-                None => self.prepare(&self.steps(&case)),
+                None => self.prepare(&self.case_steps(&case)),
             };
-            let recorded = match agreed(prepared, self.exchange)? {
-                Ok(()) => agreed(self.record(), self.exchange)?,
+            let recorded = match prepared_on_all_ranks(prepared, self.exchange)? {
+                Ok(()) => prepared_on_all_ranks(self.record(), self.exchange)?,
                 Err(text) => Err(text),
             };
             let (us, failed) = match recorded {
                 Ok(graph) => {
-                    let (us, failed) = self.case(&graph, &case, config.replays, alive)?;
+                    let (us, failed) = self.measure_case(&graph, &case, config.replays, alive)?;
                     (Some(us), failed)
                 }
                 Err(text) => (None, Some(text)),
             };
-            let Case { kind, bytes, variant, exit, blocks } = case;
+            let CollectiveCase { kind, bytes, variant, exit, blocks } = case;
             let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
-            collectives.push(Measured { collective, variant, exit, bytes, blocks, us, failed });
+            collectives.push(MeasuredCollective { collective, variant, exit, bytes, blocks, us, failed });
         }
-        let norms = self.norms(&config.norms, config.replays, alive)?;
+        let norms = self.measure_norms(&config.norms, config.replays, alive)?;
         let nccl = self.resources.nccl.version().map_or("no NCCL".into(), |v| format!("NCCL {v}"));
-        let [major, minor] = driver::version()?;
+        let [major, minor] = driver::cuda_version()?;
         let machine = format!("{}, CUDA {major}.{minor}, {nccl}", self.resources.device.name());
         let multiprocessors = self.resources.device.multiprocessors();
         Ok(Measurements { machine, multiprocessors, copies, collectives, norms })
@@ -87,26 +87,26 @@ impl Bench<'_> {
 }
 
 /// Cases by collective, in the order in which they are measured: for each size the plain variant first.
-fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
+fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
     // Sizes that the device alone knows take as long as even ones.
-    let kinds = CollectiveKind::samples(ranks);
-    let kinds = kinds.into_iter().filter(|kind| *kind != CollectiveKind::AllToAll(Splits::Device));
+    let kinds = CollectiveKind::sample_kinds(ranks);
+    let kinds = kinds.into_iter().filter(|kind| *kind != CollectiveKind::AllToAll(AllToAllSplits::Device));
     let mut out = Vec::new();
     for kind in kinds {
         for &bytes in &config.bytes {
-            for &variant in Variant::ALL {
+            for &variant in CollectiveVariant::ALL {
                 let Some(contract) = variant.contract(&kind) else { continue };
                 // Far beyond where they are of use.
-                if variant == Variant::Ll && bytes > MOST_LL {
+                if variant == CollectiveVariant::Ll && bytes > MOST_LL {
                     continue;
                 }
-                let exits = match contract.exit {
-                    Exit::Droppable => &[Some(false), Some(true)][..],
+                let exits = match contract.exit_barrier {
+                    ExitBarrierPolicy::Droppable => &[Some(false), Some(true)][..],
                     _ => &[None],
                 };
                 for &exit in exits {
-                    let case = |blocks| Case { kind: kind.clone(), bytes, variant, exit, blocks };
-                    out.extend(tried(&config.blocks, variant, bytes).into_iter().map(case));
+                    let case = |blocks| CollectiveCase { kind: kind.clone(), bytes, variant, exit, blocks };
+                    out.extend(block_counts_to_try(&config.blocks, variant, bytes).into_iter().map(case));
                 }
             }
         }
@@ -115,8 +115,11 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<Case> {
 }
 
 /// The numbers of blocks that a variant is tried with for so many bytes: of those beyond what the work can have, one.
-fn tried(blocks: &[u32], variant: Variant, bytes: usize) -> Vec<Option<u32>> {
-    if blocks.is_empty() || variant.is_library() || matches!(variant, Variant::Copies | Variant::PullCopies) {
+fn block_counts_to_try(blocks: &[u32], variant: CollectiveVariant, bytes: usize) -> Vec<Option<u32>> {
+    if blocks.is_empty()
+        || variant.is_library()
+        || matches!(variant, CollectiveVariant::Copies | CollectiveVariant::PullCopies)
+    {
         return vec![None];
     }
     // A block has at least a KiB.
@@ -129,12 +132,12 @@ fn tried(blocks: &[u32], variant: Variant, bytes: usize) -> Vec<Option<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exchange::Exchange;
+    use crate::exchange::RankExchange;
 
     /// Rank 0 of three, whose peers say this.
     struct Peers([u8; 2]);
 
-    impl Exchange for Peers {
+    impl RankExchange for Peers {
         fn rank(&self) -> u32 {
             0
         }
@@ -148,22 +151,25 @@ mod tests {
 
     #[test]
     fn as_many_blocks_are_tried_as_the_work_can_have() {
-        let tried = |variant, bytes| tried(&[8, 16, 32, 128], variant, bytes);
-        assert_eq!(tried(Variant::OneShot, 1 << 10), [Some(8)]);
-        assert_eq!(tried(Variant::OneShot, 20 << 10), [8, 16, 32].map(Some));
-        assert_eq!(tried(Variant::Push, 1 << 30), [8, 16, 32, 128].map(Some));
-        assert_eq!(tried(Variant::Plain, 1 << 30), [None]);
-        assert_eq!(tried(Variant::Copies, 1 << 30), [None]);
-        assert_eq!(super::tried(&[], Variant::OneShot, 1 << 30), [None]);
+        let tried = |variant, bytes| block_counts_to_try(&[8, 16, 32, 128], variant, bytes);
+        assert_eq!(tried(CollectiveVariant::OneShot, 1 << 10), [Some(8)]);
+        assert_eq!(tried(CollectiveVariant::OneShot, 20 << 10), [8, 16, 32].map(Some));
+        assert_eq!(tried(CollectiveVariant::Push, 1 << 30), [8, 16, 32, 128].map(Some));
+        assert_eq!(tried(CollectiveVariant::Plain, 1 << 30), [None]);
+        assert_eq!(tried(CollectiveVariant::Copies, 1 << 30), [None]);
+        assert_eq!(super::block_counts_to_try(&[], CollectiveVariant::OneShot, 1 << 30), [None]);
     }
 
     #[test]
     fn a_case_runs_only_if_every_rank_can_run_it() {
         let unable = || CudaError::Unsupported("no such kernel".into());
-        assert_eq!(agreed(Ok(7), &Peers([1, 1])), Ok(Ok(7)));
-        assert_eq!(agreed(Ok(7), &Peers([1, 0])), Ok(Err("rank 2 cannot run it".into())));
-        assert_eq!(agreed::<u8>(Err(unable()), &Peers([1, 1])), Ok(Err("no such kernel".into())));
+        assert_eq!(prepared_on_all_ranks(Ok(7), &Peers([1, 1])), Ok(Ok(7)));
+        assert_eq!(prepared_on_all_ranks(Ok(7), &Peers([1, 0])), Ok(Err("rank 2 cannot run it".into())));
+        assert_eq!(
+            prepared_on_all_ranks::<u8>(Err(unable()), &Peers([1, 1])),
+            Ok(Err("no such kernel".into()))
+        );
         let broken = CudaError::Compile { detail: "nothing runs".into() };
-        assert_eq!(agreed::<u8>(Err(broken.clone()), &Peers([1, 1])), Err(broken));
+        assert_eq!(prepared_on_all_ranks::<u8>(Err(broken.clone()), &Peers([1, 1])), Err(broken));
     }
 }

@@ -1,19 +1,19 @@
 //! Times of an all-reduce with the addition of a residual and RMS norm: as one kernel, and as a kernel for each. Both
 //! are compared with what the host computes in f64.
 
-use symmc_ir::collective::Variant;
+use symmc_ir::collective::CollectiveVariant;
 use symmc_ir::op::BinaryOp;
-use symmc_ir::types::Float;
-use symmc_ir::{CollectiveKind, Op, ReduceOp, Tensor};
+use symmc_ir::types::FloatAttribute;
+use symmc_ir::{CollectiveKind, CollectiveReduceOp, Op, Tensor};
 use symmc_plan::Lane;
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundRegion, BoundStep, Located, MemorySpace, Work};
+use symmc_runtime::exec::{ExecutableStep, LocatedTensor, MemorySpace, ResolvedRegion, StepWork};
 
-use super::measured::{How, MeasuredNorm};
-use super::rank::{Bench, CALLS, Case, agreed, numbers};
-use crate::codegen::collective::{self, FusedNorm, lower_norm};
+use super::rank::{CALLS, CollectiveCase, RankBench, prepared_on_all_ranks, small_integers};
+use super::results::{MeasuredNorm, NormImplementation};
+use crate::codegen::collective::{self, AllReduceNorm, lower_norm};
 use crate::codegen::compile;
-use crate::codegen::compute::{self, Lowering};
+use crate::codegen::compute::{self, KernelLowering};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result};
 
@@ -30,9 +30,9 @@ const WEIGHT: usize = 3;
 /// The symmetric region of the reduction; the operands are in the first two, in turn.
 const REDUCED: usize = 2;
 
-impl Bench<'_> {
+impl RankBench<'_> {
     /// Measures these shapes, rows and elements of a row.
-    pub(super) fn norms(
+    pub(super) fn measure_norms(
         &mut self,
         shapes: &[[usize; 2]],
         replays: usize,
@@ -40,13 +40,13 @@ impl Bench<'_> {
     ) -> Result<Vec<MeasuredNorm>> {
         let mut out = Vec::new();
         for &[rows, hidden] in shapes {
-            for how in [How::Fused, How::Separate] {
+            for how in [NormImplementation::Fused, NormImplementation::Separate] {
                 let prepared = match how {
-                    How::Fused => self.prepare_fused(rows, hidden),
-                    How::Separate => self.prepare_separate(rows, hidden),
+                    NormImplementation::Fused => self.prepare_fused(rows, hidden),
+                    NormImplementation::Separate => self.prepare_separate(rows, hidden),
                 };
-                let recorded = match agreed(prepared, self.exchange)? {
-                    Ok(()) => agreed(self.record(), self.exchange)?,
+                let recorded = match prepared_on_all_ranks(prepared, self.exchange)? {
+                    Ok(()) => prepared_on_all_ranks(self.record(), self.exchange)?,
                     Err(text) => Err(text),
                 };
                 let (us, failed) = match recorded {
@@ -57,7 +57,7 @@ impl Bench<'_> {
                             wrong = self.compare_norm(rows, hidden)?;
                             Ok(())
                         };
-                        let times = self.times(&graph, replays, alive, &mut compare)?;
+                        let times = self.measure_times(&graph, replays, alive, &mut compare)?;
                         (Some(times), wrong)
                     }
                     Err(text) => (None, Some(text)),
@@ -73,14 +73,15 @@ impl Bench<'_> {
     }
 
     /// The calls of the all-reduce alone.
-    fn reductions(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
-        let (kind, bytes) = (CollectiveKind::AllReduce(ReduceOp::Sum), rows * hidden * self.dtype.size());
-        let case = Case { kind, bytes, variant: Variant::Ll, exit: None, blocks: None };
-        let mut steps = self.steps(&case);
+    fn reductions(&self, rows: usize, hidden: usize) -> Vec<ExecutableStep> {
+        let (kind, bytes) =
+            (CollectiveKind::AllReduce(CollectiveReduceOp::Sum), rows * hidden * self.dtype.size());
+        let case = CollectiveCase { kind, bytes, variant: CollectiveVariant::Ll, exit: None, blocks: None };
+        let mut steps = self.case_steps(&case);
         for step in &mut steps {
-            if let Work::Collective(call) = &mut step.work {
+            if let StepWork::Collective(call) = &mut step.work {
                 let offset = REDUCED * self.region;
-                call.result = BoundRegion { offset, ..call.result.clone() };
+                call.result = ResolvedRegion { offset, ..call.result.clone() };
                 call.elements = rows * hidden;
             }
         }
@@ -89,11 +90,11 @@ impl Bench<'_> {
 
     fn prepare_fused(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.reductions(rows, hidden);
-        let mut source = compile::Source::new();
+        let mut source = compile::KernelSource::new();
         let mut lowered = Vec::new();
         for step in &steps {
-            let Work::Collective(call) = &step.work else { continue };
-            let norm = FusedNorm {
+            let StepWork::Collective(call) = &step.work else { continue };
+            let norm = AllReduceNorm {
                 operand: self.addresses.region(&call.operand),
                 residual: self.ordinary(RESIDUAL).into(),
                 weight: Some(self.ordinary(WEIGHT).into()),
@@ -114,20 +115,22 @@ impl Bench<'_> {
     /// Compiles the calls as the kernels of three steps each, as programs do where the steps do not follow each other.
     fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.separate(rows, hidden);
-        let (lowered, source) = self.with_parts(|parts| {
-            let at = |value: &Located| parts.addresses.at(value);
-            let mut l = Lowering::new(&at, parts.machine);
-            let lower = |step: &BoundStep| match &step.work {
-                Work::Kernel { op, operands, results } => {
-                    let step = compute::Operation { index: step.index, op, operands, results };
+        let (lowered, source) = self.with_program_context(|parts| {
+            let at = |value: &LocatedTensor| parts.addresses.address_of(value);
+            let mut l = KernelLowering::new(&at, parts.machine);
+            let lower = |step: &ExecutableStep| match &step.work {
+                StepWork::Kernel { op, operands, results } => {
+                    let step = compute::BoundOperation { index: step.index, op, operands, results };
                     compute::lower(&step, &mut l)
                 }
-                Work::Collective(call) => {
-                    let ends = parts.addresses.ends(call);
+                StepWork::Collective(call) => {
+                    let ends = parts.addresses.collective_pointers(call);
                     let work = collective::lower(step.index, call, &ends, parts.peers, &mut l.source)?;
                     Ok(work.unwrap_or_default())
                 }
-                Work::Custom { .. } | Work::Dispatch(_) => Err(CudaError::Unsupported(step.op_name.clone())),
+                StepWork::Custom { .. } | StepWork::Dispatch(_) => {
+                    Err(CudaError::Unsupported(step.op_name.clone()))
+                }
             };
             let lowered = steps.iter().map(lower).collect::<Result<Vec<_>>>();
             lowered.map(|lowered| (lowered, l.source))
@@ -136,8 +139,8 @@ impl Bench<'_> {
     }
 
     /// The calls as three steps each.
-    fn separate(&self, rows: usize, hidden: usize) -> Vec<BoundStep> {
-        let located = |space, region: usize, shape: &[usize]| Located {
+    fn separate(&self, rows: usize, hidden: usize) -> Vec<ExecutableStep> {
+        let located = |space, region: usize, shape: &[usize]| LocatedTensor {
             space,
             offset: region * self.region,
             by_rank: 0,
@@ -147,14 +150,14 @@ impl Bench<'_> {
         };
         let ordinary = |region| located(MemorySpace::Ordinary, region, &[rows, hidden]);
         let add = Op::Binary(BinaryOp::Add);
-        let norm = Op::RmsNorm { axes: 1, eps: Float(EPS), round_first: false };
-        let kernel = |index: usize, op: &Op, operands, result: usize| BoundStep {
+        let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(EPS), round_first: false };
+        let kernel = |index: usize, op: &Op, operands, result: usize| ExecutableStep {
             index,
             lane: Lane::Compute,
             waits: vec![],
             node: format!("step{index}"),
             op_name: format!("step{index}"),
-            work: Work::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
+            work: StepWork::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
         };
         let mut out = Vec::with_capacity(3 * CALLS);
         for mut step in self.reductions(rows, hidden) {
@@ -173,8 +176,8 @@ impl Bench<'_> {
     /// Writes operands, residual and weight, and what no result is where results go.
     fn fill(&self, rows: usize, hidden: usize) -> Result<()> {
         let elements = rows * hidden;
-        let operand = numbers(self.dtype, elements, self.exchange.rank())?;
-        let residual = numbers(self.dtype, elements, RESIDUAL_SEED)?;
+        let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
+        let residual = small_integers(self.dtype, elements, RESIDUAL_SEED)?;
         let weights: Vec<f64> = (0..hidden).map(weight).collect();
         let none = || CudaError::Unsupported(format!("no numbers of dtype {}", self.dtype));
         let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights).ok_or_else(none)?;
@@ -195,9 +198,9 @@ impl Bench<'_> {
     /// The first element of either result that is not what it must be.
     fn compare_norm(&self, rows: usize, hidden: usize) -> Result<Option<String>> {
         let elements = rows * hidden;
-        let mut sum = numbers(self.dtype, elements, RESIDUAL_SEED)?.to_f64();
+        let mut sum = small_integers(self.dtype, elements, RESIDUAL_SEED)?.to_f64();
         for rank in 0..self.exchange.ranks() {
-            let operand = numbers(self.dtype, elements, rank)?.to_f64();
+            let operand = small_integers(self.dtype, elements, rank)?.to_f64();
             sum.iter_mut().zip(&operand).for_each(|(s, x)| *s += x);
         }
         let [added, normed] = [self.read(ADDED, elements)?, self.read(NORMED, elements)?];

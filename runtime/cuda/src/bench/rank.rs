@@ -3,26 +3,28 @@
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use symmc_ir::collective::{Thresholds, Variant};
-use symmc_ir::{CollectiveKind, DType, Op, ReduceOp, Tensor};
+use symmc_ir::collective::{CollectiveVariant, ProtocolThresholds};
+use symmc_ir::{CollectiveKind, CollectiveReduceOp, DType, Op, Tensor};
 use symmc_plan::{ExitBarrier, Lane};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, BoundStep, Located, MemorySpace, Work};
+use symmc_runtime::exec::{
+    ExecutableStep, LocatedTensor, MemorySpace, ResolvedCollective, ResolvedRegion, StepWork,
+};
 
-use super::measured::BenchConfig;
+use super::results::BenchConfig;
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::collective::{self, BlockCounts, Control, Peers};
-use crate::codegen::command::Command;
+use crate::codegen::collective::{self, ControlRegion, PeerContext, VariantGrids};
+use crate::codegen::command::GpuCommand;
 use crate::codegen::compile;
-use crate::codegen::compute::Machine;
+use crate::codegen::compute::KernelTarget;
 use crate::device::arena::{ArenaSource, SymmetricArena};
-use crate::device::driver::{Device, Graph, Memory, Pinned};
+use crate::device::driver::{Device, DeviceBuffer, ExecutableGraph, PinnedBuffer};
 use crate::device::launch::{Address, PortBases};
-use crate::device::streams::Streams;
+use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
-use crate::exchange::Exchange;
-use crate::nccl::{Communicators, Making};
-use crate::program::{DeviceProgram, Parts};
+use crate::exchange::RankExchange;
+use crate::nccl::{CommunicatorContext, Communicators};
+use crate::program::{DeviceProgram, ProgramContext};
 use crate::session::resources::{self, Resources};
 use crate::session::wait;
 
@@ -39,58 +41,58 @@ const COMPARED: usize = 4 << 20;
 pub(super) const MOST_LL: usize = 4 << 20;
 
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Case {
+pub(super) struct CollectiveCase {
     pub kind: CollectiveKind,
     /// The larger side.
     pub bytes: usize,
-    pub variant: Variant,
+    pub variant: CollectiveVariant,
     /// Whether a droppable exit barrier is kept.
     pub exit: Option<bool>,
     /// The most blocks of its kernel.
     pub blocks: Option<u32>,
 }
 
-pub(super) struct Bench<'a> {
-    pub exchange: &'a dyn Exchange,
+pub(super) struct RankBench<'a> {
+    pub exchange: &'a dyn RankExchange,
     pub dtype: DType,
     pub resources: Resources,
-    pub peers: Peers,
+    pub peers: PeerContext,
     pub addresses: AddressMap,
     /// Bytes of each of the regions: two operands, two results, two landing zones.
     pub region: usize,
     pub zone: usize,
     /// Variants of the library that this machine cannot run, and why.
-    pub off: IndexMap<Variant, String>,
+    pub off: IndexMap<CollectiveVariant, String>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> RankBench<'a> {
     pub fn new(
         gpu: u32,
         limit: Duration,
         config: &BenchConfig,
         dtype: DType,
-        exchange: &'a dyn Exchange,
-    ) -> Result<Bench<'a>> {
+        exchange: &'a dyn RankExchange,
+    ) -> Result<RankBench<'a>> {
         let device = Device::open(gpu)?;
         let n = exchange.ranks() as usize;
         let norm = config.norms.iter().map(|[rows, hidden]| rows * hidden * dtype.size()).max().unwrap_or(0);
         let bytes = config.bytes.iter().copied().max().unwrap_or(0);
         let largest = bytes.max(norm).next_multiple_of(4096);
-        let sum = CollectiveKind::AllReduce(ReduceOp::Sum);
-        let zone = Variant::Ll.landing_bytes(&sum, bytes.min(MOST_LL).max(norm) as u64, n as u64);
+        let sum = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
+        let zone = CollectiveVariant::Ll.landing_bytes(&sum, bytes.min(MOST_LL).max(norm) as u64, n as u64);
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
-        let control = Control { groups: 1, ..Control::default() };
+        let control = ControlRegion { groups: 1, ..ControlRegion::default() };
         let arena =
             SymmetricArena::new(ArenaSource::Vmm, &device, exchange, symmetric + control.bytes(), limit)?;
         let local = collective::local_bytes(1).next_multiple_of(256);
-        let memory = Memory::new(&device, "operands of plain collectives", local + 4 * largest)?;
-        let status = Pinned::new(&device, 4096)?;
-        let streams = Streams::new(&device)?;
+        let memory = DeviceBuffer::new(&device, "operands of plain collectives", local + 4 * largest)?;
+        let status = PinnedBuffer::new(&device, 4096)?;
+        let streams = LaneStreams::new(&device)?;
         // SAFETY: the memory was just allocated.
         unsafe { streams.compute.fill(memory.address(), 0, local)? };
         streams.compute.synchronize()?;
-        let peers = Peers {
+        let peers = PeerContext {
             program: 0,
             rank: exchange.rank(),
             arenas: arena.addresses(),
@@ -100,21 +102,29 @@ impl<'a> Bench<'a> {
             status: status.address(),
             limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
             chaos: None,
-            blocks: BlockCounts::default(),
-            thresholds: Thresholds::default(),
+            blocks: VariantGrids::default(),
+            thresholds: ProtocolThresholds::default(),
             links: device.links()?,
         };
-        let addresses = AddressMap::of_arenas(memory.address() + local as Address, arena.address());
+        let addresses = AddressMap::without_ports(memory.address() + local as Address, arena.address());
         let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
-        let resources =
-            resources::Parts { programs: vec![], streams, nccl, arena: _arena, status, _memory, device };
+        let resources = resources::ResourceParts {
+            programs: vec![],
+            streams,
+            nccl,
+            arena: _arena,
+            status,
+            _memory,
+            device,
+        };
         let resources = Resources::new(resources);
         let off = IndexMap::new();
-        let mut bench = Bench { exchange, dtype, resources, peers, addresses, region: largest, zone, off };
-        for variant in Variant::ALL.iter().copied().filter(|v| v.is_library()) {
+        let mut bench =
+            RankBench { exchange, dtype, resources, peers, addresses, region: largest, zone, off };
+        for variant in CollectiveVariant::ALL.iter().copied().filter(|v| v.is_library()) {
             match bench.communicator(variant, limit)? {
                 Ok(()) => {}
-                Err(text) if variant == Variant::Plain => return Err(CudaError::Unsupported(text)),
+                Err(text) if variant == CollectiveVariant::Plain => return Err(CudaError::Unsupported(text)),
                 Err(text) => drop(bench.off.insert(variant, text)),
             }
         }
@@ -122,32 +132,37 @@ impl<'a> Bench<'a> {
     }
 
     /// Makes the communicator of a variant of the library, or says why there is none.
-    pub fn communicator(&mut self, variant: Variant, limit: Duration) -> Result<Result<(), String>> {
+    pub fn communicator(
+        &mut self,
+        variant: CollectiveVariant,
+        limit: Duration,
+    ) -> Result<Result<(), String>> {
         let kind = CollectiveKind::AllGather;
-        let steps = self.steps(&Case { kind, bytes: 0, variant, exit: None, blocks: None });
+        let steps = self.case_steps(&CollectiveCase { kind, bytes: 0, variant, exit: None, blocks: None });
         let (device, exchange) = (self.resources.device.clone(), self.exchange);
         let arena = (self.resources.arena.address(), self.resources.arena.len());
-        let making = Making { exchange, device: &device, arena, limit, lent: None };
-        agreed(self.resources.nccl.add(&steps, &making), exchange)
+        let making = CommunicatorContext { exchange, device: &device, arena, limit, lent: None };
+        prepared_on_all_ranks(self.resources.nccl.create_missing(&steps, &making), exchange)
     }
 
-    pub fn steps(&self, case: &Case) -> Vec<BoundStep> {
-        let Case { kind, bytes, variant, exit, blocks } = case;
+    pub fn case_steps(&self, case: &CollectiveCase) -> Vec<ExecutableStep> {
+        let CollectiveCase { kind, bytes, variant, exit, blocks } = case;
         let n = self.exchange.ranks() as usize;
-        let space = if *variant == Variant::Plain { MemorySpace::Ordinary } else { MemorySpace::Symmetric };
+        let space =
+            if *variant == CollectiveVariant::Plain { MemorySpace::Ordinary } else { MemorySpace::Symmetric };
         let elements = bytes / self.dtype.size() / n * n;
-        let operand_elements = kind.sides(elements as u64, n as u64).0 as usize;
+        let operand_elements = kind.operand_and_result_sizes(elements as u64, n as u64).0 as usize;
         let zones = 4 * self.region;
         let step = |index: usize| {
             let turn = index % 2;
-            let at = |i: usize| BoundRegion::even(space, i * self.region);
-            BoundStep {
+            let at = |i: usize| ResolvedRegion::uniform(space, i * self.region);
+            ExecutableStep {
                 index,
                 lane: Lane::Compute,
                 waits: vec![],
                 node: format!("call{index}"),
                 op_name: kind.name().to_string(),
-                work: Work::Collective(BoundCollective {
+                work: StepWork::Collective(ResolvedCollective {
                     kind: kind.clone(),
                     variant: *variant,
                     exit: exit.map(|kept| if kept { ExitBarrier::Kept } else { ExitBarrier::Dropped }),
@@ -155,11 +170,11 @@ impl<'a> Bench<'a> {
                     group: 0,
                     dtype: self.dtype,
                     elements: operand_elements,
-                    row: 1,
+                    row_elements: 1,
                     operand: at(turn),
                     result: at(2 + turn),
                     blocks: *blocks,
-                    landing: (*variant == Variant::Ll).then_some([zones, zones + self.zone]),
+                    landing: (*variant == CollectiveVariant::Ll).then_some([zones, zones + self.zone]),
                     splits: None,
                 }),
             }
@@ -168,14 +183,14 @@ impl<'a> Bench<'a> {
     }
 
     /// Times of copies of so many bytes between two buffers.
-    pub fn copies(
+    pub fn measure_copies(
         &mut self,
         bytes: usize,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<[f64; 3]> {
         let elements = bytes / self.dtype.size();
-        let at = |i: usize| Located {
+        let at = |i: usize| LocatedTensor {
             space: MemorySpace::Ordinary,
             offset: i * self.region,
             by_rank: 0,
@@ -183,43 +198,46 @@ impl<'a> Bench<'a> {
             shape: [elements].into(),
             strides: [1].into(),
         };
-        let step = |index: usize| BoundStep {
+        let step = |index: usize| ExecutableStep {
             index,
             lane: Lane::Compute,
             waits: vec![],
             node: format!("copy{index}"),
             op_name: "copy".into(),
-            work: Work::Kernel {
+            work: StepWork::Kernel {
                 op: Op::Copy,
                 operands: vec![at(index % 2)],
                 results: vec![at(2 + index % 2)],
             },
         };
-        let steps: Vec<BoundStep> = (0..CALLS).map(step).collect();
+        let steps: Vec<ExecutableStep> = (0..CALLS).map(step).collect();
         self.prepare(&steps)?;
         let graph = self.record()?;
-        let times = self.times(&graph, replays, alive, &mut || Ok(()))?;
+        let times = self.measure_times(&graph, replays, alive, &mut || Ok(()))?;
         Ok(times)
     }
 
     /// Times of a case whose calls were recorded, and what is wrong with its result.
-    pub fn case(
+    pub fn measure_case(
         &self,
-        graph: &Graph,
-        case: &Case,
+        graph: &ExecutableGraph,
+        case: &CollectiveCase,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>)> {
         let (kind, bytes) = (&case.kind, case.bytes);
-        let base =
-            if case.variant == Variant::Plain { self.addresses.ordinary } else { self.addresses.symmetric };
+        let base = if case.variant == CollectiveVariant::Plain {
+            self.addresses.ordinary
+        } else {
+            self.addresses.symmetric
+        };
         let n = self.exchange.ranks() as usize;
         let elements = bytes / self.dtype.size() / n * n;
         let mut wrong = None;
         if elements == 0 || bytes > COMPARED {
-            return Ok((self.times(graph, replays, alive, &mut || Ok(()))?, wrong));
+            return Ok((self.measure_times(graph, replays, alive, &mut || Ok(()))?, wrong));
         }
-        let operand = numbers(self.dtype, elements, self.exchange.rank())?;
+        let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
         let poison = vec![0x7f; bytes];
         for turn in 0..2 {
             let at = base + (turn * self.region) as Address;
@@ -233,13 +251,14 @@ impl<'a> Bench<'a> {
             wrong = self.compare(kind, base, elements)?;
             Ok(())
         };
-        let times = self.times(graph, replays, alive, &mut compare)?;
+        let times = self.measure_times(graph, replays, alive, &mut compare)?;
         Ok((times, wrong))
     }
 
     /// Compiles these calls, which are the only program then.
-    pub fn prepare(&mut self, steps: &[BoundStep]) -> Result<()> {
-        let program = self.with_parts(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
+    pub fn prepare(&mut self, steps: &[ExecutableStep]) -> Result<()> {
+        let program =
+            self.with_program_context(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
         self.resources.programs = vec![program];
         Ok(())
     }
@@ -247,20 +266,23 @@ impl<'a> Bench<'a> {
     /// The same for calls that are lowered already.
     pub fn prepare_lowered(
         &mut self,
-        steps: &[BoundStep],
-        lowered: Vec<Vec<Command>>,
-        source: &compile::Source,
+        steps: &[ExecutableStep],
+        lowered: Vec<Vec<GpuCommand>>,
+        source: &compile::KernelSource,
     ) -> Result<()> {
-        let program = self.with_parts(|parts| DeviceProgram::of_work(steps, lowered, source, parts))?;
+        let program =
+            self.with_program_context(|parts| DeviceProgram::from_commands(steps, lowered, source, parts))?;
         self.resources.programs = vec![program];
         Ok(())
     }
 
     /// Calls `make` with what programs of the bench run with.
-    pub fn with_parts<T>(&self, make: impl FnOnce(&Parts<'_>) -> T) -> T {
-        let machine =
-            Machine { status: self.resources.status.address() + 2048, ..Machine::of(&self.resources.device) };
-        let parts = Parts {
+    pub fn with_program_context<T>(&self, make: impl FnOnce(&ProgramContext<'_>) -> T) -> T {
+        let machine = KernelTarget {
+            status: self.resources.status.address() + 2048,
+            ..KernelTarget::from_device(&self.resources.device)
+        };
+        let parts = ProgramContext {
             device: &self.resources.device,
             addresses: &self.addresses,
             peers: &self.peers,
@@ -274,7 +296,7 @@ impl<'a> Bench<'a> {
         make(&parts)
     }
 
-    pub fn record(&self) -> Result<Graph> {
+    pub fn record(&self) -> Result<ExecutableGraph> {
         let missing = || CudaError::Unsupported("nothing was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;
         program.record(PortBases::NONE, &self.resources.streams, &self.resources.nccl, 1)
@@ -282,9 +304,9 @@ impl<'a> Bench<'a> {
 
     /// Least, median and most microseconds of one of the recorded calls over the replays; `first` is called after
     /// the first replay.
-    pub fn times(
+    pub fn measure_times(
         &self,
-        graph: &Graph,
+        graph: &ExecutableGraph,
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
         first: &mut dyn FnMut() -> Result<()>,
@@ -294,7 +316,7 @@ impl<'a> Bench<'a> {
             self.exchange.all_gather(&[0])?;
             // SAFETY: the graph was recorded from a program of the resources.
             let time = unsafe { self.resources.replay(graph, alive)? };
-            self.reported()?;
+            self.check_reports()?;
             if replay == 0 {
                 first()?;
             }
@@ -302,11 +324,11 @@ impl<'a> Bench<'a> {
                 times.push(time / CALLS as f64);
             }
         }
-        Ok(wait::spread(times))
+        Ok(wait::min_median_max(times))
     }
 
-    pub fn reported(&self) -> Result<()> {
-        match collective::missed(&self.resources.status) {
+    pub fn check_reports(&self) -> Result<()> {
+        match collective::read_missed_peer(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",
                 format!("rank {} did not come to call {}", m.peer, m.step),
@@ -320,7 +342,7 @@ impl<'a> Bench<'a> {
         let n = self.exchange.ranks() as usize;
         let me = self.exchange.rank() as usize;
         let all: Vec<Vec<f64>> = (0..n)
-            .map(|r| numbers(self.dtype, elements, r as u32).map(|t| t.to_f64()))
+            .map(|r| small_integers(self.dtype, elements, r as u32).map(|t| t.to_f64()))
             .collect::<Result<_, _>>()?;
         let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f64>();
         let piece = elements / n;
@@ -333,7 +355,7 @@ impl<'a> Bench<'a> {
         } else if facts.result_pieces {
             all.iter().flat_map(|x| &x[start..start + count]).copied().collect()
         } else {
-            kind.sender(me as u32).map_or_else(|| vec![0.0; count], |from| all[from as usize].clone())
+            kind.sender_to(me as u32).map_or_else(|| vec![0.0; count], |from| all[from as usize].clone())
         };
         for turn in 0..2 {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];
@@ -355,7 +377,10 @@ impl<'a> Bench<'a> {
 
 /// What a rank prepared, if every rank could; else why this one could not, or which other. Fails if something is
 /// missing that no other case can do without, or a peer failed.
-pub(super) fn agreed<T>(mine: Result<T>, exchange: &dyn Exchange) -> Result<Result<T, String>> {
+pub(super) fn prepared_on_all_ranks<T>(
+    mine: Result<T>,
+    exchange: &dyn RankExchange,
+) -> Result<Result<T, String>> {
     let mine = match mine {
         Ok(value) => Ok(value),
         Err(e @ (CudaError::Unsupported(_) | CudaError::Library { .. })) => Err(e.to_string()),
@@ -373,7 +398,7 @@ pub(super) fn agreed<T>(mine: Result<T>, exchange: &dyn Exchange) -> Result<Resu
 }
 
 /// Small whole numbers, whose sums are exact in every dtype.
-pub(super) fn numbers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor> {
+pub(super) fn small_integers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor> {
     let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
     let numbers: Vec<f64> = (0..elements).map(number).collect();
     Tensor::from_f64(dtype, vec![elements], &numbers)

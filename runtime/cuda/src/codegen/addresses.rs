@@ -1,8 +1,8 @@
 //! Where the memories of a rank are on its device, as commands name them.
 
-use symmc_runtime::exec::{Bound, BoundCollective, BoundRegion, Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedCollective, ResolvedProgram, ResolvedRegion};
 
-use crate::codegen::collective::{Ends, Sizes};
+use crate::codegen::collective::{CollectivePointers, SplitPointers};
 use crate::device::pointer::{Address, DevicePtr, MAX_PORTS};
 use crate::error::{CudaError, Result};
 
@@ -20,7 +20,7 @@ pub struct AddressMap {
 impl AddressMap {
     /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first. Fails if the
     /// program has more inputs and outputs than pointers can name.
-    pub fn new(bound: &Bound, ordinary: Address, symmetric: Address) -> Result<AddressMap> {
+    pub fn new(bound: &ResolvedProgram, ordinary: Address, symmetric: Address) -> Result<AddressMap> {
         let count = bound.inputs.len() + bound.outputs.len();
         let port = |number: usize| {
             DevicePtr::port(number).ok_or_else(|| {
@@ -38,7 +38,7 @@ impl AddressMap {
         }
         let mut outputs = Vec::with_capacity(bound.outputs.len());
         for (k, output) in bound.outputs.iter().enumerate() {
-            outputs.push(match output.held_by() {
+            outputs.push(match output.input_in_place() {
                 Some(input) => inputs[input],
                 None => port(bound.inputs.len() + k)?,
             });
@@ -47,11 +47,11 @@ impl AddressMap {
     }
 
     /// For steps that name no input and no output.
-    pub fn of_arenas(ordinary: Address, symmetric: Address) -> AddressMap {
+    pub fn without_ports(ordinary: Address, symmetric: Address) -> AddressMap {
         AddressMap { ordinary, symmetric, inputs: Vec::new(), outputs: Vec::new() }
     }
 
-    fn start(&self, space: MemorySpace) -> DevicePtr {
+    fn base_of(&self, space: MemorySpace) -> DevicePtr {
         match space {
             MemorySpace::Ordinary => self.ordinary.into(),
             MemorySpace::Symmetric => self.symmetric.into(),
@@ -62,20 +62,22 @@ impl AddressMap {
         }
     }
 
-    pub fn at(&self, value: &Located) -> DevicePtr {
-        self.start(value.space) + value.offset as u64
+    pub fn address_of(&self, value: &LocatedTensor) -> DevicePtr {
+        self.base_of(value.space) + value.offset as u64
     }
 
     /// The first byte of a collective's operand or result on this rank.
-    pub fn region(&self, region: &BoundRegion) -> DevicePtr {
-        self.start(region.space) + region.offset as u64
+    pub fn region(&self, region: &ResolvedRegion) -> DevicePtr {
+        self.base_of(region.space) + region.offset as u64
     }
 
     /// What a collective finds on this rank.
-    pub fn ends(&self, call: &BoundCollective) -> Ends {
+    pub fn collective_pointers(&self, call: &ResolvedCollective) -> CollectivePointers {
         let at = |region| self.region(region);
-        let sizes =
-            call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
-        Ends { operand: at(&call.operand), result: at(&call.result), sizes }
+        let sizes = call
+            .splits
+            .as_ref()
+            .map(|(sent, received)| SplitPointers { sent: at(sent), received: at(received) });
+        CollectivePointers { operand: at(&call.operand), result: at(&call.result), sizes }
     }
 }

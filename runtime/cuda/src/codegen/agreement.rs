@@ -5,24 +5,24 @@
 //! GPUs or another version of symmc. A run would hang or give wrong numbers then; so ranks compare before the first.
 
 use sha2::{Digest, Sha256};
-use symmc_ir::{CollectiveKind as Kind, Variant};
+use symmc_ir::{CollectiveKind as Kind, CollectiveVariant};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{BoundStep, Work};
+use symmc_runtime::exec::{ExecutableStep, StepWork};
 
-use crate::codegen::command::Command;
+use crate::codegen::command::GpuCommand;
 use crate::error::{CudaError, Result};
-use crate::exchange::Exchange;
+use crate::exchange::RankExchange;
 
 /// Bytes of what is compared of a step.
 const BYTES: usize = 8;
 
 /// What is compared of each step: how its collective is launched, parameters aside; zeros for steps without one, and for
 /// those whose kernels may differ by rank.
-pub fn words(list: &[BoundStep], work: &[Vec<Command>]) -> Vec<u8> {
+pub fn launch_digests(list: &[ExecutableStep], work: &[Vec<GpuCommand>]) -> Vec<u8> {
     let mut out = vec![0; list.len() * BYTES];
     for ((step, work), word) in list.iter().zip(work).zip(out.chunks_mut(BYTES)) {
-        if step.work.parts().any(is_alike) {
-            word.copy_from_slice(&digest(work)[..BYTES]);
+        if step.work.node_work().any(needs_same_launch) {
+            word.copy_from_slice(&launch_digest(work)[..BYTES]);
         }
     }
     out
@@ -30,15 +30,18 @@ pub fn words(list: &[BoundStep], work: &[Vec<Command>]) -> Vec<u8> {
 
 /// Whether all ranks run a collective by the same kernel: what one sends by LL or LL128, and block by block, its peers
 /// await so. Those that only load from peers, or store into their results, do as the memory of each rank allows.
-fn is_alike(work: &Work) -> bool {
-    let Work::Collective(call) = work else { return false };
-    matches!((call.variant, &call.kind), (Variant::Ll, _) | (Variant::TwoShot, Kind::AllReduce(_)))
+fn needs_same_launch(work: &StepWork) -> bool {
+    let StepWork::Collective(call) = work else { return false };
+    matches!(
+        (call.variant, &call.kind),
+        (CollectiveVariant::Ll, _) | (CollectiveVariant::TwoShot, Kind::AllReduce(_))
+    )
 }
 
-fn digest(work: &[Command]) -> [u8; 32] {
+fn launch_digest(work: &[GpuCommand]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     // Peers see the first kernel alone.
-    if let Some(Command::Kernel(kernel)) = work.first() {
+    if let Some(GpuCommand::Kernel(kernel)) = work.first() {
         // What is behind the name of a protocol is a number, and accesses may be as wide as a rank's own memory allows.
         hasher.update(kernel.entry.trim_end_matches(|c: char| c.is_ascii_digit()));
         for n in kernel.grid.into_iter().chain(kernel.block).chain([kernel.cluster, kernel.shared]) {
@@ -50,7 +53,7 @@ fn digest(work: &[Command]) -> [u8; 32] {
 
 /// Compares what the ranks run together. Fails if another rank runs a collective by another kernel, with the first such
 /// step, or if a peer failed.
-pub fn agreed(list: &[BoundStep], mine: &[u8], exchange: &dyn Exchange) -> Result<()> {
+pub fn check_agreement(list: &[ExecutableStep], mine: &[u8], exchange: &dyn RankExchange) -> Result<()> {
     for (other, theirs) in exchange.all_gather(mine)?.iter().enumerate() {
         let differs = mine.chunks(BYTES).zip(theirs.chunks(BYTES)).position(|(a, b)| a != b);
         let fewer = (mine.len() != theirs.len()).then(|| list.len().saturating_sub(1));
@@ -80,7 +83,7 @@ mod tests {
     /// A rank whose peers say this.
     struct Rank(Mutex<Vec<Vec<u8>>>);
 
-    impl Exchange for Rank {
+    impl RankExchange for Rank {
         fn rank(&self) -> u32 {
             0
         }
@@ -97,13 +100,13 @@ mod tests {
     #[test]
     fn the_first_step_that_another_rank_runs_otherwise_is_named() {
         let step = |index: usize| {
-            let work = Work::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] };
+            let work = StepWork::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] };
             let (node, op_name) = (format!("n{index}"), "all_reduce".to_string());
-            BoundStep { index, lane: Lane::Comm, waits: vec![], node, op_name, work }
+            ExecutableStep { index, lane: Lane::Comm, waits: vec![], node, op_name, work }
         };
-        let list: Vec<BoundStep> = (0..3).map(step).collect();
+        let list: Vec<ExecutableStep> = (0..3).map(step).collect();
         let mine = vec![7; 3 * BYTES];
-        let with = |theirs: Vec<u8>| agreed(&list, &mine, &Rank(Mutex::new(vec![theirs])));
+        let with = |theirs: Vec<u8>| check_agreement(&list, &mine, &Rank(Mutex::new(vec![theirs])));
         with(mine.clone()).expect("they agree");
         let mut other = mine.clone();
         other[BYTES] = 8;

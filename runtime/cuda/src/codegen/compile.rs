@@ -1,6 +1,6 @@
 //! CUDA C to machine code: NVRTC, with a cache on disk.
 //!
-//! A [`Source`] gathers functions; equal ones are kept once. The cache holds one file for each source,
+//! A [`KernelSource`] gathers functions; equal ones are kept once. The cache holds one file for each source,
 //! architecture and compiler version.
 
 use std::ffi::{CString, c_void};
@@ -9,7 +9,7 @@ use std::time::Instant;
 use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
 
-use crate::device::cache::{Cache, name_of};
+use crate::device::cache::{FileCache, entry_name};
 use crate::error::{CudaError, Result, trust_loader_path};
 
 /// What every kernel calls first.
@@ -17,7 +17,7 @@ const ENTRY: &str = include_str!("entry.cu");
 
 /// CUDA C to be compiled together.
 #[derive(Clone, Default, Debug)]
-pub struct Source {
+pub struct KernelSource {
     /// What stands before the functions, each text once.
     preludes: Vec<&'static str>,
     functions: IndexMap<String, String>,
@@ -25,9 +25,9 @@ pub struct Source {
     known: IndexMap<String, String>,
 }
 
-impl Source {
-    pub fn new() -> Source {
-        Source::default()
+impl KernelSource {
+    pub fn new() -> KernelSource {
+        KernelSource::default()
     }
 
     /// Puts declarations before all functions.
@@ -39,7 +39,7 @@ impl Source {
 
     /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
     /// gives the name it has. `what` begins the name, so that profilers show what runs. A kernel calls
-    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::device::launch::Start)).
+    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::device::launch::LaunchOrder)).
     ///
     /// # Panics
     /// The text of a kernel has no such call.
@@ -75,13 +75,13 @@ impl Source {
 }
 
 /// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
-pub fn compile(source: &Source, [major, minor]: [u32; 2]) -> Result<Vec<u8>> {
+pub fn compile(source: &KernelSource, [major, minor]: [u32; 2]) -> Result<Vec<u8>> {
     let version = version()?;
     let text = source.text();
     let own = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
     let target = format!("sm_{major}{minor}{own}");
-    let cache = Cache::of_user();
-    let name = name_of(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
+    let cache = FileCache::for_user();
+    let name = entry_name(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
     if let Some(code) = cache.read(&name) {
         tracing::debug!(target: "symmc::gpu", kernels = source.functions.len(), "read kernels from the cache");
         return Ok(code);

@@ -4,39 +4,39 @@
 //! dispatch that has none here was made for another machine, or the table promises what this generator cannot do.
 
 use smallvec::SmallVec;
-use symmc_ir::Form;
-use symmc_runtime::exec::{BoundDispatch, Located, MemorySpace, Work};
+use symmc_ir::DispatchForm;
+use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedDispatch, StepWork};
 
-use crate::codegen::collective::{follow, lower_several, rows};
+use crate::codegen::collective::{fused_tail, lower_several, rows};
 use crate::codegen::command::Commands;
 use crate::codegen::compute::{
-    Lowering, Operation, batch, fuse, normed, products, rotary, row_reductions, scatter,
+    BoundOperation, KernelLowering, batch, fused_map, fused_norm, products, rotary, row_reductions, scatter,
 };
-use crate::codegen::setting::Setting;
+use crate::codegen::lowering_context::LoweringContext;
 use crate::error::CudaError;
 
 pub fn lower(
     index: usize,
-    dispatch: &BoundDispatch,
-    setting: &Setting<'_>,
-    l: &mut Lowering<'_>,
+    dispatch: &ResolvedDispatch,
+    setting: &LoweringContext<'_>,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let steps = dispatch.members.iter().filter_map(|member| match &member.work {
-        Work::Kernel { op, operands, results } => Some(Operation { index, op, operands, results }),
+        StepWork::Kernel { op, operands, results } => Some(BoundOperation { index, op, operands, results }),
         _ => None,
     });
-    let steps: SmallVec<[Operation<'_>; 8]> = steps.collect();
+    let steps: SmallVec<[BoundOperation<'_>; 8]> = steps.collect();
     let work = match dispatch.form {
-        Form::Map => fuse::lower(&steps, l)?,
-        Form::Product => products::lower(&steps, l)?,
-        Form::Batch => batch::lower(&steps, &|value| memory(value, setting), l)?,
-        Form::Norm => normed::lower(&steps, l)?,
-        Form::Rows => row_reductions::lower(&steps, l)?,
-        Form::Rotary => Some(rotary::lower_together(&steps, l)?),
-        Form::Scatter => Some(scatter::lower_together(&steps, l)?),
-        Form::Reduction => follow::lower(index, &dispatch.members, setting, l)?,
-        Form::Gather => rows::lower(index, &dispatch.members, setting, l)?,
-        Form::Collectives => {
+        DispatchForm::Map => fused_map::lower(&steps, l)?,
+        DispatchForm::Product => products::lower(&steps, l)?,
+        DispatchForm::Batch => batch::lower(&steps, &|value| rank_invariant_memory(value, setting), l)?,
+        DispatchForm::Norm => fused_norm::lower(&steps, l)?,
+        DispatchForm::Rows => row_reductions::lower(&steps, l)?,
+        DispatchForm::Rotary => Some(rotary::lower_together(&steps, l)?),
+        DispatchForm::Scatter => Some(scatter::lower_together(&steps, l)?),
+        DispatchForm::Reduction => fused_tail::lower(index, &dispatch.members, setting, l)?,
+        DispatchForm::Gather => rows::lower(index, &dispatch.members, setting, l)?,
+        DispatchForm::Collectives => {
             lower_several(index, &dispatch.members, setting.addresses, setting.peers, &mut l.source)?
         }
     };
@@ -53,13 +53,13 @@ pub fn lower(
 
 /// A number for the memory of a value that all ranks lay out alike, if its distances from others there are known: the ordinary
 /// arena, or a port.
-fn memory(value: &Located, setting: &Setting<'_>) -> Option<usize> {
+fn rank_invariant_memory(value: &LocatedTensor, setting: &LoweringContext<'_>) -> Option<usize> {
     match value.space {
         _ if value.by_rank != 0 => None,
         MemorySpace::Symmetric | MemorySpace::Inner => None,
         MemorySpace::Ordinary => Some(0),
         MemorySpace::Input(_) | MemorySpace::Output(_) => {
-            setting.addresses.at(value).port_number().map(|port| 1 + port as usize)
+            setting.addresses.address_of(value).port_number().map(|port| 1 + port as usize)
         }
     }
 }
@@ -70,15 +70,15 @@ mod tests {
     use std::sync::Arc;
 
     use indexmap::IndexMap;
-    use symmc_ir::machine::{Capabilities, Profile};
+    use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
     use symmc_ir::text;
-    use symmc_plan::{Plan, ReadPlan};
+    use symmc_plan::{ParsedPlan, Plan};
     use symmc_planner::{BucketInput, PlanConfig, plan};
-    use symmc_runtime::exec::{PreparedBucket, Registry};
+    use symmc_runtime::exec::{CustomKernelRegistry, PreparedBucket};
     use symmc_support::random::SplitMix;
 
     use super::*;
-    use crate::codegen::refusal;
+    use crate::codegen::unsupported;
 
     /// A gate of two products of `%ny`, `%m`, in one of the ways to write it; `f` is its width.
     fn gate(r: &mut SplitMix, f: i64) -> String {
@@ -303,31 +303,32 @@ mod tests {
     fn planned(program: &str) -> Plan {
         let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
         let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
-        let profile = Profile::builtin("h200x2").expect("a profile");
-        let profile = Some(Profile { dispatches: Capabilities::GPU, ..profile });
+        let profile = MachineProfile::builtin("h200x2").expect("a profile");
+        let profile = Some(MachineProfile { dispatches: DispatchCapabilities::GPU, ..profile });
         plan(&graph, &[bucket], &PlanConfig { profile, ..PlanConfig::default() }).expect("a plan")
     }
 
     #[test]
     fn what_the_capabilities_promise_is_generated_at_all_sizes() {
         let mut r = SplitMix(11);
-        let mut forms: BTreeMap<Form, usize> = BTreeMap::new();
+        let mut forms: BTreeMap<DispatchForm, usize> = BTreeMap::new();
         for _ in 0..300 {
             let (program, [low, high]) = layer(&mut r);
-            let plan = ReadPlan::read(Arc::new(planned(&program))).expect("programs");
+            let plan = ParsedPlan::parse(Arc::new(planned(&program))).expect("programs");
             let graph = text::parse(&plan.programs[0]).expect("it reads");
             graph.dispatches.iter().for_each(|d| *forms.entry(d.form).or_default() += 1);
             let any = low + r.below((high - low + 1) as usize) as i64;
             for rank in [0, plan.ranks - 1] {
-                let program = PreparedBucket::new(&plan, 0, rank, &Registry::new()).expect("a program");
+                let program =
+                    PreparedBucket::new(&plan, 0, rank, &CustomKernelRegistry::new()).expect("a program");
                 for t in [low, any, high] {
                     let sizes: IndexMap<String, i64> = [("t".to_string(), t)].into_iter().collect();
-                    let bound = program.bind(&sizes).expect("sizes");
-                    let refused = refusal::of_steps(&bound, plan.ranks, &[]);
+                    let bound = program.resolve_bindings(&sizes).expect("sizes");
+                    let refused = unsupported::unsupported_steps(&bound, plan.ranks, &[]);
                     assert!(refused.is_empty(), "t={t}: {}\n{}", refused[0], plan.programs[0]);
                 }
             }
         }
-        assert!(forms.len() == Form::ALL.len() && forms.values().all(|&n| n > 20), "{forms:?}");
+        assert!(forms.len() == DispatchForm::ALL.len() && forms.values().all(|&n| n > 20), "{forms:?}");
     }
 }

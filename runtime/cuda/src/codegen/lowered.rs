@@ -4,53 +4,53 @@
 use std::sync::Arc;
 
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, Work};
+use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
 
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::command::{Command, Commands};
-use crate::codegen::compile::Source;
-use crate::codegen::compute::{self, Assertions, Attentions, Lowering};
-use crate::codegen::setting::{Dry, Setting};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::codegen::compile::KernelSource;
+use crate::codegen::compute::{self, AttentionBackend, DeviceAssertions, KernelLowering};
+use crate::codegen::lowering_context::{DeviceFreeContext, LoweringContext};
 use crate::codegen::{agreement, collective, dispatch};
 use crate::error::{CudaError, Result};
 use crate::nccl::Front;
 
 #[derive(Debug)]
-pub struct Lowered {
+pub struct LoweredProgram {
     /// What is done in the place of each step.
-    pub(crate) work: Vec<Vec<Command>>,
-    pub(crate) source: Source,
-    pub(crate) assertions: Assertions,
+    pub(crate) work: Vec<Vec<GpuCommand>>,
+    pub(crate) source: KernelSource,
+    pub(crate) assertions: DeviceAssertions,
 }
 
-impl Lowered {
-    pub fn new(rank: u32, list: &[BoundStep], setting: &Setting<'_>) -> Result<Lowered> {
-        let at = |value: &_| setting.addresses.at(value);
-        let mut l = Lowering::new(&at, setting.machine);
+impl LoweredProgram {
+    pub fn new(rank: u32, list: &[ExecutableStep], setting: &LoweringContext<'_>) -> Result<LoweredProgram> {
+        let at = |value: &_| setting.addresses.address_of(value);
+        let mut l = KernelLowering::new(&at, setting.machine);
         let work = list.iter().map(|step| lower_step(rank, step, setting, &mut l));
         let work = work.collect::<Result<_>>()?;
-        let Lowering { source, assertions, .. } = l;
-        Ok(Lowered { work, source, assertions })
+        let KernelLowering { source, assertions, .. } = l;
+        Ok(LoweredProgram { work, source, assertions })
     }
 
     /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The
     /// symmetric arena of rank `r` is at `addresses.symmetric` and `r` × 2^36 bytes.
-    pub fn dry(
-        bound: &Arc<Bound>,
+    pub fn without_device(
+        bound: &Arc<ResolvedProgram>,
         ranks: u32,
         addresses: &AddressMap,
-        attention: Attentions,
-    ) -> Result<Lowered> {
-        let dry = Dry::new(bound, ranks, addresses.clone(), attention);
-        Lowered::new(bound.rank(), &bound.steps, &dry.setting())
+        attention: AttentionBackend,
+    ) -> Result<LoweredProgram> {
+        let dry = DeviceFreeContext::new(bound, ranks, addresses.clone(), attention);
+        LoweredProgram::new(bound.rank(), &bound.steps, &dry.context())
     }
 
     /// What all ranks must have alike, for the steps that it was lowered from.
-    pub fn alike(&self, list: &[BoundStep]) -> Vec<u8> {
-        agreement::words(list, &self.work)
+    pub fn launch_digests(&self, list: &[ExecutableStep]) -> Vec<u8> {
+        agreement::launch_digests(list, &self.work)
     }
 
-    pub fn work(&self) -> &[Vec<Command>] {
+    pub fn work(&self) -> &[Vec<GpuCommand>] {
         &self.work
     }
 
@@ -62,9 +62,9 @@ impl Lowered {
 
 pub(crate) fn lower_step(
     rank: u32,
-    step: &BoundStep,
-    setting: &Setting<'_>,
-    l: &mut Lowering<'_>,
+    step: &ExecutableStep,
+    setting: &LoweringContext<'_>,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let failed = |error| match error {
         CudaError::Unsupported(detail) => CudaError::Run(RunError::Step {
@@ -77,13 +77,13 @@ pub(crate) fn lower_step(
         error => error,
     };
     match &step.work {
-        Work::Kernel { op, operands, results } => {
-            let step = compute::Operation { index: step.index, op, operands, results };
+        StepWork::Kernel { op, operands, results } => {
+            let step = compute::BoundOperation { index: step.index, op, operands, results };
             compute::lower(&step, l).map_err(failed)
         }
-        Work::Collective(call) => {
+        StepWork::Collective(call) => {
             let number = call.cell.iter().position(|&r| r == rank).unwrap_or(0);
-            let ends = setting.addresses.ends(call);
+            let ends = setting.addresses.collective_pointers(call);
             match collective::lower(step.index, call, &ends, setting.peers, &mut l.source).map_err(failed)? {
                 Some(work) => Ok(work),
                 None => {
@@ -94,8 +94,8 @@ pub(crate) fn lower_step(
                 }
             }
         }
-        Work::Dispatch(all) => dispatch::lower(step.index, all, setting, l).map_err(failed),
-        Work::Custom { name, .. } => {
+        StepWork::Dispatch(all) => dispatch::lower(step.index, all, setting, l).map_err(failed),
+        StepWork::Custom { name, .. } => {
             Err(failed(CudaError::Unsupported(format!("the custom op {name} has no kernel for GPUs"))))
         }
     }

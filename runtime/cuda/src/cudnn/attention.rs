@@ -9,7 +9,7 @@ use crate::device::launch::DevicePtr;
 
 /// An operand or the result, `[batch, heads, rows, elements]`, with neighbouring elements side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tensor {
+pub struct AttentionTensor {
     /// The first element, at a multiple of 16.
     pub at: DevicePtr,
     /// Elements between neighbours along the first three axes.
@@ -18,7 +18,7 @@ pub struct Tensor {
 
 /// What is added to the scores, `[batch or 1, heads or 1, rows or 1, columns]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bias {
+pub struct AttentionBias {
     /// The first element.
     pub at: DevicePtr,
     pub dtype: DType,
@@ -29,7 +29,7 @@ pub struct Bias {
 
 /// Which columns a row sees: row `i` those below `i + below` and from `i + from` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Band {
+pub struct VisibleBand {
     /// Where they end.
     pub below: Option<i64>,
     /// Where they begin.
@@ -38,19 +38,19 @@ pub struct Band {
 
 /// The gradients of an attention, in place of its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Gradient {
+pub struct AttentionGradient {
     /// That of the result.
-    pub of_r: Tensor,
+    pub of_r: AttentionTensor,
     /// The first element of memory for a number in f32 for each row.
     pub means: DevicePtr,
     /// The gradients of the queries, keys and values.
-    pub of_q: Tensor,
-    pub of_k: Tensor,
-    pub of_v: Tensor,
+    pub of_q: AttentionTensor,
+    pub of_k: AttentionTensor,
+    pub of_v: AttentionTensor,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Attention {
+pub struct CudnnAttention {
     /// The dtype of operands and result: bf16 or f16.
     pub dtype: DType,
     /// Sequences.
@@ -69,16 +69,16 @@ pub struct Attention {
     pub f: usize,
     pub scale: f32,
     pub cap: Option<f32>,
-    pub band: Band,
-    pub bias: Option<Bias>,
-    pub q: Tensor,
-    pub k: Tensor,
-    pub v: Tensor,
+    pub band: VisibleBand,
+    pub bias: Option<AttentionBias>,
+    pub q: AttentionTensor,
+    pub k: AttentionTensor,
+    pub v: AttentionTensor,
     /// The result; an operand of the gradients.
-    pub r: Tensor,
+    pub r: AttentionTensor,
     /// Where the log-sum-exp of each row is, in f32, as of rows of one element: a result, and an operand of the gradients.
-    pub sums: Option<Tensor>,
-    pub gradient: Option<Gradient>,
+    pub sums: Option<AttentionTensor>,
+    pub gradient: Option<AttentionGradient>,
 }
 
 pub fn workspace() -> usize {
@@ -108,21 +108,21 @@ pub(crate) fn gradient_workspace(heads: usize, key_heads: usize, extents: [usize
     bytes / part_count(bytes, key_heads) + workspace()
 }
 
-impl Attention {
+impl CudnnAttention {
     /// The same wherever it lies: what a plan of the library depends on.
-    pub(crate) fn shape(&self) -> Attention {
-        let nowhere = |t: Tensor| Tensor { at: DevicePtr::NULL, ..t };
+    pub(crate) fn without_addresses(&self) -> CudnnAttention {
+        let nowhere = |t: AttentionTensor| AttentionTensor { at: DevicePtr::NULL, ..t };
         // As much of a pointer as alignment depends on.
         let aligned = |at: DevicePtr| DevicePtr::from(at.alignment(16) % 16);
-        let bias = self.bias.map(|b| Bias { at: aligned(b.at), ..b });
-        Attention {
+        let bias = self.bias.map(|b| AttentionBias { at: aligned(b.at), ..b });
+        CudnnAttention {
             q: nowhere(self.q),
             k: nowhere(self.k),
             v: nowhere(self.v),
             r: nowhere(self.r),
             bias,
-            sums: self.sums.map(|s| Tensor { at: aligned(s.at), ..s }),
-            gradient: self.gradient.map(|g| Gradient {
+            sums: self.sums.map(|s| AttentionTensor { at: aligned(s.at), ..s }),
+            gradient: self.gradient.map(|g| AttentionGradient {
                 of_r: nowhere(g.of_r),
                 means: DevicePtr::NULL,
                 of_q: nowhere(g.of_q),
@@ -154,7 +154,7 @@ impl Attention {
 
     /// The same attention in parts, each of some of the heads, such that the memory that the library uses for each part is
     /// within [`MOST_WORKSPACE`] where that is possible.
-    pub(crate) fn parts(&self) -> Vec<Attention> {
+    pub(crate) fn split_heads(&self) -> Vec<CudnnAttention> {
         let count = match &self.gradient {
             None => 1,
             Some(_) => {
@@ -162,21 +162,21 @@ impl Attention {
                 part_count(gradient_bytes(self.batch * self.heads, extents), self.key_heads)
             }
         };
-        (0..count).map(|number| self.part(number, count)).collect()
+        (0..count).map(|number| self.head_part(number, count)).collect()
     }
 
-    fn part(&self, number: usize, count: usize) -> Attention {
+    fn head_part(&self, number: usize, count: usize) -> CudnnAttention {
         if count == 1 {
             return *self;
         }
         let (heads, key_heads) = (self.heads / count, self.key_heads / count);
-        let moved = |t: Tensor, first: usize, size: usize| {
+        let moved = |t: AttentionTensor, first: usize, size: usize| {
             let bytes = t.strides[1].unsigned_abs() * (first * size) as u64;
-            Tensor { at: t.at + bytes, ..t }
+            AttentionTensor { at: t.at + bytes, ..t }
         };
         let (of_queries, of_keys) = (number * heads, number * key_heads);
         let size = self.dtype.size();
-        Attention {
+        CudnnAttention {
             heads,
             key_heads,
             q: moved(self.q, of_queries, size),
@@ -184,7 +184,7 @@ impl Attention {
             v: moved(self.v, of_keys, size),
             r: moved(self.r, of_queries, size),
             sums: self.sums.map(|s| moved(s, of_queries, 4)),
-            gradient: self.gradient.map(|g| Gradient {
+            gradient: self.gradient.map(|g| AttentionGradient {
                 of_r: moved(g.of_r, of_queries, size),
                 of_q: moved(g.of_q, of_queries, size),
                 of_k: moved(g.of_k, of_keys, size),
@@ -197,6 +197,6 @@ impl Attention {
 
     /// What tells attentions apart, as far as a choice for them depends on it.
     pub(crate) fn key(&self) -> String {
-        format!("{:?}", self.shape())
+        format!("{:?}", self.without_addresses())
     }
 }

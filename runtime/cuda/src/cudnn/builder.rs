@@ -5,9 +5,9 @@
 
 use symmc_ir::DType;
 
-use super::attention::{Attention, Bias, Tensor};
-use super::descriptor::{Attribute, Descriptor, Kind, Value};
-use super::library::Cudnn;
+use super::attention::{AttentionBias, AttentionTensor, CudnnAttention};
+use super::descriptor::{AttributeValue, CudnnDescriptor, DescriptorAttribute, DescriptorKind};
+use super::library::CudnnLibrary;
 use crate::error::{CudaError, Result};
 
 /// Types of elements, as `cudnnDataType_t` numbers them.
@@ -20,7 +20,7 @@ const BOOL: i32 = 11;
 /// Element-wise ops, as `cudnnPointwiseMode_t` numbers them.
 #[derive(Clone, Copy)]
 #[repr(i32)]
-pub(super) enum Mode {
+pub(super) enum PointwiseMode {
     Add = 0,
     Mul = 1,
     Div = 6,
@@ -50,7 +50,7 @@ pub(super) fn data_type(dtype: DType) -> Result<i32> {
 
 /// What is known of a tensor besides its descriptor.
 #[derive(Clone, Copy)]
-pub(super) struct Edge {
+pub(super) struct GraphTensor {
     /// Its place among the tensors; its number for the library is one more.
     pub index: usize,
     pub extents: [i64; 4],
@@ -58,7 +58,7 @@ pub(super) struct Edge {
 
 /// Where the data of a tensor of the graph is.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Data {
+pub(super) enum CudnnTensorData {
     Queries,
     Keys,
     Values,
@@ -81,13 +81,13 @@ pub(super) enum Data {
     Constant([u8; 4]),
 }
 
-pub(super) struct Builder {
-    pub cudnn: &'static Cudnn,
-    pub tensors: Vec<Descriptor>,
+pub(super) struct CudnnGraphBuilder {
+    pub cudnn: &'static CudnnLibrary,
+    pub tensors: Vec<CudnnDescriptor>,
     /// Descriptions of ops, which the ops name.
-    pub kinds: Vec<Descriptor>,
-    pub ops: Vec<Descriptor>,
-    pub data: Vec<(i64, Data)>,
+    pub kinds: Vec<CudnnDescriptor>,
+    pub ops: Vec<CudnnDescriptor>,
+    pub data: Vec<(i64, CudnnTensorData)>,
 }
 
 /// Row-major strides.
@@ -96,89 +96,99 @@ pub(super) fn dense(extents: [i64; 4]) -> [i64; 4] {
     [b * c * d, c * d, d, 1]
 }
 
-impl Builder {
+impl CudnnGraphBuilder {
     pub(super) fn tensor(
         &mut self,
         extents: [i64; 4],
         strides: [i64; 4],
         kind: i32,
-        data: Option<Data>,
-    ) -> Result<Edge> {
+        data: Option<CudnnTensorData>,
+    ) -> Result<GraphTensor> {
         let index = self.tensors.len();
         let id = index as i64 + 1;
         let alignment = match data {
-            Some(Data::Bias { aligned: false }) => 2,
-            Some(Data::Sums { aligned: false }) => 4,
+            Some(CudnnTensorData::Bias { aligned: false }) => 2,
+            Some(CudnnTensorData::Sums { aligned: false }) => 4,
             _ => 16,
         };
-        let mut made = Descriptor::new(self.cudnn, Kind::Tensor)?
-            .with(Attribute::TensorId, Value::Ints(&[id]))?
-            .with(Attribute::TensorType, Value::DataType(kind))?
-            .with(Attribute::TensorExtents, Value::Ints(&extents))?
-            .with(Attribute::TensorStrides, Value::Ints(&strides))?
-            .with(Attribute::TensorAlignment, Value::Ints(&[alignment]))?;
+        let mut made = CudnnDescriptor::new(self.cudnn, DescriptorKind::Tensor)?
+            .with(DescriptorAttribute::TensorId, AttributeValue::Ints(&[id]))?
+            .with(DescriptorAttribute::TensorType, AttributeValue::DataType(kind))?
+            .with(DescriptorAttribute::TensorExtents, AttributeValue::Ints(&extents))?
+            .with(DescriptorAttribute::TensorStrides, AttributeValue::Ints(&strides))?
+            .with(DescriptorAttribute::TensorAlignment, AttributeValue::Ints(&[alignment]))?;
         match data {
-            None => made = made.with(Attribute::TensorVirtual, Value::Bool(true))?,
-            Some(Data::Constant(_)) => made = made.with(Attribute::TensorByValue, Value::Bool(true))?,
+            None => made = made.with(DescriptorAttribute::TensorVirtual, AttributeValue::Bool(true))?,
+            Some(CudnnTensorData::Constant(_)) => {
+                made = made.with(DescriptorAttribute::TensorByValue, AttributeValue::Bool(true))?
+            }
             Some(_) => {}
         }
         self.tensors.push(made.finish()?);
         self.data.extend(data.map(|data| (id, data)));
-        Ok(Edge { index, extents })
+        Ok(GraphTensor { index, extents })
     }
 
     /// A number in f32 for each row.
-    pub(super) fn of_rows(&mut self, x: &Attention, strides: [i64; 3], data: Data) -> Result<Edge> {
+    pub(super) fn add_row_scalars(
+        &mut self,
+        x: &CudnnAttention,
+        strides: [i64; 3],
+        data: CudnnTensorData,
+    ) -> Result<GraphTensor> {
         let [b, h, l] = strides;
         let extents = [x.batch, x.heads, x.queries, 1].map(|n| n as i64);
         self.tensor(extents, [b, h, l, 1], F32, Some(data))
     }
 
     /// The log-sum-exp of each row.
-    pub(super) fn sums(&mut self, x: &Attention, sums: Tensor) -> Result<Edge> {
-        self.of_rows(x, sums.strides, Data::Sums { aligned: sums.at.is_multiple_of(16) })
+    pub(super) fn sums(&mut self, x: &CudnnAttention, sums: AttentionTensor) -> Result<GraphTensor> {
+        self.add_row_scalars(x, sums.strides, CudnnTensorData::Sums { aligned: sums.at.is_multiple_of(16) })
     }
 
     /// A tensor without memory.
-    pub(super) fn between(&mut self, extents: [i64; 4], kind: i32) -> Result<Edge> {
+    pub(super) fn add_virtual_tensor(&mut self, extents: [i64; 4], kind: i32) -> Result<GraphTensor> {
         self.tensor(extents, dense(extents), kind, None)
     }
 
-    fn constant(&mut self, bytes: [u8; 4], kind: i32) -> Result<Edge> {
-        self.tensor([1; 4], [1; 4], kind, Some(Data::Constant(bytes)))
+    fn constant(&mut self, bytes: [u8; 4], kind: i32) -> Result<GraphTensor> {
+        self.tensor([1; 4], [1; 4], kind, Some(CudnnTensorData::Constant(bytes)))
     }
 
-    pub(super) fn float(&mut self, number: f32) -> Result<Edge> {
+    pub(super) fn float(&mut self, number: f32) -> Result<GraphTensor> {
         self.constant(number.to_le_bytes(), F32)
     }
 
-    fn int(&mut self, number: i32) -> Result<Edge> {
+    fn int(&mut self, number: i32) -> Result<GraphTensor> {
         self.constant(number.to_le_bytes(), I32)
     }
 
     /// An op of up to three operands with a result that exists.
-    pub(super) fn put(
+    pub(super) fn add_pointwise(
         &mut self,
-        mode: Mode,
-        operands: &[Edge],
+        mode: PointwiseMode,
+        operands: &[GraphTensor],
         precision: i32,
         axis: Option<i64>,
-        to: Edge,
-    ) -> Result<Edge> {
-        let mut kind = Descriptor::new(self.cudnn, Kind::Pointwise)?
-            .with(Attribute::PointwiseMode, Value::PointwiseMode(mode as i32))?
-            .with(Attribute::PointwisePrecision, Value::DataType(precision))?;
+        to: GraphTensor,
+    ) -> Result<GraphTensor> {
+        let mut kind = CudnnDescriptor::new(self.cudnn, DescriptorKind::Pointwise)?
+            .with(DescriptorAttribute::PointwiseMode, AttributeValue::PointwiseMode(mode as i32))?
+            .with(DescriptorAttribute::PointwisePrecision, AttributeValue::DataType(precision))?;
         if let Some(axis) = axis {
-            kind = kind.with(Attribute::PointwiseAxis, Value::Ints(&[axis]))?;
+            kind = kind.with(DescriptorAttribute::PointwiseAxis, AttributeValue::Ints(&[axis]))?;
         }
         let kind = kind.finish()?;
-        let mut op = Descriptor::new(self.cudnn, Kind::OperationPointwise)?
-            .with(Attribute::OperationPointwise, Value::One(&kind))?
-            .with(Attribute::OperationPointwiseY, Value::One(&self.tensors[to.index]))?;
-        let places =
-            [Attribute::OperationPointwiseX, Attribute::OperationPointwiseB, Attribute::OperationPointwiseT];
+        let mut op = CudnnDescriptor::new(self.cudnn, DescriptorKind::OperationPointwise)?
+            .with(DescriptorAttribute::OperationPointwise, AttributeValue::One(&kind))?
+            .with(DescriptorAttribute::OperationPointwiseY, AttributeValue::One(&self.tensors[to.index]))?;
+        let places = [
+            DescriptorAttribute::OperationPointwiseX,
+            DescriptorAttribute::OperationPointwiseB,
+            DescriptorAttribute::OperationPointwiseT,
+        ];
         for (place, operand) in places.into_iter().zip(operands) {
-            op = op.with(place, Value::One(&self.tensors[operand.index]))?;
+            op = op.with(place, AttributeValue::One(&self.tensors[operand.index]))?;
         }
         self.ops.push(op.finish()?);
         self.kinds.push(kind);
@@ -186,100 +196,110 @@ impl Builder {
     }
 
     /// An op of floats.
-    pub(super) fn map(&mut self, mode: Mode, operands: &[Edge]) -> Result<Edge> {
-        let to = self.between(operands[0].extents, F32)?;
-        self.put(mode, operands, F32, None, to)
+    pub(super) fn pointwise_float(
+        &mut self,
+        mode: PointwiseMode,
+        operands: &[GraphTensor],
+    ) -> Result<GraphTensor> {
+        let to = self.add_virtual_tensor(operands[0].extents, F32)?;
+        self.add_pointwise(mode, operands, F32, None, to)
     }
 
     /// An op of integers.
-    fn count(&mut self, mode: Mode, x: Edge, y: Edge) -> Result<Edge> {
-        let to = self.between(x.extents, I32)?;
-        self.put(mode, &[x, y], I32, None, to)
+    fn pointwise_int(&mut self, mode: PointwiseMode, x: GraphTensor, y: GraphTensor) -> Result<GraphTensor> {
+        let to = self.add_virtual_tensor(x.extents, I32)?;
+        self.add_pointwise(mode, &[x, y], I32, None, to)
     }
 
     /// An op whose result is true or false.
-    fn test(&mut self, mode: Mode, x: Edge, y: Edge) -> Result<Edge> {
-        let to = self.between(x.extents, BOOL)?;
-        self.put(mode, &[x, y], BOOL, None, to)
+    fn pointwise_bool(&mut self, mode: PointwiseMode, x: GraphTensor, y: GraphTensor) -> Result<GraphTensor> {
+        let to = self.add_virtual_tensor(x.extents, BOOL)?;
+        self.add_pointwise(mode, &[x, y], BOOL, None, to)
     }
 
     /// The index of each score along an axis.
-    fn index(&mut self, scores: Edge, axis: i64) -> Result<Edge> {
-        let to = self.between(scores.extents, I32)?;
-        self.put(Mode::Index, &[scores], F32, Some(axis), to)
+    fn index(&mut self, scores: GraphTensor, axis: i64) -> Result<GraphTensor> {
+        let to = self.add_virtual_tensor(scores.extents, I32)?;
+        self.add_pointwise(PointwiseMode::Index, &[scores], F32, Some(axis), to)
     }
 
     /// The scores where `seen`, minus infinity elsewhere.
-    fn hide(&mut self, scores: Edge, seen: Edge) -> Result<Edge> {
+    fn hide(&mut self, scores: GraphTensor, seen: GraphTensor) -> Result<GraphTensor> {
         let nothing = self.float(f32::NEG_INFINITY)?;
-        self.map(Mode::Select, &[scores, nothing, seen])
+        self.pointwise_float(PointwiseMode::Select, &[scores, nothing, seen])
     }
 
     /// A reduction of the last axis.
-    pub(super) fn reduce(&mut self, operator: i32, x: Edge) -> Result<Edge> {
+    pub(super) fn reduce(&mut self, operator: i32, x: GraphTensor) -> Result<GraphTensor> {
         let [a, b, c, _] = x.extents;
-        let to = self.between([a, b, c, 1], F32)?;
+        let to = self.add_virtual_tensor([a, b, c, 1], F32)?;
         self.reduce_to(operator, x, to)
     }
 
     /// A reduction to the extents of a result that exists.
-    pub(super) fn reduce_to(&mut self, operator: i32, x: Edge, to: Edge) -> Result<Edge> {
-        let kind = Descriptor::new(self.cudnn, Kind::Reduction)?
-            .with(Attribute::ReductionOperator, Value::Reduction(operator))?
-            .with(Attribute::ReductionPrecision, Value::DataType(F32))?
+    pub(super) fn reduce_to(
+        &mut self,
+        operator: i32,
+        x: GraphTensor,
+        to: GraphTensor,
+    ) -> Result<GraphTensor> {
+        let kind = CudnnDescriptor::new(self.cudnn, DescriptorKind::Reduction)?
+            .with(DescriptorAttribute::ReductionOperator, AttributeValue::Reduction(operator))?
+            .with(DescriptorAttribute::ReductionPrecision, AttributeValue::DataType(F32))?
             .finish()?;
-        let op = Descriptor::new(self.cudnn, Kind::OperationReduction)?
-            .with(Attribute::OperationReduction, Value::One(&kind))?
-            .with(Attribute::OperationReductionX, Value::One(&self.tensors[x.index]))?
-            .with(Attribute::OperationReductionY, Value::One(&self.tensors[to.index]))?;
+        let op = CudnnDescriptor::new(self.cudnn, DescriptorKind::OperationReduction)?
+            .with(DescriptorAttribute::OperationReduction, AttributeValue::One(&kind))?
+            .with(DescriptorAttribute::OperationReductionX, AttributeValue::One(&self.tensors[x.index]))?
+            .with(DescriptorAttribute::OperationReductionY, AttributeValue::One(&self.tensors[to.index]))?;
         self.ops.push(op.finish()?);
         self.kinds.push(kind);
         Ok(to)
     }
 
-    pub(super) fn product(&mut self, [a, b, c]: [Edge; 3]) -> Result<()> {
-        let kind = Descriptor::new(self.cudnn, Kind::MatMul)?
-            .with(Attribute::MatMulPrecision, Value::DataType(F32))?
+    pub(super) fn product(&mut self, [a, b, c]: [GraphTensor; 3]) -> Result<()> {
+        let kind = CudnnDescriptor::new(self.cudnn, DescriptorKind::MatMul)?
+            .with(DescriptorAttribute::MatMulPrecision, AttributeValue::DataType(F32))?
             .finish()?;
-        let op = Descriptor::new(self.cudnn, Kind::OperationMatMul)?
-            .with(Attribute::OperationMatMul, Value::One(&kind))?
-            .with(Attribute::OperationMatMulA, Value::One(&self.tensors[a.index]))?
-            .with(Attribute::OperationMatMulB, Value::One(&self.tensors[b.index]))?
-            .with(Attribute::OperationMatMulC, Value::One(&self.tensors[c.index]))?;
+        let op = CudnnDescriptor::new(self.cudnn, DescriptorKind::OperationMatMul)?
+            .with(DescriptorAttribute::OperationMatMul, AttributeValue::One(&kind))?
+            .with(DescriptorAttribute::OperationMatMulA, AttributeValue::One(&self.tensors[a.index]))?
+            .with(DescriptorAttribute::OperationMatMulB, AttributeValue::One(&self.tensors[b.index]))?
+            .with(DescriptorAttribute::OperationMatMulC, AttributeValue::One(&self.tensors[c.index]))?;
         self.ops.push(op.finish()?);
         self.kinds.push(kind);
         Ok(())
     }
 
     /// The scores, with what is hidden at minus infinity.
-    fn scores(&mut self, x: &Attention) -> Result<Edge> {
+    fn scores(&mut self, x: &CudnnAttention) -> Result<GraphTensor> {
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let [b, h, l] = x.q.strides;
         let q = [n(x.batch), n(x.heads), n(x.queries), n(x.e)];
-        let q = self.tensor(q, [b, h, l, 1], kind, Some(Data::Queries))?;
+        let q = self.tensor(q, [b, h, l, 1], kind, Some(CudnnTensorData::Queries))?;
         let [b, h, s] = x.k.strides;
         let k = [n(x.batch), n(x.key_heads), n(x.e), n(x.keys)];
-        let k = self.tensor(k, [b, h, 1, s], kind, Some(Data::Keys))?;
-        let mut scores = self.between([n(x.batch), n(x.heads), n(x.queries), n(x.keys)], F32)?;
+        let k = self.tensor(k, [b, h, 1, s], kind, Some(CudnnTensorData::Keys))?;
+        let mut scores = self.add_virtual_tensor([n(x.batch), n(x.heads), n(x.queries), n(x.keys)], F32)?;
         self.product([q, k, scores])?;
         let scale = self.float(x.scale)?;
-        scores = self.map(Mode::Mul, &[scores, scale])?;
+        scores = self.pointwise_float(PointwiseMode::Mul, &[scores, scale])?;
         if let Some(cap) = x.cap {
             let cap = self.float(cap)?;
-            scores = self.map(Mode::Div, &[scores, cap])?;
-            scores = self.map(Mode::Tanh, &[scores])?;
-            scores = self.map(Mode::Mul, &[scores, cap])?;
+            scores = self.pointwise_float(PointwiseMode::Div, &[scores, cap])?;
+            scores = self.pointwise_float(PointwiseMode::Tanh, &[scores])?;
+            scores = self.pointwise_float(PointwiseMode::Mul, &[scores, cap])?;
         }
-        if let Some(Bias { at, dtype, extents, strides }) = x.bias {
+        if let Some(AttentionBias { at, dtype, extents, strides }) = x.bias {
             let aligned = at.is_multiple_of(16) && strides[..3].iter().all(|s| s % 8 == 0);
-            let bias = self.tensor(extents, strides, data_type(dtype)?, Some(Data::Bias { aligned }))?;
-            scores = self.map(Mode::Add, &[scores, bias])?;
+            let bias =
+                self.tensor(extents, strides, data_type(dtype)?, Some(CudnnTensorData::Bias { aligned }))?;
+            scores = self.pointwise_float(PointwiseMode::Add, &[scores, bias])?;
         }
         self.band(scores, x)
     }
 
-    pub(super) fn band(&mut self, mut scores: Edge, x: &Attention) -> Result<Edge> {
+    pub(super) fn band(&mut self, mut scores: GraphTensor, x: &CudnnAttention) -> Result<GraphTensor> {
         let far = || CudaError::Unsupported(format!("cuDNN's attention has no band as far as {:?}", x.band));
         if let Some(below) = x.band.below {
             let (mut row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
@@ -287,9 +307,9 @@ impl Builder {
             let shift = below.checked_sub(1).and_then(|s| i32::try_from(s).ok()).ok_or_else(far)?;
             if shift != 0 {
                 let shift = self.int(shift)?;
-                row = self.count(Mode::Add, row, shift)?;
+                row = self.pointwise_int(PointwiseMode::Add, row, shift)?;
             }
-            let seen = self.test(Mode::GreaterEqual, row, column)?;
+            let seen = self.pointwise_bool(PointwiseMode::GreaterEqual, row, column)?;
             scores = self.hide(scores, seen)?;
         }
         if let Some(from) = x.band.from {
@@ -297,39 +317,39 @@ impl Builder {
             // Column + window > row. The library wants this number as a float.
             let window = 1i64.checked_sub(from).filter(|w| w.unsigned_abs() < 1 << 24).ok_or_else(far)?;
             let window = self.float(window as f32)?;
-            let column = self.map(Mode::Add, &[column, window])?;
-            let seen = self.test(Mode::Greater, column, row)?;
+            let column = self.pointwise_float(PointwiseMode::Add, &[column, window])?;
+            let seen = self.pointwise_bool(PointwiseMode::Greater, column, row)?;
             scores = self.hide(scores, seen)?;
         }
         Ok(scores)
     }
 
     /// The whole graph's ops.
-    pub(super) fn attention(&mut self, x: &Attention) -> Result<()> {
+    pub(super) fn attention(&mut self, x: &CudnnAttention) -> Result<()> {
         let scores = self.scores(x)?;
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let top = self.reduce(MAX, scores)?;
-        let less = self.map(Mode::Sub, &[scores, top])?;
-        let weights = self.map(Mode::Exp, &[less])?;
+        let less = self.pointwise_float(PointwiseMode::Sub, &[scores, top])?;
+        let weights = self.pointwise_float(PointwiseMode::Exp, &[less])?;
         let sum = self.reduce(SUM, weights)?;
         // The library knows the chain by its statistics, although nobody reads them.
-        let log = self.map(Mode::Log, &[sum])?;
+        let log = self.pointwise_float(PointwiseMode::Log, &[sum])?;
         match x.sums {
-            None => self.map(Mode::Add, &[top, log])?,
+            None => self.pointwise_float(PointwiseMode::Add, &[top, log])?,
             Some(sums) => {
                 let sums = self.sums(x, sums)?;
-                self.put(Mode::Add, &[top, log], F32, None, sums)?
+                self.add_pointwise(PointwiseMode::Add, &[top, log], F32, None, sums)?
             }
         };
-        let parts = self.between(scores.extents, kind)?;
-        self.put(Mode::Div, &[weights, sum], F32, None, parts)?;
+        let parts = self.add_virtual_tensor(scores.extents, kind)?;
+        self.add_pointwise(PointwiseMode::Div, &[weights, sum], F32, None, parts)?;
         let [b, h, s] = x.v.strides;
         let v = [n(x.batch), n(x.key_heads), n(x.keys), n(x.f)];
-        let v = self.tensor(v, [b, h, s, 1], kind, Some(Data::Values))?;
+        let v = self.tensor(v, [b, h, s, 1], kind, Some(CudnnTensorData::Values))?;
         let [b, h, l] = x.r.strides;
         let r = [n(x.batch), n(x.heads), n(x.queries), n(x.f)];
-        let r = self.tensor(r, [b, h, l, 1], kind, Some(Data::Result))?;
+        let r = self.tensor(r, [b, h, l, 1], kind, Some(CudnnTensorData::Result))?;
         self.product([parts, v, r])
     }
 }

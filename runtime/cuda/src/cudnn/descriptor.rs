@@ -3,13 +3,13 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::library::{Cudnn, Handle};
+use super::library::{CudnnLibrary, Handle};
 use crate::error::Result;
 
 /// What a descriptor describes, as `cudnnBackendDescriptorType_t` numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
-pub(super) enum Kind {
+pub(super) enum DescriptorKind {
     Pointwise = 0,
     EngineConfig = 3,
     Heuristics = 4,
@@ -28,7 +28,7 @@ pub(super) enum Kind {
 /// An attribute, as `cudnnBackendAttributeName_t` numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
-pub(super) enum Attribute {
+pub(super) enum DescriptorAttribute {
     PointwiseMode = 0,
     PointwisePrecision = 1,
     PointwiseAxis = 9,
@@ -70,7 +70,7 @@ pub(super) enum Attribute {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Value<'a> {
+pub(super) enum AttributeValue<'a> {
     Handle(Handle),
     DataType(i32),
     Bool(bool),
@@ -79,8 +79,8 @@ pub(super) enum Value<'a> {
     HeuristicsMode(i32),
     PointwiseMode(i32),
     Reduction(i32),
-    One(&'a Descriptor),
-    Many(&'a [Descriptor]),
+    One(&'a CudnnDescriptor),
+    Many(&'a [CudnnDescriptor]),
 }
 
 /// The types of attributes that are asked for.
@@ -88,52 +88,52 @@ const INT: i32 = 3;
 const DESCRIPTOR: i32 = 15;
 
 /// An object of the library, which is destroyed with this.
-pub(super) struct Descriptor {
-    cudnn: &'static Cudnn,
-    kind: Kind,
+pub(super) struct CudnnDescriptor {
+    cudnn: &'static CudnnLibrary,
+    kind: DescriptorKind,
     pub at: Handle,
 }
 
-impl std::fmt::Debug for Descriptor {
+impl std::fmt::Debug for CudnnDescriptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.kind)
     }
 }
 
 // SAFETY: descriptors are memory of the library; one that is finished is only read.
-unsafe impl Send for Descriptor {}
+unsafe impl Send for CudnnDescriptor {}
 // SAFETY: as above.
-unsafe impl Sync for Descriptor {}
+unsafe impl Sync for CudnnDescriptor {}
 
-impl Drop for Descriptor {
+impl Drop for CudnnDescriptor {
     fn drop(&mut self) {
         // SAFETY: made by `new`, and nobody else's.
         unsafe { (self.cudnn.functions.unmake)(self.at) };
     }
 }
 
-impl Descriptor {
-    pub fn new(cudnn: &'static Cudnn, kind: Kind) -> Result<Descriptor> {
+impl CudnnDescriptor {
+    pub fn new(cudnn: &'static CudnnLibrary, kind: DescriptorKind) -> Result<CudnnDescriptor> {
         let mut at = ptr::null_mut();
         // SAFETY: the library writes a descriptor there.
         let made = unsafe { (cudnn.functions.make)(kind as i32, &mut at) };
         cudnn.check(&format!("making {kind:?}"), made)?;
-        Ok(Descriptor { cudnn, kind, at })
+        Ok(CudnnDescriptor { cudnn, kind, at })
     }
 
-    pub fn with(self, attribute: Attribute, value: Value<'_>) -> Result<Descriptor> {
+    pub fn with(self, attribute: DescriptorAttribute, value: AttributeValue<'_>) -> Result<CudnnDescriptor> {
         let many: Vec<Handle>;
         let (kind, count, at): (i32, usize, *const c_void) = match &value {
-            Value::Handle(handle) => (0, 1, ptr::from_ref(handle).cast()),
-            Value::DataType(number) => (1, 1, ptr::from_ref(number).cast()),
-            Value::Bool(truth) => (2, 1, ptr::from_ref(truth).cast()),
-            Value::Ints(all) => (INT, all.len(), all.as_ptr().cast()),
-            Value::Pointers(all) => (6, all.len(), all.as_ptr().cast()),
-            Value::HeuristicsMode(number) => (8, 1, ptr::from_ref(number).cast()),
-            Value::PointwiseMode(number) => (14, 1, ptr::from_ref(number).cast()),
-            Value::Reduction(number) => (18, 1, ptr::from_ref(number).cast()),
-            Value::One(one) => (DESCRIPTOR, 1, ptr::from_ref(&one.at).cast()),
-            Value::Many(all) => {
+            AttributeValue::Handle(handle) => (0, 1, ptr::from_ref(handle).cast()),
+            AttributeValue::DataType(number) => (1, 1, ptr::from_ref(number).cast()),
+            AttributeValue::Bool(truth) => (2, 1, ptr::from_ref(truth).cast()),
+            AttributeValue::Ints(all) => (INT, all.len(), all.as_ptr().cast()),
+            AttributeValue::Pointers(all) => (6, all.len(), all.as_ptr().cast()),
+            AttributeValue::HeuristicsMode(number) => (8, 1, ptr::from_ref(number).cast()),
+            AttributeValue::PointwiseMode(number) => (14, 1, ptr::from_ref(number).cast()),
+            AttributeValue::Reduction(number) => (18, 1, ptr::from_ref(number).cast()),
+            AttributeValue::One(one) => (DESCRIPTOR, 1, ptr::from_ref(&one.at).cast()),
+            AttributeValue::Many(all) => {
                 many = all.iter().map(|d| d.at).collect();
                 (DESCRIPTOR, many.len(), many.as_ptr().cast())
             }
@@ -145,14 +145,14 @@ impl Descriptor {
     }
 
     /// The same, finished: nothing is set any more.
-    pub fn finish(self) -> Result<Descriptor> {
+    pub fn finish(self) -> Result<CudnnDescriptor> {
         // SAFETY: the descriptor is alive.
         let finished = unsafe { (self.cudnn.functions.finalize)(self.at) };
         self.cudnn.check(&format!("finishing {:?}", self.kind), finished)?;
         Ok(self)
     }
 
-    pub fn int(&self, attribute: Attribute) -> Result<i64> {
+    pub fn get_int(&self, attribute: DescriptorAttribute) -> Result<i64> {
         let (mut value, mut count) = (0i64, 0i64);
         // SAFETY: the descriptor is alive; there is room for one integer.
         let got = unsafe {
@@ -163,14 +163,18 @@ impl Descriptor {
         Ok(value)
     }
 
-    pub fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Descriptor>> {
+    pub fn get_descriptors(
+        &self,
+        attribute: DescriptorAttribute,
+        kind: DescriptorKind,
+    ) -> Result<Vec<CudnnDescriptor>> {
         let mut count = 0i64;
         let call = format!("reading {attribute:?} of {:?}", self.kind);
         let (get, attribute) = (self.cudnn.functions.get, attribute as i32);
         // SAFETY: the descriptor is alive; without room only the number is told.
         let got = unsafe { get(self.at, attribute, DESCRIPTOR, 0, &mut count, ptr::null_mut()) };
         self.cudnn.check(&call, got)?;
-        let room = (0..count).map(|_| Descriptor::new(self.cudnn, kind));
+        let room = (0..count).map(|_| CudnnDescriptor::new(self.cudnn, kind));
         let mut all = room.collect::<Result<Vec<_>, _>>()?;
         let mut handles: Vec<Handle> = all.iter().map(|d| d.at).collect();
         let mut filled = 0i64;

@@ -5,14 +5,14 @@
 //! it with atomics, in an order that differs between runs; without one it keeps the gradient of the scores instead, and each
 //! run gives the same bits.
 
-use super::attention::{Attention, Gradient};
-use super::builder::{Builder, Data, Edge, F32, Mode, SUM, data_type};
-use super::descriptor::{Attribute, Descriptor, Kind, Value};
+use super::attention::{AttentionGradient, CudnnAttention};
+use super::builder::{CudnnGraphBuilder, CudnnTensorData, F32, GraphTensor, PointwiseMode, SUM, data_type};
+use super::descriptor::{AttributeValue, CudnnDescriptor, DescriptorAttribute, DescriptorKind};
 use crate::error::{CudaError, Result};
 
-impl Builder {
+impl CudnnGraphBuilder {
     /// The whole graph's ops.
-    pub(super) fn gradient(&mut self, x: &Attention, g: &Gradient) -> Result<()> {
+    pub(super) fn gradient(&mut self, x: &CudnnAttention, g: &AttentionGradient) -> Result<()> {
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let [batch, heads, queries, keys] = [x.batch, x.heads, x.queries, x.keys].map(n);
@@ -20,78 +20,100 @@ impl Builder {
         let rows = |t: [i64; 3]| [t[0], t[1], t[2], 1];
         let columns = |t: [i64; 3]| [t[0], t[1], 1, t[2]];
         let values_of_rows = [batch, heads, queries, n(x.f)];
-        let of_r = self.tensor(values_of_rows, rows(g.of_r.strides), kind, Some(Data::OfResult))?;
-        let r = self.tensor(values_of_rows, rows(x.r.strides), kind, Some(Data::Result))?;
+        let of_r =
+            self.tensor(values_of_rows, rows(g.of_r.strides), kind, Some(CudnnTensorData::OfResult))?;
+        let r = self.tensor(values_of_rows, rows(x.r.strides), kind, Some(CudnnTensorData::Result))?;
         let means = self.means(x, of_r, r)?;
 
         let q = [batch, heads, queries, n(x.e)];
-        let q = self.tensor(q, rows(x.q.strides), kind, Some(Data::Queries))?;
+        let q = self.tensor(q, rows(x.q.strides), kind, Some(CudnnTensorData::Queries))?;
         let turned_k = [batch, n(x.key_heads), n(x.e), keys];
-        let turned_k = self.tensor(turned_k, columns(x.k.strides), kind, Some(Data::Keys))?;
-        let mut scores = self.between(of_scores, F32)?;
+        let turned_k = self.tensor(turned_k, columns(x.k.strides), kind, Some(CudnnTensorData::Keys))?;
+        let mut scores = self.add_virtual_tensor(of_scores, F32)?;
         self.product([q, turned_k, scores])?;
         let scale = self.float(x.scale)?;
-        scores = self.map(Mode::Mul, &[scores, scale])?;
+        scores = self.pointwise_float(PointwiseMode::Mul, &[scores, scale])?;
         let sums =
             x.sums.ok_or_else(|| CudaError::Unsupported("gradients of attention without sums".into()))?;
         let sums = self.sums(x, sums)?;
-        scores = self.map(Mode::Sub, &[scores, sums])?;
+        scores = self.pointwise_float(PointwiseMode::Sub, &[scores, sums])?;
         scores = self.band(scores, x)?;
-        let weights = self.map(Mode::Exp, &[scores])?;
-        let of_v =
-            self.of_keys([batch, n(x.key_heads), keys, n(x.f)], g.of_v.strides, kind, Data::OfValues)?;
+        let weights = self.pointwise_float(PointwiseMode::Exp, &[scores])?;
+        let of_v = self.add_key_tensor(
+            [batch, n(x.key_heads), keys, n(x.f)],
+            g.of_v.strides,
+            kind,
+            CudnnTensorData::OfValues,
+        )?;
         self.turned_product(weights, of_r, of_v, kind)?;
 
         let turned_v = [batch, n(x.key_heads), n(x.f), keys];
-        let turned_v = self.tensor(turned_v, columns(x.v.strides), kind, Some(Data::Values))?;
-        let mut of_weights = self.between(of_scores, F32)?;
+        let turned_v = self.tensor(turned_v, columns(x.v.strides), kind, Some(CudnnTensorData::Values))?;
+        let mut of_weights = self.add_virtual_tensor(of_scores, F32)?;
         self.product([of_r, turned_v, of_weights])?;
-        of_weights = self.map(Mode::Sub, &[of_weights, means])?;
-        of_weights = self.map(Mode::Mul, &[of_weights, weights])?;
-        let of_products = self.map(Mode::Mul, &[of_weights, scale])?;
-        let of_k = self.of_keys([batch, n(x.key_heads), keys, n(x.e)], g.of_k.strides, kind, Data::OfKeys)?;
+        of_weights = self.pointwise_float(PointwiseMode::Sub, &[of_weights, means])?;
+        of_weights = self.pointwise_float(PointwiseMode::Mul, &[of_weights, weights])?;
+        let of_products = self.pointwise_float(PointwiseMode::Mul, &[of_weights, scale])?;
+        let of_k = self.add_key_tensor(
+            [batch, n(x.key_heads), keys, n(x.e)],
+            g.of_k.strides,
+            kind,
+            CudnnTensorData::OfKeys,
+        )?;
         self.turned_product(of_products, q, of_k, kind)?;
 
         let k = [batch, n(x.key_heads), keys, n(x.e)];
         let k = self.reshape(turned_k, k, rows(x.k.strides), F32)?;
         let of_q = [batch, heads, queries, n(x.e)];
-        let of_q = self.tensor(of_q, rows(g.of_q.strides), kind, Some(Data::OfQueries))?;
+        let of_q = self.tensor(of_q, rows(g.of_q.strides), kind, Some(CudnnTensorData::OfQueries))?;
         self.product([of_products, k, of_q])
     }
 
     /// The sum of the gradient times the result of each row.
-    fn means(&mut self, x: &Attention, of_r: Edge, r: Edge) -> Result<Edge> {
-        let products = self.map(Mode::Mul, &[of_r, r])?;
+    fn means(&mut self, x: &CudnnAttention, of_r: GraphTensor, r: GraphTensor) -> Result<GraphTensor> {
+        let products = self.pointwise_float(PointwiseMode::Mul, &[of_r, r])?;
         let sum = self.reduce(SUM, products)?;
         let one = self.float(1.0)?;
         let [heads, queries] = [x.heads as i64, x.queries as i64];
-        let means = self.of_rows(x, [heads * queries, queries, 1], Data::Means)?;
-        self.put(Mode::Mul, &[sum, one], F32, None, means)
+        let means = self.add_row_scalars(x, [heads * queries, queries, 1], CudnnTensorData::Means)?;
+        self.add_pointwise(PointwiseMode::Mul, &[sum, one], F32, None, means)
     }
 
-    fn of_keys(&mut self, extents: [i64; 4], [b, h, s]: [i64; 3], kind: i32, data: Data) -> Result<Edge> {
+    fn add_key_tensor(
+        &mut self,
+        extents: [i64; 4],
+        [b, h, s]: [i64; 3],
+        kind: i32,
+        data: CudnnTensorData,
+    ) -> Result<GraphTensor> {
         self.tensor(extents, [b, h, s, 1], kind, Some(data))
     }
 
     /// The product of `x` with rows for columns and `y`, summed over the heads that share one of the result.
-    fn turned_product(&mut self, x: Edge, y: Edge, to: Edge, kind: i32) -> Result<()> {
+    fn turned_product(&mut self, x: GraphTensor, y: GraphTensor, to: GraphTensor, kind: i32) -> Result<()> {
         let [batch, heads, rows, columns] = x.extents;
         let strides = [heads * rows * columns, rows * columns, 1, columns];
         let turned = self.reshape(x, [batch, heads, columns, rows], strides, kind)?;
         if heads == to.extents[1] {
             return self.product([turned, y, to]);
         }
-        let of_each = self.between([batch, heads, columns, y.extents[3]], kind)?;
+        let of_each = self.add_virtual_tensor([batch, heads, columns, y.extents[3]], kind)?;
         self.product([turned, y, of_each])?;
         self.reduce_to(SUM, of_each, to).map(drop)
     }
 
     /// The same elements with other extents and strides.
-    fn reshape(&mut self, x: Edge, extents: [i64; 4], strides: [i64; 4], kind: i32) -> Result<Edge> {
+    fn reshape(
+        &mut self,
+        x: GraphTensor,
+        extents: [i64; 4],
+        strides: [i64; 4],
+        kind: i32,
+    ) -> Result<GraphTensor> {
         let to = self.tensor(extents, strides, kind, None)?;
-        let op = Descriptor::new(self.cudnn, Kind::OperationReshape)?
-            .with(Attribute::OperationReshapeX, Value::One(&self.tensors[x.index]))?
-            .with(Attribute::OperationReshapeY, Value::One(&self.tensors[to.index]))?;
+        let op = CudnnDescriptor::new(self.cudnn, DescriptorKind::OperationReshape)?
+            .with(DescriptorAttribute::OperationReshapeX, AttributeValue::One(&self.tensors[x.index]))?
+            .with(DescriptorAttribute::OperationReshapeY, AttributeValue::One(&self.tensors[to.index]))?;
         self.ops.push(op.finish()?);
         Ok(to)
     }

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use indexmap::IndexMap;
 
-use super::attention::{Attention, Gradient};
-use super::builder::{Builder, Data};
-use super::descriptor::{Attribute, Descriptor, Kind, Value};
-use super::library::{Cudnn, Handle};
+use super::attention::{AttentionGradient, CudnnAttention};
+use super::builder::{CudnnGraphBuilder, CudnnTensorData};
+use super::descriptor::{AttributeValue, CudnnDescriptor, DescriptorAttribute, DescriptorKind};
+use super::library::{CudnnLibrary, Handle};
 use crate::device::driver::{Device, Stream};
 use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::{CudaError, Result};
@@ -27,24 +27,24 @@ const MODE_A: i32 = 3;
 const FAULTY: [u32; 2] = [10, 0];
 
 /// A handle of the library on one device. One call at a time sets its stream and enqueues.
-struct Context {
-    cudnn: &'static Cudnn,
-    handle: Mutex<Raw>,
+struct CudnnHandle {
+    cudnn: &'static CudnnLibrary,
+    handle: Mutex<RawPointer>,
     _device: Arc<Device>,
 }
 
-struct Raw(Handle);
+struct RawPointer(Handle);
 
 // SAFETY: the library's handles may be used from any thread, one at a time.
-unsafe impl Send for Raw {}
+unsafe impl Send for RawPointer {}
 
-impl Context {
+impl CudnnHandle {
     fn handle(&self) -> Handle {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
-impl Drop for Context {
+impl Drop for CudnnHandle {
     fn drop(&mut self) {
         // SAFETY: created by `Planner::new`.
         unsafe { (self.cudnn.functions.destroy)(self.handle()) };
@@ -52,37 +52,37 @@ impl Drop for Context {
 }
 
 /// Prepares attentions on one device; those of one shape share a plan.
-pub struct Planner {
-    context: Arc<Context>,
-    plans: Mutex<IndexMap<String, Option<Arc<Plan>>>>,
+pub struct AttentionPlanner {
+    context: Arc<CudnnHandle>,
+    plans: Mutex<IndexMap<String, Option<Arc<AttentionPlan>>>>,
 }
 
 /// A graph with an engine of the library that runs it.
-struct Plan {
-    context: Arc<Context>,
-    plan: Descriptor,
+struct AttentionPlan {
+    context: Arc<CudnnHandle>,
+    plan: CudnnDescriptor,
     workspace: usize,
-    data: Vec<(i64, Data)>,
+    data: Vec<(i64, CudnnTensorData)>,
     /// What the plan was made of, last in first out.
-    _parts: (Vec<Descriptor>, Builder),
+    _parts: (Vec<CudnnDescriptor>, CudnnGraphBuilder),
 }
 
-impl Planner {
+impl AttentionPlanner {
     /// For the device, whose context is current. Fails if cuDNN is not there, or does not start, or its attention is
     /// not trusted on this device.
-    pub fn new(device: &Arc<Device>) -> Result<Planner> {
+    pub fn new(device: &Arc<Device>) -> Result<AttentionPlanner> {
         if device.capability() >= FAULTY {
             let [major, minor] = device.capability();
             return Err(CudaError::Unsupported(format!(
                 "cuDNN's attention is not taken on compute capability {major}.{minor}; expected less than 10.0"
             )));
         }
-        let cudnn = Cudnn::load()?;
+        let cudnn = CudnnLibrary::load()?;
         let mut handle = ptr::null_mut();
         // SAFETY: the library writes a handle there.
         cudnn.check("starting", unsafe { (cudnn.functions.create)(&mut handle) })?;
-        let context = Context { cudnn, handle: Mutex::new(Raw(handle)), _device: device.clone() };
-        Ok(Planner { context: Arc::new(context), plans: Mutex::default() })
+        let context = CudnnHandle { cudnn, handle: Mutex::new(RawPointer(handle)), _device: device.clone() };
+        Ok(AttentionPlanner { context: Arc::new(context), plans: Mutex::default() })
     }
 
     pub(crate) fn version(&self) -> usize {
@@ -90,23 +90,28 @@ impl Planner {
     }
 
     /// Prepares an attention with so many bytes of memory beside it; `None` if the library does not take it.
-    pub fn prepare(&self, x: &Attention, workspace: Address, bytes: usize) -> Result<Option<Prepared>> {
+    pub fn prepare(
+        &self,
+        x: &CudnnAttention,
+        workspace: Address,
+        bytes: usize,
+    ) -> Result<Option<PreparedAttention>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let parts = x.parts();
+        let parts = x.split_heads();
         let mut prepared = Vec::with_capacity(parts.len());
         for part in parts {
             // What the library refuses is no attention of its own.
             let plan = plans.entry(part.key()).or_insert_with(|| self.plan(&part).ok().map(Arc::new));
             match plan.as_ref().filter(|plan| plan.workspace <= bytes) {
-                Some(plan) => prepared.push(Part { plan: plan.clone(), attention: part }),
+                Some(plan) => prepared.push(PlannedPart { plan: plan.clone(), attention: part }),
                 None => return Ok(None),
             }
         }
-        Ok(Some(Prepared { attention: Box::new(*x), workspace, parts: prepared }))
+        Ok(Some(PreparedAttention { attention: Box::new(*x), workspace, parts: prepared }))
     }
 
     /// The first plan that the library makes.
-    fn plan(&self, x: &Attention) -> Result<Plan> {
+    fn plan(&self, x: &CudnnAttention) -> Result<AttentionPlan> {
         let (cudnn, handle) = (self.context.cudnn, self.context.handle());
         if cudnn.version == 91_400 && x.band.from.is_some() && x.band.below != Some(1) {
             let text = "windows that are not causal are wrong in cuDNN 9.14.0";
@@ -118,34 +123,36 @@ impl Planner {
                 format!("gradients of {} keys, which are no multiple of 128, in cuDNN before 9.15.1", x.keys);
             return Err(CudaError::Unsupported(text));
         }
-        let mut parts = Builder { cudnn, tensors: vec![], kinds: vec![], ops: vec![], data: vec![] };
+        let mut parts =
+            CudnnGraphBuilder { cudnn, tensors: vec![], kinds: vec![], ops: vec![], data: vec![] };
         match &x.gradient {
             None => parts.attention(x)?,
             Some(gradient) => parts.gradient(x, gradient)?,
         }
-        let graph = Descriptor::new(cudnn, Kind::Graph)?
-            .with(Attribute::GraphHandle, Value::Handle(handle))?
-            .with(Attribute::GraphOperations, Value::Many(&parts.ops))?
+        let graph = CudnnDescriptor::new(cudnn, DescriptorKind::Graph)?
+            .with(DescriptorAttribute::GraphHandle, AttributeValue::Handle(handle))?
+            .with(DescriptorAttribute::GraphOperations, AttributeValue::Many(&parts.ops))?
             .finish()?;
-        let heuristics = Descriptor::new(cudnn, Kind::Heuristics)?
-            .with(Attribute::HeuristicsGraph, Value::One(&graph))?
-            .with(Attribute::HeuristicsMode, Value::HeuristicsMode(MODE_A))?
+        let heuristics = CudnnDescriptor::new(cudnn, DescriptorKind::Heuristics)?
+            .with(DescriptorAttribute::HeuristicsGraph, AttributeValue::One(&graph))?
+            .with(DescriptorAttribute::HeuristicsMode, AttributeValue::HeuristicsMode(MODE_A))?
             .finish()?;
-        let configs = heuristics.list(Attribute::HeuristicsResults, Kind::EngineConfig)?;
+        let configs = heuristics
+            .get_descriptors(DescriptorAttribute::HeuristicsResults, DescriptorKind::EngineConfig)?;
         let mut last = CudaError::Unsupported(format!("cuDNN has no engine for {x:?}"));
         for config in configs {
-            let plan = Descriptor::new(cudnn, Kind::Plan)?
-                .with(Attribute::PlanHandle, Value::Handle(handle))?
-                .with(Attribute::PlanConfig, Value::One(&config))
-                .and_then(Descriptor::finish);
+            let plan = CudnnDescriptor::new(cudnn, DescriptorKind::Plan)?
+                .with(DescriptorAttribute::PlanHandle, AttributeValue::Handle(handle))?
+                .with(DescriptorAttribute::PlanConfig, AttributeValue::One(&config))
+                .and_then(CudnnDescriptor::finish);
             match plan {
                 Err(error) => last = error,
                 Ok(plan) => {
-                    let workspace =
-                        usize::try_from(plan.int(Attribute::PlanWorkspace)?).unwrap_or(usize::MAX);
+                    let workspace = usize::try_from(plan.get_int(DescriptorAttribute::PlanWorkspace)?)
+                        .unwrap_or(usize::MAX);
                     let (context, data) = (self.context.clone(), parts.data.clone());
                     let _parts = (vec![config, heuristics, graph], parts);
-                    return Ok(Plan { context, plan, workspace, data, _parts });
+                    return Ok(AttentionPlan { context, plan, workspace, data, _parts });
                 }
             }
         }
@@ -153,51 +160,52 @@ impl Planner {
     }
 }
 
-struct Part {
-    plan: Arc<Plan>,
-    attention: Attention,
+struct PlannedPart {
+    plan: Arc<AttentionPlan>,
+    attention: CudnnAttention,
 }
 
 /// The operands, results and numbers of a part as the library takes them.
 struct VariantPack {
-    pack: Descriptor,
+    pack: CudnnDescriptor,
     /// The numbers that the pack points to.
     _constants: Box<[[u8; 4]]>,
 }
 
-impl Part {
+impl PlannedPart {
     /// The pack of a run whose ports begin at these bases.
     fn pack(&self, workspace: Address, bases: PortBases<'_>) -> Result<VariantPack> {
         let (plan, x) = (&self.plan, &self.attention);
         let constants: Box<[[u8; 4]]> = plan
             .data
             .iter()
-            .map(|(_, data)| if let Data::Constant(bytes) = data { *bytes } else { [0; 4] })
+            .map(|(_, data)| if let CudnnTensorData::Constant(bytes) = data { *bytes } else { [0; 4] })
             .collect();
-        let of = |which: fn(&Gradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
-        let place = |((_, data), constant): (&(i64, Data), &[u8; 4])| -> *mut c_void {
+        let of =
+            |which: fn(&AttentionGradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
+        let place = |((_, data), constant): (&(i64, CudnnTensorData), &[u8; 4])| -> *mut c_void {
             let at = match data {
-                Data::Queries => x.q.at,
-                Data::Keys => x.k.at,
-                Data::Values => x.v.at,
-                Data::Result => x.r.at,
-                Data::Sums { .. } => x.sums.map_or(DevicePtr::NULL, |s| s.at),
-                Data::OfResult => of(|g| g.of_r.at),
-                Data::Means => of(|g| g.means),
-                Data::OfQueries => of(|g| g.of_q.at),
-                Data::OfKeys => of(|g| g.of_k.at),
-                Data::OfValues => of(|g| g.of_v.at),
-                Data::Bias { .. } => x.bias.map_or(DevicePtr::NULL, |b| b.at),
-                Data::Constant(_) => return constant.as_ptr().cast_mut().cast(),
+                CudnnTensorData::Queries => x.q.at,
+                CudnnTensorData::Keys => x.k.at,
+                CudnnTensorData::Values => x.v.at,
+                CudnnTensorData::Result => x.r.at,
+                CudnnTensorData::Sums { .. } => x.sums.map_or(DevicePtr::NULL, |s| s.at),
+                CudnnTensorData::OfResult => of(|g| g.of_r.at),
+                CudnnTensorData::Means => of(|g| g.means),
+                CudnnTensorData::OfQueries => of(|g| g.of_q.at),
+                CudnnTensorData::OfKeys => of(|g| g.of_k.at),
+                CudnnTensorData::OfValues => of(|g| g.of_v.at),
+                CudnnTensorData::Bias { .. } => x.bias.map_or(DevicePtr::NULL, |b| b.at),
+                CudnnTensorData::Constant(_) => return constant.as_ptr().cast_mut().cast(),
             };
             at.resolve(bases) as *mut c_void
         };
         let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
         let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(place).collect();
-        let pack = Descriptor::new(plan.context.cudnn, Kind::Pack)?
-            .with(Attribute::PackIds, Value::Ints(&ids))?
-            .with(Attribute::PackPointers, Value::Pointers(&pointers))?
-            .with(Attribute::PackWorkspace, Value::Pointers(&[workspace as *mut c_void]))?
+        let pack = CudnnDescriptor::new(plan.context.cudnn, DescriptorKind::Pack)?
+            .with(DescriptorAttribute::PackIds, AttributeValue::Ints(&ids))?
+            .with(DescriptorAttribute::PackPointers, AttributeValue::Pointers(&pointers))?
+            .with(DescriptorAttribute::PackWorkspace, AttributeValue::Pointers(&[workspace as *mut c_void]))?
             .finish()?;
         Ok(VariantPack { pack, _constants: constants })
     }
@@ -219,15 +227,15 @@ impl Part {
     }
 }
 
-pub struct Prepared {
-    attention: Box<Attention>,
+pub struct PreparedAttention {
+    attention: Box<CudnnAttention>,
     workspace: Address,
     /// What runs one after the other, in the same workspace.
-    parts: Vec<Part>,
+    parts: Vec<PlannedPart>,
 }
 
-impl Prepared {
-    pub(crate) fn attention(&self) -> &Attention {
+impl PreparedAttention {
+    pub(crate) fn attention(&self) -> &CudnnAttention {
         &self.attention
     }
 

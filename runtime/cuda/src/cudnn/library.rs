@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use nccl_sys::{Search, Wanted, trust};
+use nccl_sys::{LibraryNames, LibrarySearch, trust};
 
 use crate::error::{CudaError, Result};
 
 /// The environment variable that names the library: a file, or the folder that holds `libcudnn.so.9`.
 pub const PATH_VARIABLE: &str = "SYMMC_CUDNN_PATH";
 
-const CUDNN: Wanted = Wanted {
+const CUDNN: LibraryNames = LibraryNames {
     variable: PATH_VARIABLE,
     names: ["libcudnn.so.9", "libcudnn.so"],
-    in_wheel: "nvidia/cudnn/lib/libcudnn.so.9",
+    wheel_path: "nvidia/cudnn/lib/libcudnn.so.9",
 };
 
 /// The oldest version that is taken; attention of those before it has known faults. Of the versions from it on, 9.14.0 and
@@ -70,39 +70,39 @@ functions! {
     execute = "cudnnBackendExecute"(Handle, Handle, Handle) -> Status;
 }
 
-pub(super) struct Cudnn {
+pub(super) struct CudnnLibrary {
     pub functions: Functions,
     pub version: usize,
 }
 
-impl Cudnn {
+impl CudnnLibrary {
     /// The library of this process; what the first call finds stays.
-    pub fn load() -> Result<&'static Cudnn> {
-        Cudnn::of_process().map_err(|tried| CudaError::Unsupported(missing(&tried.join("; "))))
+    pub fn load() -> Result<&'static CudnnLibrary> {
+        CudnnLibrary::find_or_attempts().map_err(|tried| CudaError::Unsupported(missing(&tried.join("; "))))
     }
 
     /// The same, or what was tried and why it was not taken.
-    fn of_process() -> Result<&'static Cudnn, &'static [String]> {
-        static LOADED: OnceLock<Result<Cudnn, Vec<String>>> = OnceLock::new();
+    fn find_or_attempts() -> Result<&'static CudnnLibrary, &'static [String]> {
+        static LOADED: OnceLock<Result<CudnnLibrary, Vec<String>>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| {
-            let search = Search::from_env(&CUDNN);
-            let loaded = if search.only.is_none() { Cudnn::loaded() } else { None };
-            loaded.map_or_else(|| Cudnn::find(&search), Ok)
+            let search = LibrarySearch::from_env(&CUDNN);
+            let loaded = if search.explicit_path.is_none() { CudnnLibrary::already_loaded() } else { None };
+            loaded.map_or_else(|| CudnnLibrary::find(&search), Ok)
         });
         loaded.as_ref().map_err(Vec::as_slice)
     }
 
     /// The one that this process has already, if it is usable.
-    fn loaded() -> Option<Cudnn> {
+    fn already_loaded() -> Option<CudnnLibrary> {
         // SAFETY: nothing is opened that is not open.
         let library = unsafe { Library::open(Some(CUDNN.names[0]), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) };
-        Cudnn::of(ManuallyDrop::new(library.ok()?)).ok()
+        CudnnLibrary::from_library(ManuallyDrop::new(library.ok()?)).ok()
     }
 
-    fn find(search: &Search) -> Result<Cudnn, Vec<String>> {
+    fn find(search: &LibrarySearch) -> Result<CudnnLibrary, Vec<String>> {
         let mut tried = Vec::new();
-        for path in in_order(search.candidates(&CUDNN)) {
-            match Cudnn::open(&path) {
+        for path in search_order(search.candidates(&CUDNN)) {
+            match CudnnLibrary::open(&path) {
                 Ok(cudnn) => return Ok(cudnn),
                 Err(why) => tried.push(format!("{} {why}", path.display())),
             }
@@ -110,7 +110,7 @@ impl Cudnn {
         Err(tried)
     }
 
-    fn open(path: &Path) -> Result<Cudnn, String> {
+    fn open(path: &Path) -> Result<CudnnLibrary, String> {
         if path.is_absolute() && !path.exists() {
             return Err("is not there".into());
         }
@@ -121,18 +121,24 @@ impl Cudnn {
         // The error itself names only the call.
         let said =
             |e: libloading::Error| std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());
-        Cudnn::of(ManuallyDrop::new(library.map_err(|e| format!("does not load ({})", said(e)))?))
+        CudnnLibrary::from_library(ManuallyDrop::new(
+            library.map_err(|e| format!("does not load ({})", said(e)))?,
+        ))
     }
 
-    fn of(library: ManuallyDrop<Library>) -> Result<Cudnn, String> {
+    fn from_library(library: ManuallyDrop<Library>) -> Result<CudnnLibrary, String> {
         // SAFETY: the library stays open, and calls itself cuDNN; its version is asked for below.
         let functions = unsafe { Functions::of(&library) }?;
         // SAFETY: it takes nothing and only tells a number.
         let version = unsafe { (functions.version)() };
         if !(OLDEST..TOO_NEW).contains(&version) {
-            return Err(format!("is version {}; expected {} to 9", number(version), number(OLDEST)));
+            return Err(format!(
+                "is version {}; expected {} to 9",
+                version_text(version),
+                version_text(OLDEST)
+            ));
         }
-        Ok(Cudnn { functions, version })
+        Ok(CudnnLibrary { functions, version })
     }
 
     pub fn check(&self, call: &str, status: Status) -> Result<()> {
@@ -149,8 +155,8 @@ impl Cudnn {
 }
 
 /// Files of Python packages, then other files, then the names that the system's loader knows.
-fn in_order(mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
-    candidates.sort_by_key(|path| (!path.ends_with(CUDNN.in_wheel), !path.is_absolute()));
+fn search_order(mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
+    candidates.sort_by_key(|path| (!path.ends_with(CUDNN.wheel_path), !path.is_absolute()));
     candidates
 }
 
@@ -163,23 +169,23 @@ pub(crate) fn expected() -> String {
     format!(
         "libcudnn.so.9 of {} or newer, as `pip install nvidia-cudnn-cu13` leaves it, or {PATH_VARIABLE} to name it or its \
          folder",
-        number(OLDEST)
+        version_text(OLDEST)
     )
 }
 
-fn number(version: usize) -> String {
+fn version_text(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// The version of the library, `9.19.0`.
 pub fn version() -> Result<String> {
-    Ok(number(Cudnn::load()?.version))
+    Ok(version_text(CudnnLibrary::load()?.version))
 }
 
 /// The same, and one of its functions; or what was tried and why it was not taken.
 pub(crate) fn library() -> Result<(String, *const c_void), &'static [String]> {
-    let cudnn = Cudnn::of_process()?;
-    Ok((number(cudnn.version), cudnn.functions.version as *const c_void))
+    let cudnn = CudnnLibrary::find_or_attempts()?;
+    Ok((version_text(cudnn.version), cudnn.functions.version as *const c_void))
 }
 
 /// `dlopen`'s flag for a library only if the process has it.
@@ -191,10 +197,10 @@ mod tests {
 
     #[test]
     fn packages_come_before_the_toolkit_and_that_before_the_system() {
-        let wheel = PathBuf::from("/py/lib/python3.12/site-packages").join(CUDNN.in_wheel);
+        let wheel = PathBuf::from("/py/lib/python3.12/site-packages").join(CUDNN.wheel_path);
         let found = ["libcudnn.so.9", "libcudnn.so", "/cuda/lib64/libcudnn.so.9"].map(PathBuf::from);
         let expected = [wheel.clone(), found[2].clone(), found[0].clone(), found[1].clone()];
-        assert_eq!(in_order([&found[..], &[wheel]].concat()), expected);
+        assert_eq!(search_order([&found[..], &[wheel]].concat()), expected);
     }
 
     #[test]
@@ -202,13 +208,13 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("symmc-cudnn-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("libcudnn.so.9"), "no library").unwrap();
-        let search = Search { only: Some(folder.clone()), ..Search::default() };
-        let Err(tried) = Cudnn::find(&search) else { panic!("it is no library") };
+        let search = LibrarySearch { explicit_path: Some(folder.clone()), ..LibrarySearch::default() };
+        let Err(tried) = CudnnLibrary::find(&search) else { panic!("it is no library") };
         let tried = tried.join("; ");
         assert!(tried.contains("libcudnn.so.9 does not load ("), "{tried}");
         assert!(tried.contains("libcudnn.so is not there"), "{tried}");
         assert!(missing(&tried).contains(PATH_VARIABLE));
         std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(number(91_900), "9.19.0");
+        assert_eq!(version_text(91_900), "9.19.0");
     }
 }

@@ -3,7 +3,7 @@
 //! Each rank allocates physical memory, exports it as a file descriptor, and passes that to every peer over a
 //! Unix socket; each rank maps all of them and may read and write them. Sizes are equal on all ranks, so an
 //! offset means the same everywhere. The sockets are abstract and their names are drawn at random and told
-//! to the peers over the run's own [`Exchange`]; only processes of the same user are listened to.
+//! to the peers over the run's own [`RankExchange`]; only processes of the same user are listened to.
 //!
 //! The memory is what the CUDA driver calls virtual memory management, which is also what NCCL asks of a
 //! window. It may be NCCL's own as well ([`ArenaSource`]).
@@ -15,16 +15,16 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
 use serde::{Deserialize, Serialize};
-use symmc_control::{Channel, collect_descriptors, secret};
+use symmc_control::{Channel, collect_descriptors, random_secret};
 use symmc_runtime::RunError;
 
 use crate::device::driver::{CallersContext, Device, Stream};
 use crate::device::launch::Address;
-use crate::error::{CudaError, Result, checked};
-use crate::exchange::Exchange;
+use crate::error::{CudaError, Result, check_driver_result};
+use crate::exchange::RankExchange;
 use crate::nccl::WindowMemory;
 
-const PASSING: Duration = Duration::from_secs(60);
+const PASSING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Who allocates and maps symmetric memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub enum ArenaSource {
 /// Memory at equal offsets on all ranks, which is there as long as a clone of this value is.
 #[derive(Clone, Debug)]
 pub struct SymmetricArena {
-    memory: Arc<Shared>,
+    memory: Arc<ArenaMemory>,
     /// Where each rank's memory starts, as this rank maps it.
     addresses: Vec<Address>,
     rank: usize,
@@ -48,7 +48,7 @@ pub struct SymmetricArena {
 }
 
 #[derive(Debug)]
-enum Shared {
+enum ArenaMemory {
     /// Each rank's memory as this rank maps it.
     Mapped { _mappings: Vec<Mapping> },
     /// NCCL's.
@@ -62,7 +62,7 @@ impl SymmetricArena {
     pub fn new(
         source: ArenaSource,
         device: &Arc<Device>,
-        exchange: &dyn Exchange,
+        exchange: &dyn RankExchange,
         len: usize,
         limit: Duration,
     ) -> Result<Self> {
@@ -72,7 +72,12 @@ impl SymmetricArena {
             ArenaSource::Nccl => {
                 let memory = WindowMemory::new(device, exchange, len, limit)?;
                 let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
-                SymmetricArena { memory: Arc::new(Shared::Window { _memory: memory }), addresses, rank, len }
+                SymmetricArena {
+                    memory: Arc::new(ArenaMemory::Window { _memory: memory }),
+                    addresses,
+                    rank,
+                    len,
+                }
             }
         };
         let len = arena.len;
@@ -86,27 +91,32 @@ impl SymmetricArena {
     }
 
     /// Memory of the driver.
-    fn mapped(device: &Arc<Device>, exchange: &dyn Exchange, len: usize) -> Result<Self> {
-        let own = Physical::new(device, len)?;
+    fn mapped(device: &Arc<Device>, exchange: &dyn RankExchange, len: usize) -> Result<Self> {
+        let own = PhysicalMemory::new(device, len)?;
         let len = own.len;
-        let fds = pass(exchange, own.export()?)?;
+        let fds = exchange_descriptors(exchange, own.export()?)?;
         let mut mappings = Vec::with_capacity(fds.len());
         for (rank, fd) in fds.into_iter().enumerate() {
             let mapping = match fd {
                 None => Mapping::new(device, &own, rank)?,
-                Some(fd) => Mapping::new(device, &Physical::import(device, fd, len, rank)?, rank)?,
+                Some(fd) => Mapping::new(device, &PhysicalMemory::import(device, fd, len, rank)?, rank)?,
             };
             mappings.push(mapping);
         }
         let rank = exchange.rank() as usize;
         let addresses = mappings.iter().map(|m: &Mapping| m.at).collect();
-        Ok(SymmetricArena { memory: Arc::new(Shared::Mapped { _mappings: mappings }), addresses, rank, len })
+        Ok(SymmetricArena {
+            memory: Arc::new(ArenaMemory::Mapped { _mappings: mappings }),
+            addresses,
+            rank,
+            len,
+        })
     }
 
     pub fn source(&self) -> ArenaSource {
         match *self.memory {
-            Shared::Mapped { .. } => ArenaSource::Vmm,
-            Shared::Window { .. } => ArenaSource::Nccl,
+            ArenaMemory::Mapped { .. } => ArenaSource::Vmm,
+            ArenaMemory::Window { .. } => ArenaSource::Nccl,
         }
     }
 
@@ -128,8 +138,8 @@ impl SymmetricArena {
     }
 }
 
-fn driver(what: impl FnOnce() -> String, result: sys::CUresult) -> Result<()> {
-    checked(what, result.result())
+fn check_call(what: impl FnOnce() -> String, result: sys::CUresult) -> Result<()> {
+    check_driver_result(what, result.result())
 }
 
 fn location(device: &Device) -> sys::CUmemLocation {
@@ -142,7 +152,7 @@ fn location(device: &Device) -> sys::CUmemLocation {
 
 /// Physical memory of a GPU. Freed when neither this value nor a mapping holds it.
 #[derive(Debug)]
-struct Physical {
+struct PhysicalMemory {
     handle: sys::CUmemGenericAllocationHandle,
     len: usize,
 }
@@ -150,8 +160,8 @@ struct Physical {
 const FD: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-impl Physical {
-    fn new(device: &Device, len: usize) -> Result<Physical> {
+impl PhysicalMemory {
+    fn new(device: &Device, len: usize) -> Result<PhysicalMemory> {
         // SAFETY: plain data for which zero is a valid value.
         let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -161,37 +171,40 @@ impl Physical {
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         // SAFETY: all arguments live through the call.
         let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &wanted, option) };
-        driver(|| "asking for the granularity of shared memory".into(), asked)?;
+        check_call(|| "asking for the granularity of shared memory".into(), asked)?;
         let len = len.max(1).next_multiple_of(unit.max(1));
         let mut handle = 0;
         // SAFETY: as above.
         let made = unsafe { sys::cuMemCreate(&mut handle, len, &wanted, 0) };
-        driver(|| format!("allocating a symmetric arena of {len} bytes on GPU {}", device.ordinal()), made)?;
-        Ok(Physical { handle, len })
+        check_call(
+            || format!("allocating a symmetric arena of {len} bytes on GPU {}", device.ordinal()),
+            made,
+        )?;
+        Ok(PhysicalMemory { handle, len })
     }
 
     fn export(&self) -> Result<OwnedFd> {
         let mut fd: i32 = -1;
         // SAFETY: the handle exists, and a descriptor is an integer.
         let made = unsafe { sys::cuMemExportToShareableHandle((&raw mut fd).cast(), self.handle, FD, 0) };
-        driver(|| "exporting the symmetric arena".into(), made)?;
+        check_call(|| "exporting the symmetric arena".into(), made)?;
         // SAFETY: the driver made this descriptor for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    fn import(device: &Device, fd: OwnedFd, len: usize, rank: usize) -> Result<Physical> {
+    fn import(device: &Device, fd: OwnedFd, len: usize, rank: usize) -> Result<PhysicalMemory> {
         device.enter()?;
         let mut handle = 0;
         // SAFETY: the descriptor is open; the driver does not keep it.
         let made = unsafe {
             sys::cuMemImportFromShareableHandle(&mut handle, fd.as_raw_fd() as usize as *mut _, FD)
         };
-        driver(|| format!("importing the symmetric arena of rank {rank}"), made)?;
-        Ok(Physical { handle, len })
+        check_call(|| format!("importing the symmetric arena of rank {rank}"), made)?;
+        Ok(PhysicalMemory { handle, len })
     }
 }
 
-impl Drop for Physical {
+impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         // SAFETY: created or imported once.
         let _ = unsafe { sys::cuMemRelease(self.handle) };
@@ -207,13 +220,13 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(device: &Arc<Device>, memory: &Physical, rank: usize) -> Result<Mapping> {
+    fn new(device: &Arc<Device>, memory: &PhysicalMemory, rank: usize) -> Result<Mapping> {
         let what = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
         let (len, mut at) = (memory.len, 0);
         // SAFETY: reserves addresses only.
-        driver(what, unsafe { sys::cuMemAddressReserve(&mut at, len, 0, 0, 0) })?;
+        check_call(what, unsafe { sys::cuMemAddressReserve(&mut at, len, 0, 0, 0) })?;
         // SAFETY: the range was just reserved and is as long as the memory.
-        if let Err(error) = driver(what, unsafe { sys::cuMemMap(at, len, 0, memory.handle, 0) }) {
+        if let Err(error) = check_call(what, unsafe { sys::cuMemMap(at, len, 0, memory.handle, 0) }) {
             // SAFETY: nothing is mapped there.
             let _ = unsafe { sys::cuMemAddressFree(at, len) };
             return Err(error);
@@ -226,7 +239,7 @@ impl Mapping {
         // SAFETY: the range is mapped.
         let allowed = unsafe { sys::cuMemSetAccess(at, len, &access, 1) };
         let reach = || format!("reaching the memory of rank {rank} from GPU {}", device.ordinal());
-        driver(reach, allowed)?;
+        check_call(reach, allowed)?;
         Ok(mapping)
     }
 }
@@ -234,7 +247,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // Whoever drops it may be on a thread of somebody else.
-        let _callers = CallersContext::changed_to(&self.device);
+        let _callers = CallersContext::switch_to(&self.device);
         // SAFETY: mapped and reserved by `new`; nothing uses it any more.
         unsafe {
             let _ = sys::cuMemUnmap(self.at, self.len);
@@ -244,12 +257,13 @@ impl Drop for Mapping {
 }
 
 /// Gives every peer a descriptor, and gets one of each; `None` at this rank's own place.
-fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>> {
-    let failed =
-        |call: &str, e: nix::Error| CudaError::Run(RunError::of_call("passing the symmetric arena", call, e));
+fn exchange_descriptors(exchange: &dyn RankExchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>> {
+    let failed = |call: &str, e: nix::Error| {
+        CudaError::Run(RunError::from_system_call("passing the symmetric arena", call, e))
+    };
     let me = exchange.rank();
     let open = || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
-    let name = format!("{:032x}", u128::from_le_bytes(secret()?)).into_bytes();
+    let name = format!("{:032x}", u128::from_le_bytes(random_secret()?)).into_bytes();
     let listener = open().map_err(|e| failed("socket", e))?;
     let address = |name: &[u8]| UnixAddr::new_abstract(name).map_err(|e| failed("bind", e));
     bind(listener.as_raw_fd(), &address(&name)?).map_err(|e| failed("bind", e))?;
@@ -264,7 +278,7 @@ fn pass(exchange: &dyn Exchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>> 
         channel.send(&me)?;
         channel.send_fds(&[mine.as_fd()])?;
     }
-    let found = collect_descriptors(&listener, &peers, "its symmetric arena", PASSING)?;
+    let found = collect_descriptors(&listener, &peers, "its symmetric arena", PASSING_TIMEOUT)?;
     let mut out: Vec<Option<OwnedFd>> = names.iter().map(|_| None).collect();
     for (rank, fd) in peers.into_iter().zip(found) {
         out[rank as usize] = Some(fd);

@@ -14,28 +14,28 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nccl_sys::trust::{self, Untrusted};
+use nccl_sys::trust::{self, UntrustedPath};
 use sha2::{Digest, Sha256};
-use symmc_control::secret;
+use symmc_control::random_secret;
 
 /// The bytes of the hash that a file begins with.
 const HASH: usize = 32;
 
 /// A draft that is older was left behind.
-const LEFT: Duration = Duration::from_secs(3600);
+const DRAFT_MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// A folder of such files, if there is one.
 #[derive(Clone, Debug)]
-pub(crate) struct Cache {
+pub(crate) struct FileCache {
     folder: Option<PathBuf>,
 }
 
-impl Cache {
+impl FileCache {
     /// `$XDG_CACHE_HOME/symmc`, else `~/.cache/symmc`.
-    pub fn of_user() -> Cache {
+    pub fn for_user() -> FileCache {
         let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
         let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|h| h.join(".cache")));
-        Cache { folder: base.map(|base| base.join("symmc")) }
+        FileCache { folder: base.map(|base| base.join("symmc")) }
     }
 
     /// Where the files lie, which need not exist yet.
@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// The reason for which the folder is not used: another user can change its contents.
-    pub fn refusal(&self) -> Option<Untrusted> {
+    pub fn refusal(&self) -> Option<UntrustedPath> {
         trust::check_new_folder(self.folder.as_ref()?).err()
     }
 
@@ -67,13 +67,13 @@ impl Cache {
 
     fn try_write(&self, name: &str, data: &[u8]) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        let untrusted = |e: Untrusted| std::io::Error::other(e.to_string());
+        let untrusted = |e: UntrustedPath| std::io::Error::other(e.to_string());
         trust::check_new_folder(folder).map_err(untrusted)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         // Another user may have been faster.
         trust::check_folder(folder).map_err(untrusted)?;
-        remove_drafts(folder, LEFT);
-        let random = u128::from_le_bytes(secret().map_err(std::io::Error::other)?);
+        remove_drafts(folder, DRAFT_MAX_AGE);
+        let random = u128::from_le_bytes(random_secret().map_err(std::io::Error::other)?);
         let draft = folder.join(format!("{random:032x}.draft"));
         let mut options = fs::OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
@@ -104,7 +104,7 @@ fn hash(name: &str, data: &[u8]) -> [u8; HASH] {
     hash.finalize().into()
 }
 
-pub(crate) fn name_of(parts: &[&str], extension: &str) -> String {
+pub(crate) fn entry_name(parts: &[&str], extension: &str) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
@@ -123,8 +123,8 @@ mod tests {
     #[test]
     fn a_damaged_file_is_none_and_is_replaced() {
         let folder = std::env::temp_dir().join(format!("symmc-cache-{}", std::process::id()));
-        let cache = Cache { folder: Some(folder.join("symmc")) };
-        let (name, path) = (name_of(&["a", "b"], "cubin"), |name: &str| folder.join("symmc").join(name));
+        let cache = FileCache { folder: Some(folder.join("symmc")) };
+        let (name, path) = (entry_name(&["a", "b"], "cubin"), |name: &str| folder.join("symmc").join(name));
         assert_eq!(cache.read(&name), None);
         cache.write(&name, b"code");
         assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_folder_that_others_can_write_is_neither_read_nor_written() {
         let folder = std::env::temp_dir().join(format!("symmc-shared-{}", std::process::id()));
-        let cache = Cache { folder: Some(folder.join("symmc")) };
+        let cache = FileCache { folder: Some(folder.join("symmc")) };
         let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(cache.refusal(), None, "it is not there yet");
         cache.write("a.cubin", b"code");
@@ -185,7 +185,7 @@ mod tests {
         for name in ["a.draft", "b.cubin"] {
             fs::write(folder.join(name), b"x").unwrap();
         }
-        remove_drafts(&folder, LEFT);
+        remove_drafts(&folder, DRAFT_MAX_AGE);
         assert!(folder.join("a.draft").exists());
         remove_drafts(&folder, Duration::ZERO);
         assert!(!folder.join("a.draft").exists() && folder.join("b.cubin").exists());
@@ -194,6 +194,6 @@ mod tests {
 
     #[test]
     fn keys_with_the_same_letters_differ() {
-        assert_ne!(name_of(&["ab", "c"], "x"), name_of(&["a", "bc"], "x"));
+        assert_ne!(entry_name(&["ab", "c"], "x"), entry_name(&["a", "bc"], "x"));
     }
 }

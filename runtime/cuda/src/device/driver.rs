@@ -14,8 +14,10 @@ mod memory;
 mod module;
 mod stream;
 
-pub use self::device::{CallersContext, Device, Holder, Links, Relaxed, count, version};
-pub use self::graph::{Copied, Frontier, Graph, Node, Template};
-pub use self::memory::{Memory, Pinned};
+pub use self::device::{
+    CallersContext, Device, LinkAtomicity, MemoryHolder, RelaxedCaptureMode, count_gpus, cuda_version,
+};
+pub use self::graph::{CaptureFrontier, CapturedGraph, ExecutableGraph, GraphCopy, GraphNode};
+pub use self::memory::{DeviceBuffer, PinnedBuffer};
 pub use self::module::{Function, Module};
-pub use self::stream::{Event, LentStream, Stream};
+pub use self::stream::{BorrowedStream, Event, Stream};

@@ -3,18 +3,18 @@
 
 use cudarc::driver::{result, sys};
 
-use crate::device::driver::{count, version};
-use crate::error::{Result, checked};
+use crate::device::driver::{count_gpus, cuda_version};
+use crate::error::{Result, check_driver_result};
 
 /// How a GPU reaches the memory of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Reach {
+pub enum GpuPeerAccess {
     /// Not at all.
     None,
     /// By loads and stores, as over PCIe.
-    Peer,
+    LoadStore,
     /// By atomic operations too, as over NVLink.
-    Whole,
+    Atomic,
 }
 
 /// Who may have contexts on a GPU.
@@ -29,7 +29,7 @@ pub enum ComputeMode {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Gpu {
+pub struct GpuInfo {
     /// Its number among the GPUs that this process sees.
     pub ordinal: u32,
     pub name: String,
@@ -38,34 +38,34 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory: u64,
-    pub mode: ComputeMode,
+    pub compute_mode: ComputeMode,
     /// Whether processes can pass its memory to each other as file descriptors.
-    pub shares: bool,
+    pub exports_memory: bool,
     /// Whether it can be part of multicast objects, which symmc has no use for.
     pub multicast: bool,
-    /// How it reaches each GPU, by their numbers; itself as [`Reach::Whole`].
-    pub reaches: Vec<Reach>,
+    /// How it reaches each GPU, by their numbers; itself as [`GpuPeerAccess::Atomic`].
+    pub peer_access: Vec<GpuPeerAccess>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Machine {
+pub struct GpuInventory {
     /// The version of CUDA that the driver offers, major and minor.
     pub cuda: [u32; 2],
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuInfo>,
 }
 
-pub fn machine() -> Result<Machine> {
-    let gpus = count()?;
+pub fn machine() -> Result<GpuInventory> {
+    let gpus = count_gpus()?;
     let gpus = (0..gpus).map(|ordinal| gpu(ordinal, gpus)).collect::<Result<_, _>>()?;
-    Ok(Machine { cuda: version()?, gpus })
+    Ok(GpuInventory { cuda: cuda_version()?, gpus })
 }
 
-fn gpu(ordinal: u32, count: u32) -> Result<Gpu> {
+fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
     use sys::CUdevice_attribute as A;
     let what = || format!("asking for GPU {ordinal}");
-    let handle = checked(what, result::device::get(ordinal as i32))?;
+    let handle = check_driver_result(what, result::device::get(ordinal as i32))?;
     // SAFETY: the device exists.
-    let attribute = |a| checked(what, unsafe { result::device::get_attribute(handle, a) });
+    let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
     // An attribute that an old driver does not know is one that it does not have.
     let has = |all: &[A]| all.iter().all(|&a| attribute(a).is_ok_and(|value| value != 0));
     let mode = match attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? as u32 {
@@ -75,42 +75,42 @@ fn gpu(ordinal: u32, count: u32) -> Result<Gpu> {
     };
     let mut memory = 0;
     // SAFETY: the device exists; the call writes one number.
-    checked(what, unsafe { sys::cuDeviceTotalMem_v2(&mut memory, handle) }.result())?;
-    Ok(Gpu {
+    check_driver_result(what, unsafe { sys::cuDeviceTotalMem_v2(&mut memory, handle) }.result())?;
+    Ok(GpuInfo {
         ordinal,
-        name: checked(what, result::device::get_name(handle))?,
+        name: check_driver_result(what, result::device::get_name(handle))?,
         capability: [
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
         ],
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         memory: memory as u64,
-        mode,
-        shares: has(&[
+        compute_mode: mode,
+        exports_memory: has(&[
             A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
             A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         ]),
         multicast: has(&[A::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED]),
-        reaches: (0..count).map(|other| reach(handle, ordinal, other)).collect::<Result<_, _>>()?,
+        peer_access: (0..count).map(|other| reach(handle, ordinal, other)).collect::<Result<_, _>>()?,
     })
 }
 
-fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<Reach> {
+fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<GpuPeerAccess> {
     if ordinal == other {
-        return Ok(Reach::Whole);
+        return Ok(GpuPeerAccess::Atomic);
     }
     let what = || format!("asking for the link from GPU {ordinal} to GPU {other}");
-    let peer = checked(what, result::device::get(other as i32))?;
+    let peer = check_driver_result(what, result::device::get(other as i32))?;
     let (mut reached, mut atomics) = (0, 0);
     // SAFETY: both devices exist; the call writes one integer.
-    checked(what, unsafe { sys::cuDeviceCanAccessPeer(&mut reached, handle, peer) }.result())?;
+    check_driver_result(what, unsafe { sys::cuDeviceCanAccessPeer(&mut reached, handle, peer) }.result())?;
     let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
     // SAFETY: as above.
     let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut atomics, attribute, handle, peer) };
-    checked(what, asked.result())?;
+    check_driver_result(what, asked.result())?;
     Ok(match (reached != 0, atomics != 0) {
-        (false, _) => Reach::None,
-        (true, false) => Reach::Peer,
-        (true, true) => Reach::Whole,
+        (false, _) => GpuPeerAccess::None,
+        (true, false) => GpuPeerAccess::LoadStore,
+        (true, true) => GpuPeerAccess::Atomic,
     })
 }

@@ -9,10 +9,10 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 pub use crate::device::pointer::{Address, DevicePtr, PortBases};
-use crate::error::{Result, checked};
+use crate::error::{Result, check_driver_result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Start {
+pub enum LaunchOrder {
     /// Once everything in front of it in its stream has ended.
     After,
     /// By programmatic dependent launch (PDL) where the device can (compute capability 9), else as [`After`](Self::After):
@@ -22,7 +22,7 @@ pub enum Start {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub struct Kernel {
+pub struct KernelLaunch {
     /// The name of the function, unmangled.
     pub entry: String,
     pub grid: [u32; 3],
@@ -33,31 +33,38 @@ pub struct Kernel {
     pub cluster: u32,
     /// Bytes of dynamic shared memory; above 48 KiB the function is allowed it when it is loaded.
     pub shared: u32,
-    pub params: Vec<Param>,
+    pub params: Vec<KernelParam>,
 }
 
-impl Kernel {
+impl KernelLaunch {
     /// So many blocks of so many threads in one row, without dynamic shared memory.
-    pub(crate) fn flat(entry: String, blocks: usize, threads: usize, params: Vec<Param>) -> Kernel {
+    pub(crate) fn flat(
+        entry: String,
+        blocks: usize,
+        threads: usize,
+        params: Vec<KernelParam>,
+    ) -> KernelLaunch {
         let (grid, block) = ([blocks as u32, 1, 1], [threads as u32, 1, 1]);
-        Kernel { entry, grid, block, cluster: 1, shared: 0, params }
+        KernelLaunch { entry, grid, block, cluster: 1, shared: 0, params }
     }
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
-        self.params.iter().flat_map(Param::ports)
+        self.params.iter().flat_map(KernelParam::ports)
     }
 
     /// A copy with addresses in the place of pointers to ports, as kernels that run on the host take it.
-    pub fn resolved(&self, bases: PortBases<'_>) -> Kernel {
-        let resolved = |param: &Param| match param {
-            Param::Value(plain) => {
+    pub fn resolved(&self, bases: PortBases<'_>) -> KernelLaunch {
+        let resolved = |param: &KernelParam| match param {
+            KernelParam::Value(plain) => {
                 let mut words = plain.words.clone();
                 plain.ports.iter().for_each(|(word, pointer)| words[*word as usize] = pointer.resolve(bases));
-                Param::Value(PlainParam { words, ports: SmallVec::new() })
+                KernelParam::Value(ValueParam { words, ports: SmallVec::new() })
             }
-            Param::Map(map) => Param::Map(Box::new(TensorMap { at: map.at.resolve(bases).into(), ..**map })),
+            KernelParam::Map(map) => {
+                KernelParam::Map(Box::new(TensorMap { at: map.at.resolve(bases).into(), ..**map }))
+            }
         };
-        Kernel { params: self.params.iter().map(resolved).collect(), ..self.clone() }
+        KernelLaunch { params: self.params.iter().map(resolved).collect(), ..self.clone() }
     }
 }
 
@@ -194,21 +201,21 @@ macro_rules! plain {
 pub(crate) use plain;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Param {
-    Value(PlainParam),
+pub enum KernelParam {
+    Value(ValueParam),
     /// A tensor map. The launch gives the kernel the driver's form of it.
     Map(Box<TensorMap>),
 }
 
 /// The bytes of a parameter, at an address aligned to 8 bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PlainParam {
+pub struct ValueParam {
     words: SmallVec<[u64; 1]>,
     /// The words that are pointers to ports, and what they point to.
     ports: SmallVec<[(u32, DevicePtr); 1]>,
 }
 
-impl PlainParam {
+impl ValueParam {
     /// The words as the kernel gets them, except for [pointers to ports](Self::ports).
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -219,9 +226,9 @@ impl PlainParam {
     }
 }
 
-impl Param {
+impl KernelParam {
     /// A struct passed by value, laid out as the kernel declares it.
-    pub(crate) fn of<T: Plain>(value: &T) -> Param {
+    pub(crate) fn from_value<T: Plain>(value: &T) -> KernelParam {
         let mut words: SmallVec<[u64; 1]> = SmallVec::from_elem(0u64, size_of::<T>().div_ceil(8));
         // SAFETY: the words are at least as many bytes as the value, all of which are written.
         unsafe {
@@ -237,13 +244,13 @@ impl Param {
                 ports.push(((at / 8) as u32, pointer));
             }
         });
-        Param::Value(PlainParam { words, ports })
+        KernelParam::Value(ValueParam { words, ports })
     }
 
     pub(crate) fn ports(&self) -> impl Iterator<Item = DevicePtr> {
         let (words, map) = match self {
-            Param::Value(plain) => (&plain.ports[..], None),
-            Param::Map(map) => (&[][..], Some(map.at)),
+            KernelParam::Value(plain) => (&plain.ports[..], None),
+            KernelParam::Map(map) => (&[][..], Some(map.at)),
         };
         words.iter().map(|&(_, pointer)| pointer).chain(map)
     }
@@ -251,27 +258,27 @@ impl Param {
     /// The first byte; of a matrix, of its description. Pointers to ports are not resolved there.
     pub fn as_ptr(&self) -> *const u64 {
         match self {
-            Param::Value(plain) => plain.words.as_ptr(),
-            Param::Map(map) => std::ptr::from_ref(&**map).cast(),
+            KernelParam::Value(plain) => plain.words.as_ptr(),
+            KernelParam::Map(map) => std::ptr::from_ref(&**map).cast(),
         }
     }
 }
 
-impl From<DevicePtr> for Param {
-    fn from(value: DevicePtr) -> Param {
-        Param::of(&value)
+impl From<DevicePtr> for KernelParam {
+    fn from(value: DevicePtr) -> KernelParam {
+        KernelParam::from_value(&value)
     }
 }
 
-impl From<u64> for Param {
-    fn from(value: u64) -> Param {
-        Param::of(&value)
+impl From<u64> for KernelParam {
+    fn from(value: u64) -> KernelParam {
+        KernelParam::from_value(&value)
     }
 }
 
-impl From<u32> for Param {
-    fn from(value: u32) -> Param {
-        Param::of(&value)
+impl From<u32> for KernelParam {
+    fn from(value: u32) -> KernelParam {
+        KernelParam::from_value(&value)
     }
 }
 
@@ -329,7 +336,7 @@ impl TensorMap {
                 "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows"
             )
         };
-        checked(what, encoded.result())?;
+        check_driver_result(what, encoded.result())?;
         Ok(out)
     }
 }

@@ -8,101 +8,101 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use nccl_sys::{Nccl, Refusal};
-use symmc_ir::Variant;
+use nccl_sys::{LoadFailure, Nccl};
+use symmc_ir::CollectiveVariant;
 
 use crate::codegen::compile;
 use crate::codegen::compute::gemm;
 use crate::cudnn;
-use crate::device::cache::Cache;
+use crate::device::cache::FileCache;
 use crate::device::driver;
 use crate::error::CudaError;
 use crate::nccl as comms;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct FoundLibrary {
     /// Its version, as its vendor writes it.
     pub version: String,
     /// The file that it was loaded from, if the system's loader tells.
     pub file: Option<PathBuf>,
 }
 
-impl Found {
+impl FoundLibrary {
     /// A library of this version, by one of its functions.
-    fn of((version, symbol): (String, *const c_void)) -> Found {
-        Found { version, file: file_of(symbol) }
+    fn from_symbol((version, symbol): (String, *const c_void)) -> FoundLibrary {
+        FoundLibrary { version, file: file_of_symbol(symbol) }
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unusable {
+pub struct UnusableLibrary {
     pub found: String,
     pub remedy: String,
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for UnusableLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.found, self.remedy)
     }
 }
 
-impl From<CudaError> for Unusable {
-    fn from(error: CudaError) -> Unusable {
+impl From<CudaError> for UnusableLibrary {
+    fn from(error: CudaError) -> UnusableLibrary {
         match error {
             CudaError::Missing { library, install } => {
-                Unusable { found: format!("{library} was not found"), remedy: install.into() }
+                UnusableLibrary { found: format!("{library} was not found"), remedy: install.into() }
             }
-            other => Unusable { found: other.to_string(), remedy: "install another version".into() },
+            other => UnusableLibrary { found: other.to_string(), remedy: "install another version".into() },
         }
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Library {
+pub struct LibraryStatus {
     /// What its vendor calls it.
     pub name: &'static str,
-    pub found: Result<Found, Unusable>,
+    pub found: Result<FoundLibrary, UnusableLibrary>,
 }
 
-impl fmt::Display for Library {
+impl fmt::Display for LibraryStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.found {
-            Ok(Found { version, file: Some(file) }) => {
+            Ok(FoundLibrary { version, file: Some(file) }) => {
                 write!(f, "{} {version} ({})", self.name, file.display())
             }
-            Ok(Found { version, file: None }) => write!(f, "{} {version}", self.name),
+            Ok(FoundLibrary { version, file: None }) => write!(f, "{} {version}", self.name),
             Err(why) => write!(f, "{}: {why}", self.name),
         }
     }
 }
 
 /// The driver, NVRTC, cuBLASLt, cuDNN and NCCL.
-pub fn libraries() -> [Library; 5] {
-    let driver = driver::version()
-        .map(|[major, minor]| Found { version: format!("CUDA {major}.{minor}"), file: None });
+pub fn libraries() -> [LibraryStatus; 5] {
+    let driver = driver::cuda_version()
+        .map(|[major, minor]| FoundLibrary { version: format!("CUDA {major}.{minor}"), file: None });
     [
-        Library { name: "driver", found: driver.map_err(Unusable::from) },
-        Library { name: "NVRTC", found: nvrtc() },
-        Library { name: "cuBLASLt", found: cublaslt() },
-        Library { name: "cuDNN", found: cudnn() },
-        Library { name: "NCCL", found: nccl().map(|nccl| nccl.library) },
+        LibraryStatus { name: "driver", found: driver.map_err(UnusableLibrary::from) },
+        LibraryStatus { name: "NVRTC", found: nvrtc() },
+        LibraryStatus { name: "cuBLASLt", found: cublaslt() },
+        LibraryStatus { name: "cuDNN", found: cudnn() },
+        LibraryStatus { name: "NCCL", found: nccl().map(|nccl| nccl.library) },
     ]
 }
 
 /// NVRTC, which compiles kernels.
-pub fn nvrtc() -> Result<Found, Unusable> {
-    Ok(Found::of(compile::library()?))
+pub fn nvrtc() -> Result<FoundLibrary, UnusableLibrary> {
+    Ok(FoundLibrary::from_symbol(compile::library()?))
 }
 
 /// cuBLASLt, which computes matrix products.
-pub fn cublaslt() -> Result<Found, Unusable> {
-    Ok(Found::of(gemm::library()?))
+pub fn cublaslt() -> Result<FoundLibrary, UnusableLibrary> {
+    Ok(FoundLibrary::from_symbol(gemm::library()?))
 }
 
 /// cuDNN, which computes attention where it is there.
-pub fn cudnn() -> Result<Found, Unusable> {
-    cudnn::library().map(Found::of).map_err(|tried| Unusable {
-        found: refusals("libcudnn.so.9", tried.iter().cloned()),
+pub fn cudnn() -> Result<FoundLibrary, UnusableLibrary> {
+    cudnn::library().map(FoundLibrary::from_symbol).map_err(|tried| UnusableLibrary {
+        found: describe_attempts("libcudnn.so.9", tried.iter().cloned()),
         remedy: format!("expected {}", cudnn::expected()),
     })
 }
@@ -110,7 +110,7 @@ pub fn cudnn() -> Result<Found, Unusable> {
 /// NCCL, and what symmc makes of its version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FoundNccl {
-    pub library: Found,
+    pub library: FoundLibrary,
     /// Whether it has collectives by copy engines.
     pub copy_engines: bool,
     /// Whether its kernels on windows are dependent launches that do not wait for what is in front of them in their stream
@@ -120,21 +120,21 @@ pub struct FoundNccl {
 }
 
 /// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
-pub fn nccl() -> Result<FoundNccl, Unusable> {
+pub fn nccl() -> Result<FoundNccl, UnusableLibrary> {
     let nccl = Nccl::load().map_err(|error| {
-        let tried = error.attempts.iter().map(|a| match a.refusal {
-            Refusal::Absent => format!("{}{ABSENT}", a.path.display()),
+        let tried = error.attempts.iter().map(|a| match a.failure {
+            LoadFailure::Absent => format!("{}{ABSENT}", a.path.display()),
             ref refusal => format!("{}: {refusal}", a.path.display()),
         });
         // The last line of the text says how to get one.
         let remedy = error.to_string().lines().last().unwrap_or_default().to_string();
-        Unusable { found: refusals("libnccl.so.2", tried), remedy }
+        UnusableLibrary { found: describe_attempts("libnccl.so.2", tried), remedy }
     })?;
     let symbol = nccl.functions().get_version as *const c_void;
     Ok(FoundNccl {
-        library: Found::of((nccl.version().to_string(), symbol)),
-        copy_engines: comms::has(Variant::CopyEngine),
-        skips_pdl_wait: comms::skips_pdl_wait(nccl.version(), Variant::NcclWindow),
+        library: FoundLibrary::from_symbol((nccl.version().to_string(), symbol)),
+        copy_engines: comms::has(CollectiveVariant::CopyEngine),
+        skips_pdl_wait: comms::skips_pdl_wait(nccl.version(), CollectiveVariant::NcclWindow),
     })
 }
 
@@ -144,7 +144,7 @@ const ABSENT: &str = " is not there";
 const NAMED: usize = 2;
 
 /// What was found in place of a library: the files that were refused, else that there is none.
-fn refusals(name: &str, tried: impl Iterator<Item = String>) -> String {
+fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String {
     let absent = |text: &String| {
         text.ends_with(ABSENT) || text.contains("cannot open shared object file: No such file")
     };
@@ -158,13 +158,13 @@ fn refusals(name: &str, tried: impl Iterator<Item = String>) -> String {
 
 /// Where compiled kernels and measured choices are kept for the user; none where the environment names no home.
 pub fn cache_folder() -> Option<PathBuf> {
-    Cache::of_user().folder().map(Path::to_path_buf)
+    FileCache::for_user().folder().map(Path::to_path_buf)
 }
 
 /// The reason for which the folder of [`cache_folder`] is not used (another user can change its contents), and the remedy.
-pub fn cache_refusal() -> Option<Unusable> {
-    let refusal = Cache::of_user().refusal()?;
-    Some(Unusable { found: refusal.to_string(), remedy: refusal.remedy() })
+pub fn cache_refusal() -> Option<UnusableLibrary> {
+    let refusal = FileCache::for_user().refusal()?;
+    Some(UnusableLibrary { found: refusal.to_string(), remedy: refusal.remedy() })
 }
 
 /// The version of the driver's kernel module, where it is loaded: also in a container that has no GPUs.
@@ -175,7 +175,7 @@ pub fn kernel_module() -> Option<String> {
     version.map(str::to_string)
 }
 
-fn file_of(symbol: *const c_void) -> Option<PathBuf> {
+fn file_of_symbol(symbol: *const c_void) -> Option<PathBuf> {
     // SAFETY: all zeros are a description of nothing.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: the loader looks the address up in what is loaded, whatever it is, and writes a description of it.
@@ -191,24 +191,24 @@ mod tests {
 
     #[test]
     fn a_function_tells_its_file() {
-        let own = file_of(file_of as *const c_void).expect("this program is a file");
+        let own = file_of_symbol(file_of_symbol as *const c_void).expect("this program is a file");
         let program = std::env::current_exe().expect("this program");
         assert_eq!(own.file_name(), program.file_name());
-        assert_eq!(file_of(std::ptr::null()), None);
+        assert_eq!(file_of_symbol(std::ptr::null()), None);
     }
 
     #[test]
     fn a_library_is_one_line_with_version_and_file_or_why_there_is_none() {
-        let of = |found| Library { name: "cuDNN", found }.to_string();
-        let at = |file: &str| Ok(Found { version: "9.19.0".into(), file: Some(file.into()) });
+        let of = |found| LibraryStatus { name: "cuDNN", found }.to_string();
+        let at = |file: &str| Ok(FoundLibrary { version: "9.19.0".into(), file: Some(file.into()) });
         assert_eq!(of(at("/a/libcudnn.so.9")), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
-        let none = Unusable { found: "was not found".into(), remedy: "install it".into() };
+        let none = UnusableLibrary { found: "was not found".into(), remedy: "install it".into() };
         assert_eq!(of(Err(none)), "cuDNN: was not found: install it");
     }
 
     #[test]
     fn what_is_there_and_refused_is_named() {
-        let of = |tried: &[&str]| refusals("libx.so", tried.iter().map(ToString::to_string));
+        let of = |tried: &[&str]| describe_attempts("libx.so", tried.iter().map(ToString::to_string));
         let absent = [
             "/a/libx.so is not there",
             "libx.so: libx.so: cannot open shared object file: No such file or directory",

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
-use symmc_support::parallel::start;
+use symmc_support::parallel::spawn_scoped;
 
-use crate::device::driver::{Device, Event, Pinned, Stream};
+use crate::device::driver::{Device, Event, PinnedBuffer, Stream};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result};
 
@@ -18,10 +18,10 @@ const PIECE: usize = 16 << 20;
 /// The threads that fill a buffer.
 const THREADS: usize = 4;
 /// Bytes that are worth a thread.
-const SHARE: usize = 1 << 20;
+const MIN_BYTES_PER_THREAD: usize = 1 << 20;
 
 /// From this size on an upload is worth the buffers.
-const LARGE: usize = 4 << 20;
+const STAGING_THRESHOLD: usize = 4 << 20;
 
 /// Copies data of the host to places of the device, behind what the stream holds, and waits for the end. The context is
 /// current.
@@ -35,7 +35,7 @@ pub(crate) unsafe fn upload(
 ) -> Result<(), RunError> {
     let mut staging = None;
     for &(to, data) in all {
-        if data.size() < LARGE {
+        if data.size() < STAGING_THRESHOLD {
             let mut copy = Vec::new();
             let bytes = match data {
                 InputData::Memory(bytes) => bytes,
@@ -51,7 +51,7 @@ pub(crate) unsafe fn upload(
         }
         let staging = match &mut staging {
             Some(staging) => staging,
-            none => none.insert(Staging::new(device, stream)?),
+            none => none.insert(StagingBuffers::new(device, stream)?),
         };
         // SAFETY: by the caller; the end is waited for below.
         unsafe { staging.upload(to, data)? };
@@ -61,17 +61,17 @@ pub(crate) unsafe fn upload(
 }
 
 /// The buffers. Uploads may still read them when a call returns; dropping this value waits for that.
-struct Staging<'a> {
+struct StagingBuffers<'a> {
     stream: &'a Stream,
-    buffers: [(Pinned, Event); 2],
+    buffers: [(PinnedBuffer, Event); 2],
     next: usize,
 }
 
-impl<'a> Staging<'a> {
+impl<'a> StagingBuffers<'a> {
     /// Buffers for uploads on this stream.
-    fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<Staging<'a>> {
-        let buffer = || Ok::<_, CudaError>((Pinned::new(device, PIECE)?, Event::new()?));
-        Ok(Staging { stream, buffers: [buffer()?, buffer()?], next: 0 })
+    fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<StagingBuffers<'a>> {
+        let buffer = || Ok::<_, CudaError>((PinnedBuffer::new(device, PIECE)?, Event::new()?));
+        Ok(StagingBuffers { stream, buffers: [buffer()?, buffer()?], next: 0 })
     }
 
     /// Copies to the device, behind what the stream holds.
@@ -85,7 +85,7 @@ impl<'a> Staging<'a> {
             taken.synchronize()?;
             // SAFETY: the buffer is as long as the longest piece, and the device has taken what was there.
             let filled = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), len) };
-            fill(filled, from, start)?;
+            copy_parallel(filled, from, start)?;
             // SAFETY: the buffer is not written before the event below was reached; the rest by the caller.
             unsafe { self.stream.upload_pinned(to + start as Address, filled)? };
             taken.record(self.stream)?;
@@ -95,7 +95,7 @@ impl<'a> Staging<'a> {
     }
 }
 
-impl Drop for Staging<'_> {
+impl Drop for StagingBuffers<'_> {
     fn drop(&mut self) {
         for (_, taken) in &self.buffers {
             let _ = taken.synchronize();
@@ -104,8 +104,8 @@ impl Drop for Staging<'_> {
 }
 
 /// Copies the bytes from `start` on, on several threads as far as the system gives them: they may have to be read from a file.
-fn fill(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunError> {
-    let share = to.len().div_ceil(THREADS).max(SHARE);
+fn copy_parallel(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunError> {
+    let share = to.len().div_ceil(THREADS).max(MIN_BYTES_PER_THREAD);
     let parts: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
     let helpers = parts.len().saturating_sub(1);
     let parts = Mutex::new(parts);
@@ -119,7 +119,7 @@ fn fill(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunEr
         }
     };
     std::thread::scope(|scope| {
-        (0..helpers).take_while(|_| start(scope, copy).is_ok()).for_each(drop);
+        (0..helpers).take_while(|_| spawn_scoped(scope, copy).is_ok()).for_each(drop);
         copy();
     });
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -152,12 +152,19 @@ mod tests {
 
     #[test]
     fn every_byte_is_copied_once() {
-        for len in [0, 1, SHARE, SHARE + 1, 3 * SHARE + 5, THREADS * SHARE + 7] {
+        for len in [
+            0,
+            1,
+            MIN_BYTES_PER_THREAD,
+            MIN_BYTES_PER_THREAD + 1,
+            3 * MIN_BYTES_PER_THREAD + 5,
+            THREADS * MIN_BYTES_PER_THREAD + 7,
+        ] {
             let bytes: Vec<u8> = (0..len + 9).map(|i| (i * 31 % 251) as u8).collect();
             let source = Shortened(bytes.clone(), bytes.len());
             for from in [InputData::Memory(&bytes), InputData::Source(&source)] {
                 let mut to = vec![0; len];
-                fill(&mut to, from, 9).expect("all of it is there");
+                copy_parallel(&mut to, from, 9).expect("all of it is there");
                 assert!(to == bytes[9..], "{len} bytes");
             }
         }
@@ -165,13 +172,14 @@ mod tests {
 
     #[test]
     fn data_that_cannot_be_read_are_an_error_wherever_they_end() {
-        let len = 3 * SHARE + 5;
-        for left in [0, 1, SHARE, 2 * SHARE + 1, len - 1] {
+        let len = 3 * MIN_BYTES_PER_THREAD + 5;
+        for left in [0, 1, MIN_BYTES_PER_THREAD, 2 * MIN_BYTES_PER_THREAD + 1, len - 1] {
             let source = Shortened(vec![1; len], left);
-            let error = fill(&mut vec![0; len], InputData::Source(&source), 0).expect_err("it is shorter");
+            let error =
+                copy_parallel(&mut vec![0; len], InputData::Source(&source), 0).expect_err("it is shorter");
             assert!(error.to_string().contains(&format!("only {left} bytes")), "{error}");
         }
-        let error = fill(&mut [0; 4], InputData::Memory(&[0; 5]), 2).expect_err("it is shorter");
+        let error = copy_parallel(&mut [0; 4], InputData::Memory(&[0; 5]), 2).expect_err("it is shorter");
         assert!(error.to_string().contains("shorter"), "{error}");
     }
 }

@@ -1,14 +1,16 @@
 //! A collective as a call of the library, with everything fixed but the stream.
 
 use nccl_sys::{Comm, DataType, RedOp};
-use symmc_ir::collective::{CollectiveKind, Splits};
-use symmc_runtime::exec::BoundCollective;
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind};
+use symmc_runtime::exec::ResolvedCollective;
 
 use crate::device::launch::DevicePtr;
 
 /// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.
-pub fn by_library(call: &BoundCollective) -> bool {
-    call.variant.is_library() && call.cell.len() > 1 && call.kind != CollectiveKind::AllToAll(Splits::Device)
+pub fn is_run_by_library(call: &ResolvedCollective) -> bool {
+    call.variant.is_library()
+        && call.cell.len() > 1
+        && call.kind != CollectiveKind::AllToAll(AllToAllSplits::Device)
 }
 
 /// A call of the library, with everything fixed but the stream.

@@ -16,49 +16,52 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use indexmap::IndexMap;
-use nccl_sys::{Comm, Config, Nccl, UniqueId, Version, Window, cta_policy, data_type, window};
-use symmc_ir::Variant;
-use symmc_runtime::exec::{BoundStep, Work};
+use nccl_sys::{Comm, Nccl, NcclConfig, UniqueId, Version, Window, cta_policy, data_type, window};
+use symmc_ir::CollectiveVariant;
+use symmc_runtime::exec::{ExecutableStep, StepWork};
 
-use super::call::by_library;
-use super::lent::Lent;
-use super::wait::Patience;
+use super::borrowed::BorrowedCommunicator;
+use super::call::is_run_by_library;
+use super::wait::CallDeadline;
 use crate::device::driver::{self, Device, Stream};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result};
-use crate::exchange::Exchange;
+use crate::exchange::RankExchange;
 
-pub struct Making<'a> {
-    pub exchange: &'a dyn Exchange,
+pub struct CommunicatorContext<'a> {
+    pub exchange: &'a dyn RankExchange,
     pub device: &'a Arc<Device>,
     /// This rank's symmetric arena: where it starts and its bytes, as many on all ranks. All of them are zero.
     pub arena: (Address, usize),
     /// No wait takes longer.
     pub limit: Duration,
     /// A communicator that somebody else owns.
-    pub lent: Option<&'a Lent>,
+    pub lent: Option<&'a BorrowedCommunicator>,
 }
 
-impl Making<'_> {
-    fn patience<'p>(&'p self, alive: &'p dyn Fn() -> Result<(), symmc_runtime::RunError>) -> Patience<'p> {
-        Patience { limit: self.limit, alive }
+impl CommunicatorContext<'_> {
+    fn deadline<'p>(
+        &'p self,
+        alive: &'p dyn Fn() -> Result<(), symmc_runtime::RunError>,
+    ) -> CallDeadline<'p> {
+        CallDeadline { limit: self.limit, alive }
     }
 }
 
 /// In place of a group: all ranks of the run.
-const ALL: usize = usize::MAX;
+const ALL_RANKS: usize = usize::MAX;
 
-fn config(variant: Variant) -> Config {
-    let mut config = Config::default();
+fn config(variant: CollectiveVariant) -> NcclConfig {
+    let mut config = NcclConfig::default();
     config.blocking = 0;
-    if variant == Variant::CopyEngine {
+    if variant == CollectiveVariant::CopyEngine {
         config.cta_policy = cta_policy::ZERO;
     }
     config
 }
 
 #[derive(Debug)]
-struct Made {
+struct CommunicatorEntry {
     comm: Comm,
     window: Option<Window>,
     lent: bool,
@@ -68,7 +71,7 @@ struct Made {
 #[derive(Debug, Default)]
 pub struct Communicators {
     library: Option<&'static Nccl>,
-    made: IndexMap<(usize, Variant), Made>,
+    made: IndexMap<(usize, CollectiveVariant), CommunicatorEntry>,
     limit: Duration,
 }
 
@@ -76,36 +79,38 @@ impl Communicators {
     /// Makes those that these steps need, together with the other ranks. The library is only looked for if
     /// there are any.
     pub fn new<'b>(
-        steps: impl IntoIterator<Item = &'b BoundStep>,
-        making: &Making<'_>,
+        steps: impl IntoIterator<Item = &'b ExecutableStep>,
+        making: &CommunicatorContext<'_>,
     ) -> Result<Communicators> {
         let mut out = Communicators::default();
-        out.add(steps, making)?;
+        out.create_missing(steps, making)?;
         Ok(out)
     }
 
     /// Those that these steps need, of which there is none: the steps can be lowered with them, and not run.
-    pub(crate) fn of_nobody<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Communicators {
-        let none = || Made { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
-        let of = |work: &Work| match work {
-            Work::Collective(call) if call.variant.is_library() => Some(((call.group, call.variant), none())),
+    pub(crate) fn placeholders<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Communicators {
+        let none = || CommunicatorEntry { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
+        let of = |work: &StepWork| match work {
+            StepWork::Collective(call) if call.variant.is_library() => {
+                Some(((call.group, call.variant), none()))
+            }
             _ => None,
         };
-        let parts = steps.into_iter().flat_map(|step| step.work.parts());
+        let parts = steps.into_iter().flat_map(|step| step.work.node_work());
         Communicators { made: parts.filter_map(of).collect(), ..Communicators::default() }
     }
 
     /// Makes those that these steps need too. Fails if there is no library, it lacks something, the machine gives no
     /// window, a rank fails or does not come.
-    pub fn add<'b>(
+    pub fn create_missing<'b>(
         &mut self,
-        steps: impl IntoIterator<Item = &'b BoundStep>,
-        making: &Making<'_>,
+        steps: impl IntoIterator<Item = &'b ExecutableStep>,
+        making: &CommunicatorContext<'_>,
     ) -> Result<()> {
-        let mut wanted: BTreeMap<(usize, Variant), &[u32]> = BTreeMap::new();
-        for work in steps.into_iter().flat_map(|step| step.work.parts()) {
-            if let Work::Collective(call) = work
-                && by_library(call)
+        let mut wanted: BTreeMap<(usize, CollectiveVariant), &[u32]> = BTreeMap::new();
+        for work in steps.into_iter().flat_map(|step| step.work.node_work()) {
+            if let StepWork::Collective(call) = work
+                && is_run_by_library(call)
             {
                 wanted.insert((call.group, call.variant), &call.cell);
             }
@@ -117,35 +122,37 @@ impl Communicators {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
         for (&key, &cell) in &wanted {
-            if let Some(lent) = making.lent.filter(|l| key.1 == Variant::Plain && l.ranks() == cell) {
-                let comm = lent.checked(nccl, making.exchange.rank())?;
-                self.made.insert(key, Made { comm, window: None, lent: true });
+            if let Some(lent) = making.lent.filter(|l| key.1 == CollectiveVariant::Plain && l.ranks() == cell)
+            {
+                let comm = lent.check_ranks(nccl, making.exchange.rank())?;
+                self.made.insert(key, CommunicatorEntry { comm, window: None, lent: true });
             } else {
-                self.made_or_ended(nccl, key, cell, making)?;
+                self.create_or_abort(nccl, key, cell, making)?;
             }
         }
         Ok(())
     }
 
     /// Makes a communicator of all ranks with a window over the memory of `making`.
-    pub(super) fn window_of_all(&mut self, making: &Making<'_>) -> Result<Window> {
+    pub(super) fn window_of_all(&mut self, making: &CommunicatorContext<'_>) -> Result<Window> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
-        let (key, cell) = ((ALL, Variant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
-        self.made_or_ended(nccl, key, &cell, making)?;
+        let (key, cell) =
+            ((ALL_RANKS, CollectiveVariant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
+        self.create_or_abort(nccl, key, &cell, making)?;
         let window = self.made.get(&key).and_then(|made| made.window);
         window.ok_or_else(|| CudaError::Unsupported("a communicator without a window".into()))
     }
 
     /// Makes one communicator, or leaves nothing of it.
-    fn made_or_ended(
+    fn create_or_abort(
         &mut self,
         nccl: &'static Nccl,
-        key: (usize, Variant),
+        key: (usize, CollectiveVariant),
         cell: &[u32],
-        making: &Making<'_>,
+        making: &CommunicatorContext<'_>,
     ) -> Result<()> {
-        self.make(nccl, key, cell, making).inspect_err(|_| {
+        self.create(nccl, key, cell, making).inspect_err(|_| {
             if let Some(half) = self.made.shift_remove(&key) {
                 // SAFETY: the communicator exists and is not used after this.
                 let _ = unsafe { (nccl.functions().comm_abort)(half.comm) };
@@ -154,12 +161,12 @@ impl Communicators {
     }
 
     /// Makes one communicator. What there is of it after a failure is among those made.
-    fn make(
+    fn create(
         &mut self,
         nccl: &'static Nccl,
-        key: (usize, Variant),
+        key: (usize, CollectiveVariant),
         cell: &[u32],
-        making: &Making<'_>,
+        making: &CommunicatorContext<'_>,
     ) -> Result<()> {
         let (exchange, variant) = (making.exchange, key.1);
         // A rank that cannot says so, so that none waits for it.
@@ -180,23 +187,23 @@ impl Communicators {
         };
         let (ranks, id) = (cell.len() as u32, UniqueId::from_bytes(id));
         let comm = nccl.comm_init_rank(ranks, id, number as u32, &config(variant))?;
-        self.made.insert(key, Made { comm, window: None, lent: false });
-        let alive = || exchange.alive();
-        let patience = making.patience(&alive);
+        self.made.insert(key, CommunicatorEntry { comm, window: None, lent: false });
+        let alive = || exchange.expect_running();
+        let patience = making.deadline(&alive);
         // SAFETY: the communicator was just made.
-        unsafe { patience.settle(nccl, comm, "ncclCommInitRankConfig", 0)? };
-        if variant == Variant::Plain {
+        unsafe { patience.wait_for_call(nccl, comm, "ncclCommInitRankConfig", 0)? };
+        if variant == CollectiveVariant::Plain {
             return Ok(());
         }
         let window = register(nccl, comm, making.arena, &patience)?;
-        self.made.insert(key, Made { comm, window: Some(window), lent: false });
-        if variant == Variant::CopyEngine {
+        self.made.insert(key, CommunicatorEntry { comm, window: Some(window), lent: false });
+        if variant == CollectiveVariant::CopyEngine {
             warm(nccl, comm, [number, cell.len()], making, &patience)?;
         }
         Ok(())
     }
 
-    pub(super) fn of(&self, group: usize, variant: Variant) -> Result<Comm> {
+    pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
         let made = self.made.get(&(group, variant));
         let missing =
             || CudaError::Unsupported(format!("a group without a communicator for the variant {variant}"));
@@ -208,10 +215,10 @@ impl Communicators {
     }
 
     /// Waits until the library has put a call, which answered `code`, on its stream.
-    pub(super) fn put(&self, comm: Comm, call: &'static str, code: i32) -> Result<()> {
-        let patience = Patience { limit: self.limit, alive: &|| Ok(()) };
+    pub(super) fn wait_for_call(&self, comm: Comm, call: &'static str, code: i32) -> Result<()> {
+        let patience = CallDeadline { limit: self.limit, alive: &|| Ok(()) };
         // SAFETY: calls are made of communicators of this value.
-        unsafe { patience.settle(self.library()?, comm, call, code) }
+        unsafe { patience.wait_for_call(self.library()?, comm, call, code) }
     }
 
     pub fn version(&self) -> Option<Version> {
@@ -221,7 +228,7 @@ impl Communicators {
     /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL), and these do not wait
     /// for what is in front of them in their stream ([`PDL_WITHOUT_WAIT`]). A kernel of ours in front lets what follows
     /// begin at once, so something else must come between.
-    pub(super) fn skips_pdl_wait(&self, variant: Variant) -> bool {
+    pub(super) fn skips_pdl_wait(&self, variant: CollectiveVariant) -> bool {
         self.version().is_some_and(|version| skips_pdl_wait(version, variant))
     }
 
@@ -230,11 +237,12 @@ impl Communicators {
     pub(super) fn of_test(
         library: &'static Nccl,
         group: usize,
-        variants: &[Variant],
+        variants: &[CollectiveVariant],
         comm: Comm,
     ) -> Communicators {
-        let made =
-            variants.iter().map(|&variant| ((group, variant), Made { comm, window: None, lent: true }));
+        let made = variants
+            .iter()
+            .map(|&variant| ((group, variant), CommunicatorEntry { comm, window: None, lent: true }));
         Communicators { library: Some(library), made: made.collect(), limit: Duration::ZERO }
     }
 
@@ -266,25 +274,25 @@ impl Drop for Communicators {
 }
 
 /// Whether the library that is found here has what a variant needs of it. No library has nothing.
-pub fn has(variant: Variant) -> bool {
+pub fn has(variant: CollectiveVariant) -> bool {
     !variant.is_library() || Nccl::load().is_ok_and(|nccl| lacks(nccl, variant).is_none())
 }
 
-pub(super) fn lacks(nccl: &Nccl, variant: Variant) -> Option<String> {
+pub(super) fn lacks(nccl: &Nccl, variant: CollectiveVariant) -> Option<String> {
     match variant {
-        Variant::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),
+        CollectiveVariant::CopyEngine => nccl.all_to_all().err().map(|missing| missing.to_string()),
         _ => None,
     }
 }
 
 /// Whether the library and the driver have what a variant needs.
-fn able(nccl: &Nccl, variant: Variant) -> Result<()> {
+fn able(nccl: &Nccl, variant: CollectiveVariant) -> Result<()> {
     let refused = |what: String| CudaError::Unsupported(format!("the variant {variant}: {what}"));
     if let Some(missing) = lacks(nccl, variant) {
         return Err(refused(missing));
     }
-    match driver::version()? {
-        found if variant == Variant::CopyEngine && found < COPY_ENGINES => {
+    match driver::cuda_version()? {
+        found if variant == CollectiveVariant::CopyEngine && found < COPY_ENGINES => {
             let ([major, minor], [least, and]) = (found, COPY_ENGINES);
             Err(refused(format!(
                 "copy engines need a driver for CUDA {least}.{and} or newer, found {major}.{minor}"
@@ -303,8 +311,8 @@ const COPY_ENGINES: [u32; 2] = [12, 5];
 pub const PDL_WITHOUT_WAIT: [Version; 2] = [Version::new(2, 28, 0), Version::new(2, 30, 7)];
 
 /// Whether a version launches a variant's kernels by PDL and does not wait within.
-pub(crate) fn skips_pdl_wait(version: Version, variant: Variant) -> bool {
-    variant == Variant::NcclWindow && (PDL_WITHOUT_WAIT[0]..PDL_WITHOUT_WAIT[1]).contains(&version)
+pub(crate) fn skips_pdl_wait(version: Version, variant: CollectiveVariant) -> bool {
+    variant == CollectiveVariant::NcclWindow && (PDL_WITHOUT_WAIT[0]..PDL_WITHOUT_WAIT[1]).contains(&version)
 }
 
 /// The first version whose windows are structs in device memory.
@@ -315,7 +323,7 @@ fn register(
     nccl: &Nccl,
     comm: Comm,
     (at, bytes): (Address, usize),
-    patience: &Patience<'_>,
+    patience: &CallDeadline<'_>,
 ) -> Result<Window> {
     // The library writes the window when it is done, perhaps after this call. After a failure it may still do
     // so: then these few bytes are left to it.
@@ -325,7 +333,7 @@ fn register(
     let code =
         unsafe { (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC) };
     // SAFETY: the communicator exists.
-    unsafe { patience.settle(nccl, comm, "ncclCommWindowRegister", code)? };
+    unsafe { patience.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
     // SAFETY: the library is done with it.
     let window = unsafe { *Box::from_raw(place) };
     match usable(nccl.version(), window) {
@@ -359,8 +367,8 @@ fn warm(
     nccl: &Nccl,
     comm: Comm,
     [number, ranks]: [usize; 2],
-    making: &Making<'_>,
-    patience: &Patience<'_>,
+    making: &CommunicatorContext<'_>,
+    patience: &CallDeadline<'_>,
 ) -> Result<()> {
     const PIECE: usize = 16;
     let (at, bytes) = making.arena;
@@ -376,7 +384,7 @@ fn warm(
             (nccl.functions().all_gather)(send, receive, PIECE, data_type::U8, comm, stream.handle().cast())
         };
         // SAFETY: the communicator exists.
-        unsafe { patience.settle(nccl, comm, "ncclAllGather", code)? };
+        unsafe { patience.wait_for_call(nccl, comm, "ncclAllGather", code)? };
     }
-    patience.until("the first all-gather by copy engines", || Ok(stream.idle()?.then_some(())))
+    patience.poll_until("the first all-gather by copy engines", || Ok(stream.is_idle()?.then_some(())))
 }

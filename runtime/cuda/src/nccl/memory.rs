@@ -7,11 +7,11 @@ use std::time::Duration;
 use cudarc::driver::result;
 use nccl_sys::{Nccl, Window};
 
-use super::comms::{Communicators, DEVICE_WINDOWS, Making};
+use super::comms::{CommunicatorContext, Communicators, DEVICE_WINDOWS};
 use crate::device::driver::Device;
 use crate::device::launch::Address;
-use crate::error::{CudaError, Result, checked};
-use crate::exchange::Exchange;
+use crate::error::{CudaError, Result, check_driver_result};
+use crate::exchange::RankExchange;
 
 /// Sizes are multiples of this, which the driver allocates anyway.
 const UNIT: usize = 2 << 20;
@@ -20,7 +20,7 @@ const UNIT: usize = 2 << 20;
 #[derive(Debug)]
 pub struct WindowMemory {
     library: &'static Nccl,
-    own: Own,
+    own: WindowAddress,
     /// Where each rank's memory starts, as this rank maps it.
     addresses: Vec<Address>,
     len: usize,
@@ -30,34 +30,35 @@ pub struct WindowMemory {
 
 /// An address that the library gave.
 #[derive(Debug)]
-struct Own(*mut c_void);
+struct WindowAddress(*mut c_void);
 
 // SAFETY: an address of device memory, which is not dereferenced here.
-unsafe impl Send for Own {}
+unsafe impl Send for WindowAddress {}
 // SAFETY: as above.
-unsafe impl Sync for Own {}
+unsafe impl Sync for WindowAddress {}
 
 impl WindowMemory {
     /// At least `len` bytes on each rank of the run. Fails if there is no library, it has too little to offer, the GPU
     /// has not as many bytes, or a peer failed.
     pub fn new(
         device: &Arc<Device>,
-        exchange: &dyn Exchange,
+        exchange: &dyn RankExchange,
         len: usize,
         limit: Duration,
     ) -> Result<WindowMemory> {
         let library = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         let len = len.max(1).next_multiple_of(UNIT);
-        let own = Own(library.mem_alloc(len)?);
+        let own = WindowAddress(library.mem_alloc(len)?);
         let at = own.0 as usize as Address;
         // From here on what is dropped after a failure frees the memory.
         let (addresses, communicators) = (vec![at], Communicators::default());
         let mut memory = WindowMemory { library, own, addresses, len, communicators };
-        let making = Making { exchange, device, arena: (at, len), limit, lent: None };
+        let making = CommunicatorContext { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
-        let place = |rank| if rank == exchange.rank() { Ok(at) } else { place(library, window, rank) };
+        let place =
+            |rank| if rank == exchange.rank() { Ok(at) } else { mapped_address(library, window, rank) };
         memory.addresses = (0..exchange.ranks()).map(place).collect::<Result<_, _>>()?;
-        memory.prove(exchange)?;
+        memory.check_mapping(exchange)?;
         Ok(memory)
     }
 
@@ -70,18 +71,18 @@ impl WindowMemory {
     }
 
     /// Every rank leaves its number in its memory and finds that of each peer where the window says.
-    fn prove(&self, exchange: &dyn Exchange) -> Result<()> {
+    fn check_mapping(&self, exchange: &dyn RankExchange) -> Result<()> {
         let number = |rank: u32| (0x5e4d_0000 + rank).to_le_bytes();
         let own = self.addresses[exchange.rank() as usize];
         // SAFETY: the memory is as large, and nothing else uses it yet.
         let written = unsafe { result::memcpy_htod_sync(own, &number(exchange.rank())) };
-        checked(|| "writing to the arena of NCCL".into(), written)?;
+        check_driver_result(|| "writing to the arena of NCCL".into(), written)?;
         exchange.all_gather(&[0])?;
         for (rank, &at) in (0..).zip(&self.addresses) {
             let mut found = [0; 4];
             // SAFETY: the window says that as many bytes are mapped there; if not, the driver refuses.
             let read = unsafe { result::memcpy_dtoh_sync(&mut found, at) };
-            checked(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
+            check_driver_result(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
             if found != number(rank) {
                 let version = self.library.version();
                 let text = format!("NCCL {version}: the window does not show the memory of rank {rank}");
@@ -101,21 +102,21 @@ impl Drop for WindowMemory {
 }
 
 /// Where a window shows the start of a rank's memory.
-fn place(library: &Nccl, window: Window, rank: u32) -> Result<Address> {
+fn mapped_address(library: &Nccl, window: Window, rank: u32) -> Result<Address> {
     match library.get_lsa_device_pointer() {
         Ok(call) => {
             let mut at = std::ptr::null_mut();
             // SAFETY: the window exists; the function writes one address.
             let code = unsafe { call(window, 0, rank as i32, &mut at) };
-            library.check("ncclGetLsaDevicePointer", code)?;
+            library.check_code("ncclGetLsaDevicePointer", code)?;
             Ok(at as usize as Address)
         }
         Err(_) if library.version() >= DEVICE_WINDOWS => {
             let mut bytes = [0; WINDOW_PREFIX];
             // SAFETY: such a window is a struct in device memory that is longer than this.
             let read = unsafe { result::memcpy_dtoh_sync(&mut bytes, window.0 as usize as Address) };
-            checked(|| "reading NCCL's window".into(), read)?;
-            Ok(place_in(&bytes, rank))
+            check_driver_result(|| "reading NCCL's window".into(), read)?;
+            Ok(parse_window_address(&bytes, rank))
         }
         Err(missing) => Err(CudaError::Unsupported(format!("an arena of NCCL: {missing}"))),
     }
@@ -126,7 +127,7 @@ const WINDOW_PREFIX: usize = 28;
 
 /// The same from the struct of the versions without that function, 2.28.3 to 2.29.1: an address, that of rank 0's
 /// memory, two ranks, and the distance between ranks in units of 4 GiB.
-fn place_in(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
+fn parse_window_address(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
     let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i])));
     let base = word(8) | word(12) << 32;
     base.wrapping_add((u64::from(rank) * word(24)) << 32)
@@ -142,7 +143,7 @@ mod tests {
         let mut window = [0xff; WINDOW_PREFIX];
         window[8..16].copy_from_slice(&0x7f12_3456_0000_u64.to_le_bytes());
         window[24..28].copy_from_slice(&36_u32.to_le_bytes());
-        assert_eq!(place_in(&window, 0), 0x7f12_3456_0000);
-        assert_eq!(place_in(&window, 3), 0x7f12_3456_0000 + ((3 * 36) << 32));
+        assert_eq!(parse_window_address(&window, 0), 0x7f12_3456_0000);
+        assert_eq!(parse_window_address(&window, 3), 0x7f12_3456_0000 + ((3 * 36) << 32));
     }
 }

@@ -7,9 +7,9 @@
 //! Deliberately not here: how the library splits a collective among its algorithms. What all of them promise is
 //! in `symmc_ir::collective`.
 
+mod borrowed;
 pub mod call;
 mod comms;
-mod lent;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -18,18 +18,18 @@ mod wait;
 use std::ffi::c_void;
 
 use nccl_sys::{RedOp, ResultCode, red_op, result_code};
-use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits};
-use symmc_ir::{DType, Variant};
-use symmc_runtime::exec::BoundCollective;
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
+use symmc_ir::{CollectiveVariant, DType};
+use symmc_runtime::exec::ResolvedCollective;
 
+pub use self::borrowed::BorrowedCommunicator;
 use self::call::CallKind;
 use self::call::NcclCall;
-pub use self::call::by_library;
+pub use self::call::is_run_by_library;
 pub(crate) use self::comms::skips_pdl_wait;
-pub use self::comms::{Communicators, Making, PDL_WITHOUT_WAIT, has};
-pub use self::lent::Lent;
+pub use self::comms::{CommunicatorContext, Communicators, PDL_WITHOUT_WAIT, has};
 pub use self::memory::WindowMemory;
-use crate::codegen::command::Command;
+use crate::codegen::command::GpuCommand;
 use crate::device::driver::Stream;
 use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::{CudaError, Result};
@@ -48,22 +48,22 @@ pub struct Front {
 impl Communicators {
     /// What stands in front of a collective of this variant. Where the library launches kernels by PDL that do not wait
     /// within for the kernel in front of them, that is never a kernel.
-    fn front(&self, variant: Variant, front: Front) -> Option<Command> {
+    fn front(&self, variant: CollectiveVariant, front: Front) -> Option<GpuCommand> {
         let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
-        Some(Command::Store { at: at.into(), word: front.word })
+        Some(GpuCommand::Store { at: at.into(), word: front.word })
     }
 
     /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in
     /// front of them.
     pub fn lower(
         &self,
-        call: &BoundCollective,
+        call: &ResolvedCollective,
         number: usize,
         [operand, result]: [DevicePtr; 2],
         front: Front,
-    ) -> Result<Vec<Command>> {
+    ) -> Result<Vec<GpuCommand>> {
         let n = call.cell.len();
-        let comm = self.of(call.group, call.variant)?;
+        let comm = self.get(call.group, call.variant)?;
         let size = call.dtype.size();
         let make = |kind, count| NcclCall {
             comm,
@@ -75,17 +75,17 @@ impl Communicators {
         };
         let reduction = |op| reduction(op, call.dtype);
         let (elements, me) = (call.elements, number as i32);
-        let mut work: Vec<Command> = self.front(call.variant, front).into_iter().collect();
+        let mut work: Vec<GpuCommand> = self.front(call.variant, front).into_iter().collect();
         let made = match &call.kind {
             CollectiveKind::AllReduce(op) => make(CallKind::AllReduce(reduction(*op)), elements),
             CollectiveKind::AllGather => make(CallKind::AllGather, elements),
             CollectiveKind::ReduceScatter(op) => make(CallKind::ReduceScatter(reduction(*op)), elements / n),
             CollectiveKind::Broadcast { root } => make(CallKind::Broadcast { root: *root as i32 }, elements),
             // The plain variant stays with sends and receives, which every version has.
-            CollectiveKind::AllToAll(Splits::Even) if call.variant != Variant::Plain => {
+            CollectiveKind::AllToAll(AllToAllSplits::Even) if call.variant != CollectiveVariant::Plain => {
                 make(CallKind::AllToAll, elements / n)
             }
-            CollectiveKind::AllToAll(Splits::Even) => {
+            CollectiveKind::AllToAll(AllToAllSplits::Even) => {
                 let piece = elements / n;
                 let all: Vec<_> = (0..n).map(|p| (p as i32, p * piece * size)).collect();
                 make(CallKind::Exchange { sends: all.clone(), receives: all }, piece)
@@ -95,17 +95,17 @@ impl Communicators {
                 let sends = pairs().filter(|p| p.0 == me).map(|p| (p.1, 0)).collect();
                 let receives: Vec<_> = pairs().filter(|p| p.1 == me).map(|p| (p.0, 0)).collect();
                 if receives.is_empty() {
-                    work.push(Command::Zero { at: result, bytes: elements * size });
+                    work.push(GpuCommand::Zero { at: result, bytes: elements * size });
                 }
                 make(CallKind::Exchange { sends, receives }, elements)
             }
-            CollectiveKind::AllToAll(Splits::Device) => {
+            CollectiveKind::AllToAll(AllToAllSplits::Device) => {
                 let text = "all_to_all with sizes on the device is a kernel, not a call of the library";
                 return Err(CudaError::Unsupported(text.into()));
             }
         };
         if made.count > 0 {
-            work.push(Command::Nccl(made));
+            work.push(GpuCommand::Nccl(made));
         }
         Ok(work)
     }
@@ -118,7 +118,7 @@ impl Communicators {
     pub unsafe fn run(&self, call: &NcclCall, stream: &Stream, bases: PortBases<'_>) -> Result<()> {
         // SAFETY: by the caller.
         let (name, code) = unsafe { self.start(call, stream, bases)? };
-        self.put(call.comm, name, code)
+        self.wait_for_call(call.comm, name, code)
     }
 
     /// Makes the call of the library; its name and answer.
@@ -162,7 +162,7 @@ impl Communicators {
             }
             CallKind::Exchange { sends, receives } => {
                 // SAFETY: the group is ended below, whatever happens between.
-                nccl.check("ncclGroupStart", unsafe { (f.group_start)() })?;
+                nccl.check_code("ncclGroupStart", unsafe { (f.group_start)() })?;
                 let mut first = ("ncclGroupEnd", result_code::SUCCESS);
                 let mut keep = |name, code| {
                     if first.1 == result_code::SUCCESS && code != result_code::IN_PROGRESS {
@@ -189,14 +189,14 @@ impl Communicators {
 }
 
 /// Truth is a byte that is 0 or 1: the sum of some is whether any is true, their product and mean whether all are.
-fn reduction(op: ReduceOp, dtype: DType) -> RedOp {
+fn reduction(op: CollectiveReduceOp, dtype: DType) -> RedOp {
     match (dtype, op) {
-        (DType::Bool, ReduceOp::Sum) => red_op::MAX,
-        (DType::Bool, ReduceOp::Avg | ReduceOp::Prod) => red_op::MIN,
-        (_, ReduceOp::Sum) => red_op::SUM,
-        (_, ReduceOp::Avg) => red_op::AVG,
-        (_, ReduceOp::Max) => red_op::MAX,
-        (_, ReduceOp::Min) => red_op::MIN,
-        (_, ReduceOp::Prod) => red_op::PROD,
+        (DType::Bool, CollectiveReduceOp::Sum) => red_op::MAX,
+        (DType::Bool, CollectiveReduceOp::Avg | CollectiveReduceOp::Prod) => red_op::MIN,
+        (_, CollectiveReduceOp::Sum) => red_op::SUM,
+        (_, CollectiveReduceOp::Avg) => red_op::AVG,
+        (_, CollectiveReduceOp::Max) => red_op::MAX,
+        (_, CollectiveReduceOp::Min) => red_op::MIN,
+        (_, CollectiveReduceOp::Prod) => red_op::PROD,
     }
 }

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::process;
 use std::time::Duration;
 
-use nccl_sys::{Comm, Nccl, Search, Version, result_code};
+use nccl_sys::{Comm, LibrarySearch, Nccl, Version, result_code};
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind, ReduceOp, Splits, Variant};
-use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
+use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
 
 use super::Front;
+use super::borrowed::BorrowedCommunicator;
 use super::comms::{Communicators, lacks, skips_pdl_wait};
-use super::lent::Lent;
-use super::wait::Patience;
-use crate::codegen::command::Command;
+use super::wait::CallDeadline;
+use crate::codegen::command::GpuCommand;
 use crate::error::CudaError;
 
 /// The fake library of a version.
@@ -29,7 +29,8 @@ fn fake(version: &str, later: bool) -> Nccl {
         gcc.arg("-DLATER");
     }
     assert!(gcc.arg(source).status().expect("gcc runs").success());
-    let found = Nccl::find(&Search { only: Some(path.clone()), ..Search::default() });
+    let found =
+        Nccl::find_library(&LibrarySearch { explicit_path: Some(path.clone()), ..LibrarySearch::default() });
     found.expect("a usable library")
 }
 
@@ -41,10 +42,10 @@ fn comm(n: usize) -> Comm {
 fn a_call_is_done_when_the_communicator_says_so() {
     let nccl = fake("22809", true);
     let alive = || Ok(());
-    let patience = Patience { limit: Duration::from_secs(60), alive: &alive };
+    let patience = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
     // The fake library is busy twice; then odd handles are done and even ones have failed.
     // SAFETY: the fake functions take any handle.
-    let settle = |n, code| unsafe { patience.settle(&nccl, comm(n), "ncclAllReduce", code) };
+    let settle = |n, code| unsafe { patience.wait_for_call(&nccl, comm(n), "ncclAllReduce", code) };
     assert_eq!(settle(1, result_code::IN_PROGRESS), Ok(()));
     assert_eq!(settle(3, result_code::SUCCESS), Ok(()));
     let failed = settle(2, result_code::IN_PROGRESS).expect_err("a failure in the background");
@@ -57,40 +58,43 @@ fn a_call_is_done_when_the_communicator_says_so() {
 fn a_lent_communicator_has_the_ranks_that_were_said() {
     let nccl = fake("22809", false);
     // SAFETY: the fake functions take any handle.
-    let lent = |n, ranks: &[u32]| unsafe { Lent::new(comm(n).0, ranks.to_vec()) };
+    let lent = |n, ranks: &[u32]| unsafe { BorrowedCommunicator::new(comm(n).0, ranks.to_vec()) };
     // Number 2 of four ranks, which are these ranks of the plan.
-    assert_eq!(lent(3, &[4, 5, 6, 7]).checked(&nccl, 6), Ok(comm(3)));
-    let other = lent(3, &[4, 5, 6, 7]).checked(&nccl, 5).expect_err("another number");
+    assert_eq!(lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
+    let other = lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
         other.to_string(),
         "the lent communicator has 4 ranks, of which this is number 2: expected rank 5 of [4, 5, 6, 7]"
     );
-    assert!(lent(3, &[0, 1, 2]).checked(&nccl, 2).is_err(), "another number of ranks");
-    assert!(lent(9, &[0, 1, 2, 3]).checked(&nccl, 3).is_err(), "no number of the group");
+    assert!(lent(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
+    assert!(lent(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
 }
 
 #[test]
 fn what_a_version_lacks_is_named() {
     let first = fake("22707", false);
-    assert_eq!([Variant::Plain, Variant::NcclWindow].map(|variant| lacks(&first, variant)), [None, None]);
-    let text = lacks(&first, Variant::CopyEngine).expect("copy engines came later");
+    assert_eq!(
+        [CollectiveVariant::Plain, CollectiveVariant::NcclWindow].map(|variant| lacks(&first, variant)),
+        [None, None]
+    );
+    let text = lacks(&first, CollectiveVariant::CopyEngine).expect("copy engines came later");
     assert_eq!(text, "NCCL 2.27.7 has no ncclAlltoAll; expected 2.28.0 or newer");
-    assert_eq!(lacks(&fake("22809", true), Variant::CopyEngine), None);
+    assert_eq!(lacks(&fake("22809", true), CollectiveVariant::CopyEngine), None);
 }
 
 #[test]
 fn window_kernels_of_some_versions_skip_the_wait_of_dependent_launches() {
-    let window = |minor, patch| skips_pdl_wait(Version::new(2, minor, patch), Variant::NcclWindow);
+    let window = |minor, patch| skips_pdl_wait(Version::new(2, minor, patch), CollectiveVariant::NcclWindow);
     assert!([(28, 0), (28, 9), (29, 7), (30, 6)].into_iter().all(|(minor, patch)| window(minor, patch)));
     assert!([(27, 7), (30, 7), (31, 0)].into_iter().all(|(minor, patch)| !window(minor, patch)));
-    let others = [Variant::Plain, Variant::CopyEngine, Variant::Ll];
+    let others = [CollectiveVariant::Plain, CollectiveVariant::CopyEngine, CollectiveVariant::Ll];
     assert!(others.into_iter().all(|variant| !skips_pdl_wait(Version::new(2, 28, 9), variant)));
 }
 
 /// A collective of four ranks.
-fn call(kind: CollectiveKind, variant: Variant) -> BoundCollective {
-    let region = || BoundRegion { space: MemorySpace::Symmetric, offset: 0, by_rank: None };
-    BoundCollective {
+fn call(kind: CollectiveKind, variant: CollectiveVariant) -> ResolvedCollective {
+    let region = || ResolvedRegion { space: MemorySpace::Symmetric, offset: 0, by_rank: None };
+    ResolvedCollective {
         kind,
         variant,
         exit: None,
@@ -98,7 +102,7 @@ fn call(kind: CollectiveKind, variant: Variant) -> BoundCollective {
         group: 7,
         dtype: DType::F32,
         elements: 64,
-        row: 1,
+        row_elements: 1,
         operand: region(),
         result: region(),
         blocks: None,
@@ -111,18 +115,19 @@ fn call(kind: CollectiveKind, variant: Variant) -> BoundCollective {
 fn what_skips_the_wait_never_follows_a_kernel() {
     use CollectiveKind as Kind;
     let kinds = [
-        Kind::AllReduce(ReduceOp::Sum),
+        Kind::AllReduce(CollectiveReduceOp::Sum),
         Kind::AllGather,
-        Kind::ReduceScatter(ReduceOp::Sum),
+        Kind::ReduceScatter(CollectiveReduceOp::Sum),
         Kind::Broadcast { root: 1 },
-        Kind::AllToAll(Splits::Even),
+        Kind::AllToAll(AllToAllSplits::Even),
     ];
     let (told, unread) = (0x100, 0x200);
     for (version, skips) in
         [("22707", false), ("22800", true), ("22907", true), ("23006", true), ("23007", false)]
     {
         let library: &'static Nccl = Box::leak(Box::new(fake(version, version > "22800")));
-        let variants = [Variant::Plain, Variant::NcclWindow, Variant::CopyEngine];
+        let variants =
+            [CollectiveVariant::Plain, CollectiveVariant::NcclWindow, CollectiveVariant::CopyEngine];
         let comms = Communicators::of_test(library, 7, &variants, comm(1));
         for variant in variants {
             for (kind, asked) in kinds.iter().flat_map(|k| [(k, None), (k, Some(told))]) {
@@ -135,10 +140,10 @@ fn what_skips_the_wait_never_follows_a_kernel() {
                         front,
                     )
                     .expect("calls");
-                let fenced = skips && variant == Variant::NcclWindow;
+                let fenced = skips && variant == CollectiveVariant::NcclWindow;
                 let at = asked.or(fenced.then_some(unread));
-                let expected = at.map(|at| Command::Store { at: at.into(), word: 3 });
-                let [front @ .., Command::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
+                let expected = at.map(|at| GpuCommand::Store { at: at.into(), word: 3 });
+                let [front @ .., GpuCommand::Nccl(_)] = work.as_slice() else { panic!("{work:?}") };
                 assert_eq!(front.first(), expected.as_ref(), "{version} {variant} {kind:?}");
                 assert!(front.len() <= 1, "{work:?}");
             }
@@ -150,9 +155,12 @@ fn what_skips_the_wait_never_follows_a_kernel() {
 fn truth_is_reduced_as_bytes() {
     use nccl_sys::red_op;
     let of = |op| super::reduction(op, DType::Bool);
-    assert_eq!([ReduceOp::Sum, ReduceOp::Max].map(of), [red_op::MAX; 2]);
-    assert_eq!([ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min].map(of), [red_op::MIN; 3]);
-    assert_eq!(super::reduction(ReduceOp::Avg, DType::F32), red_op::AVG);
+    assert_eq!([CollectiveReduceOp::Sum, CollectiveReduceOp::Max].map(of), [red_op::MAX; 2]);
+    assert_eq!(
+        [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min].map(of),
+        [red_op::MIN; 3]
+    );
+    assert_eq!(super::reduction(CollectiveReduceOp::Avg, DType::F32), red_op::AVG);
 }
 
 #[test]

@@ -9,17 +9,17 @@ use crate::error::{CudaError, Result};
 
 /// How long and for whom this rank waits.
 #[derive(Clone, Copy)]
-pub(super) struct Patience<'a> {
+pub(super) struct CallDeadline<'a> {
     /// No wait takes longer.
     pub limit: Duration,
     /// Fails when the run has ended elsewhere.
     pub alive: &'a dyn Fn() -> Result<(), RunError>,
 }
 
-impl Patience<'_> {
+impl CallDeadline<'_> {
     /// Asks until `ask` has an answer. Fails if `ask` failed, the run has ended elsewhere, or `what` took longer than
     /// the limit.
-    pub fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    pub fn poll_until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let start = Instant::now();
         let mut pause = Duration::from_micros(5);
         loop {
@@ -42,16 +42,22 @@ impl Patience<'_> {
     ///
     /// # Safety
     /// The communicator exists.
-    pub unsafe fn settle(&self, nccl: &Nccl, comm: Comm, call: &'static str, code: ResultCode) -> Result<()> {
+    pub unsafe fn wait_for_call(
+        &self,
+        nccl: &Nccl,
+        comm: Comm,
+        call: &'static str,
+        code: ResultCode,
+    ) -> Result<()> {
         if code != result_code::IN_PROGRESS {
-            nccl.check(call, code)?;
+            nccl.check_code(call, code)?;
         }
         // Some calls say that they are done while their work goes on; the communicator's state does not.
-        self.until(call, || {
+        self.poll_until(call, || {
             // SAFETY: by the caller.
-            match unsafe { nccl.state(comm) }? {
+            match unsafe { nccl.async_state(comm) }? {
                 result_code::IN_PROGRESS => Ok(None),
-                code => nccl.check(call, code).map(Some).map_err(CudaError::from),
+                code => nccl.check_code(call, code).map(Some).map_err(CudaError::from),
             }
         })
     }
@@ -64,20 +70,20 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_answer_the_run_or_the_limit() {
         let alive = || Ok(());
-        let patience = Patience { limit: Duration::from_secs(60), alive: &alive };
+        let patience = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
         let mut asked = 0;
         let third = || {
             asked += 1;
             Ok((asked == 3).then_some(asked))
         };
-        assert_eq!(patience.until("x", third), Ok(3));
+        assert_eq!(patience.poll_until("x", third), Ok(3));
         let gone = RunError::Aborted { rank: 1, reason: "no library".into() };
         let left = || Err(gone.clone());
         let never = || Ok(None::<u8>);
-        let patience = Patience { alive: &left, ..patience };
-        assert_eq!(patience.until("x", never), Err(gone.clone().into()));
-        let patience = Patience { limit: Duration::ZERO, alive: &alive };
-        let error = patience.until("ncclCommInitRankConfig", never).expect_err("no time");
+        let patience = CallDeadline { alive: &left, ..patience };
+        assert_eq!(patience.poll_until("x", never), Err(gone.clone().into()));
+        let patience = CallDeadline { limit: Duration::ZERO, alive: &alive };
+        let error = patience.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
         assert_eq!(
             error.to_string(),
             "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not come"

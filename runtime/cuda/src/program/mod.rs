@@ -7,71 +7,71 @@
 //! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
 //! recorded or enqueued, and recordings can take other bases (`rebased`).
 
-mod item;
-mod rebased;
+mod rebase;
+mod work;
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 use symmc_plan::Lane;
-use symmc_runtime::exec::BoundStep;
+use symmc_runtime::exec::ExecutableStep;
 
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::collective::Peers;
-use crate::codegen::command::Command;
-use crate::codegen::compile::{Source, compile};
-use crate::codegen::compute::fused::Candidates;
-use crate::codegen::compute::gemm::Prepared;
-use crate::codegen::compute::search::{self, Search};
-use crate::codegen::compute::{Assertions, Machine, choice};
-use crate::codegen::lowered::Lowered;
-use crate::codegen::setting::Setting;
-use crate::device::driver::{Device, Event, Function, Graph, Module, Stream};
-use crate::device::launch::{Address, Kernel, PortBases, Start};
-use crate::device::streams::Streams;
+use crate::codegen::collective::PeerContext;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compile::{KernelSource, compile};
+use crate::codegen::compute::gemm::PreparedGemm;
+use crate::codegen::compute::gemm_search::{self, GemmSearch};
+use crate::codegen::compute::library_attention::AttentionCandidates;
+use crate::codegen::compute::{DeviceAssertions, KernelTarget, attention_choice};
+use crate::codegen::lowered::LoweredProgram;
+use crate::codegen::lowering_context::LoweringContext;
+use crate::device::driver::{Device, Event, ExecutableGraph, Function, Module, Stream};
+use crate::device::launch::{Address, KernelLaunch, LaunchOrder, PortBases};
+use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
 use crate::nccl::Communicators;
 use crate::{codegen::agreement, cudnn};
 
-use self::item::{LoadedStep, PortUses, Ready};
-pub use self::item::{Nodes, Place};
+use self::work::{LoadedStep, LoadedWork, PortUses};
+pub use self::work::{WorkId, WorkNodes};
 
 #[derive(Debug)]
-pub struct Parts<'a> {
+pub struct ProgramContext<'a> {
     pub device: &'a Arc<Device>,
     pub addresses: &'a AddressMap,
-    pub peers: &'a Peers,
-    pub machine: &'a Machine,
+    pub peers: &'a PeerContext,
+    pub machine: &'a KernelTarget,
     pub nccl: &'a Communicators,
     /// How algorithms of matrix products are chosen; the heuristic's first without.
-    pub search: Option<&'a Search<'a>>,
+    pub search: Option<&'a GemmSearch<'a>>,
     /// What was chosen for the same steps in other memory, which is chosen again without a search.
-    pub settled: Option<&'a Settled>,
+    pub settled: Option<&'a ProgramChoices>,
     /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
     pub progress: Option<Address>,
     /// Where ports begin while algorithms are measured.
     pub bases: PortBases<'a>,
 }
 
-impl Parts<'_> {
-    fn setting(&self) -> Setting<'_> {
-        let Parts { addresses, peers, machine, nccl, progress, .. } = *self;
-        Setting { addresses, peers, machine, nccl, progress }
+impl ProgramContext<'_> {
+    fn lowering_context(&self) -> LoweringContext<'_> {
+        let ProgramContext { addresses, peers, machine, nccl, progress, .. } = *self;
+        LoweringContext { addresses, peers, machine, nccl, progress }
     }
 }
 
 /// What was chosen when a program was made. Programs of the same steps in other memory are made by it without their peers.
 #[derive(Clone)]
-pub struct Settled {
-    products: search::Settled,
-    attentions: choice::Settled,
+pub struct ProgramChoices {
+    products: gemm_search::GemmChoices,
+    attentions: attention_choice::AttentionChoices,
     module: Option<Arc<Module>>,
     /// What the module was compiled from.
     text: Arc<str>,
 }
 
-impl std::fmt::Debug for Settled {
+impl std::fmt::Debug for ProgramChoices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Settled").finish_non_exhaustive()
     }
@@ -79,11 +79,11 @@ impl std::fmt::Debug for Settled {
 
 pub struct DeviceProgram {
     steps: Vec<LoadedStep>,
-    assertions: Assertions,
+    assertions: DeviceAssertions,
     /// Memory for one matrix product at a time.
     workspace: Address,
     /// What was chosen for it, with the module that the functions of the steps belong to.
-    settled: Settled,
+    settled: ProgramChoices,
     pieces: usize,
     uses: PortUses,
 }
@@ -97,27 +97,32 @@ unsafe impl Sync for DeviceProgram {}
 impl DeviceProgram {
     /// Compiles and loads the steps of a rank. Fails if a step has no form on a GPU, or a library that it needs is
     /// missing.
-    pub fn new(rank: u32, list: &[BoundStep], parts: &Parts<'_>) -> Result<DeviceProgram> {
-        let lowered = Lowered::new(rank, list, &parts.setting())?;
+    pub fn new(rank: u32, list: &[ExecutableStep], parts: &ProgramContext<'_>) -> Result<DeviceProgram> {
+        let lowered = LoweredProgram::new(rank, list, &parts.lowering_context())?;
         if let (Some(search), None) = (parts.search, parts.settled) {
-            agreement::agreed(list, &lowered.alike(list), search.exchange)?;
+            agreement::check_agreement(list, &lowered.launch_digests(list), search.exchange)?;
         }
-        DeviceProgram::load(list, lowered, parts)
+        DeviceProgram::load_lowered(list, lowered, parts)
     }
 
     /// Compiles and loads work that is lowered already. `list` says how it is ordered.
-    pub fn of_work(
-        list: &[BoundStep],
-        lowered: Vec<Vec<Command>>,
-        source: &Source,
-        parts: &Parts<'_>,
+    pub fn from_commands(
+        list: &[ExecutableStep],
+        lowered: Vec<Vec<GpuCommand>>,
+        source: &KernelSource,
+        parts: &ProgramContext<'_>,
     ) -> Result<DeviceProgram> {
-        let lowered = Lowered { work: lowered, source: source.clone(), assertions: Assertions::new() };
-        DeviceProgram::load(list, lowered, parts)
+        let lowered =
+            LoweredProgram { work: lowered, source: source.clone(), assertions: DeviceAssertions::new() };
+        DeviceProgram::load_lowered(list, lowered, parts)
     }
 
-    fn load(list: &[BoundStep], lowered: Lowered, parts: &Parts<'_>) -> Result<DeviceProgram> {
-        let Lowered { work: lowered, source, assertions } = lowered;
+    fn load_lowered(
+        list: &[ExecutableStep],
+        lowered: LoweredProgram,
+        parts: &ProgramContext<'_>,
+    ) -> Result<DeviceProgram> {
+        let LoweredProgram { work: lowered, source, assertions } = lowered;
         let text: Arc<str> = source.text().into();
         let module = match parts.settled.filter(|settled| settled.text == text) {
             Some(settled) => settled.module.clone(),
@@ -127,23 +132,25 @@ impl DeviceProgram {
                 Some(Arc::new(Module::load(parts.device, &code)?))
             }
         };
-        let products =
-            lowered.iter().flatten().filter_map(|w| if let Command::Gemm(g) = w { Some(*g) } else { None });
+        let products = lowered
+            .iter()
+            .flatten()
+            .filter_map(|w| if let GpuCommand::Gemm(g) = w { Some(*g) } else { None });
         let products: Vec<_> = products.collect();
         let settled = parts.settled.map(|settled| &settled.products);
         let (products, chosen) =
-            search::prepare(settled, parts.search, parts.device, parts.machine, &products)?;
+            gemm_search::prepare(settled, parts.search, parts.device, parts.machine, &products)?;
         let products = products.into_iter();
         let functions = RefCell::default();
         let mut loader =
-            Loader { module: module.as_deref(), functions, products, attentions: vec![].into_iter() };
-        let (prepared, attentions) = loader.choose(&lowered, parts)?;
+            WorkLoader { module: module.as_deref(), functions, products, attentions: vec![].into_iter() };
+        let (prepared, attentions) = loader.choose_attentions(&lowered, parts)?;
         loader.attentions = prepared.into_iter();
         let mut steps: Vec<LoadedStep> = Vec::with_capacity(lowered.len());
         for (step, commands) in list.iter().zip(lowered) {
             let mut work = Vec::with_capacity(commands.len());
             for command in commands {
-                work.extend(loader.load(command)?);
+                work.extend(loader.load_command(command)?);
             }
             for &earlier in &step.waits {
                 if let Some(earlier) = steps.get_mut(earlier) {
@@ -154,38 +161,40 @@ impl DeviceProgram {
         }
         let workspace = parts.machine.workspace;
         drop(loader);
-        let settled = Settled { products: chosen, attentions, module, text };
-        let uses = PortUses::of(&steps, parts.bases.0.len());
+        let settled = ProgramChoices { products: chosen, attentions, module, text };
+        let uses = PortUses::from_steps(&steps, parts.bases.0.len());
         let pieces = steps.iter().map(|step| step.work.len()).sum();
         Ok(DeviceProgram { steps, assertions, workspace, settled, pieces, uses })
     }
 
-    pub fn settled(&self) -> &Settled {
+    pub fn choices(&self) -> &ProgramChoices {
         &self.settled
     }
 
     pub fn record(
         &self,
         bases: PortBases<'_>,
-        lanes: &Streams,
+        lanes: &LaneStreams,
         nccl: &Communicators,
         runs: u32,
-    ) -> Result<Graph> {
+    ) -> Result<ExecutableGraph> {
         lanes.compute.capture(|| (0..runs).try_for_each(|_| self.enqueue(bases, lanes, nccl)))
     }
 
-    pub fn assertions(&self) -> &Assertions {
+    pub fn assertions(&self) -> &DeviceAssertions {
         &self.assertions
     }
 
     /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
     /// there begins after it.
-    pub fn enqueue(&self, bases: PortBases<'_>, lanes: &Streams, nccl: &Communicators) -> Result<()> {
-        self.enqueue_by(lanes, &mut |_, work, stream, start| self.put(work, bases, stream, start, nccl))
+    pub fn enqueue(&self, bases: PortBases<'_>, lanes: &LaneStreams, nccl: &Communicators) -> Result<()> {
+        self.enqueue_with(lanes, &mut |_, work, stream, start| {
+            self.enqueue_work(work, bases, stream, start, nccl)
+        })
     }
 
     /// Enqueues one run; `put` enqueues each piece of work.
-    fn enqueue_by(&self, lanes: &Streams, put: Put<'_>) -> Result<()> {
+    fn enqueue_with(&self, lanes: &LaneStreams, put: Put<'_>) -> Result<()> {
         let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
         if both {
             let start = Event::new()?;
@@ -193,17 +202,17 @@ impl DeviceProgram {
             lanes.comm.wait(&start)?;
         }
         let mut ends: Vec<Option<Event>> = self.steps.iter().map(|_| None).collect();
-        let mut starts = [Start::After; 2];
+        let mut starts = [LaunchOrder::After; 2];
         for (index, step) in self.steps.iter().enumerate() {
-            let stream = lanes.of(step.lane);
+            let stream = lanes.stream_of(step.lane);
             let start = &mut starts[usize::from(step.lane == Lane::Comm)];
             for event in step.waits.iter().filter_map(|&w| ends[w].as_ref()) {
                 stream.wait(event)?;
-                *start = Start::After;
+                *start = LaunchOrder::After;
             }
             for (number, work) in step.work.iter().enumerate() {
-                put(Place { step: index, number }, work, stream, *start)?;
-                *start = work.next();
+                put(WorkId { step: index, index: number }, work, stream, *start)?;
+                *start = work.next_start();
             }
             if step.is_awaited {
                 let end = Event::new()?;
@@ -225,7 +234,7 @@ impl DeviceProgram {
     pub fn enqueue_timed(
         &self,
         bases: PortBases<'_>,
-        lanes: &Streams,
+        lanes: &LaneStreams,
         nccl: &Communicators,
     ) -> Result<Vec<[Event; 2]>> {
         // Steps of the communication lane begin after the work that the compute stream holds, too.
@@ -234,14 +243,14 @@ impl DeviceProgram {
         lanes.comm.wait(&start)?;
         let mut events: Vec<[Event; 2]> = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
-            let stream = lanes.of(step.lane);
+            let stream = lanes.stream_of(step.lane);
             for &wait in &step.waits {
                 stream.wait(&events[wait][1])?;
             }
             let pair = [Event::timed()?, Event::timed()?];
             pair[0].record(stream)?;
             for work in &step.work {
-                self.put(work, bases, stream, Start::After, nccl)?;
+                self.enqueue_work(work, bases, stream, LaunchOrder::After, nccl)?;
             }
             pair[1].record(stream)?;
             events.push(pair);
@@ -252,60 +261,60 @@ impl DeviceProgram {
         Ok(events)
     }
 
-    fn put(
+    fn enqueue_work(
         &self,
-        work: &Ready,
+        work: &LoadedWork,
         bases: PortBases<'_>,
         stream: &Stream,
-        start: Start,
+        start: LaunchOrder,
         nccl: &Communicators,
     ) -> Result<()> {
         match work {
             // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
-            Ready::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, bases, start) },
-            Ready::Copy { to, from, bytes } => {
+            LoadedWork::Kernel(function, kernel) => unsafe { stream.launch(*function, kernel, bases, start) },
+            LoadedWork::Copy { to, from, bytes } => {
                 // SAFETY: as above.
                 unsafe { stream.copy(to.resolve(bases), from.resolve(bases), *bytes) }
             }
             // SAFETY: as above; words of progress are pinned memory of the session.
-            Ready::Store { at, word } => unsafe { stream.store(at.resolve(bases), *word) },
+            LoadedWork::Store { at, word } => unsafe { stream.store(at.resolve(bases), *word) },
             // SAFETY: as above.
-            Ready::Zero { at, bytes } => unsafe { stream.fill(at.resolve(bases), 0, *bytes) },
+            LoadedWork::Zero { at, bytes } => unsafe { stream.fill(at.resolve(bases), 0, *bytes) },
             // SAFETY: as above.
-            Ready::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace, bases) },
+            LoadedWork::Gemm(gemm) => unsafe { gemm.run(stream, self.workspace, bases) },
             // SAFETY: as above.
-            Ready::Attention(attention) => unsafe { attention.run(stream, bases) },
+            LoadedWork::Attention(attention) => unsafe { attention.run(stream, bases) },
             // SAFETY: as above.
-            Ready::Nccl(call) => unsafe { nccl.run(call, stream, bases) },
+            LoadedWork::Nccl(call) => unsafe { nccl.run(call, stream, bases) },
         }
     }
 }
 
 /// Puts a piece of work on a stream.
-type Put<'p> = &'p mut dyn FnMut(Place, &Ready, &Stream, Start) -> Result<()>;
+type Put<'p> = &'p mut dyn FnMut(WorkId, &LoadedWork, &Stream, LaunchOrder) -> Result<()>;
 
-struct Loader<'a> {
+struct WorkLoader<'a> {
     module: Option<&'a Module>,
     functions: RefCell<IndexMap<(String, u32), Function>>,
     /// The matrix products, in the order of the work.
-    products: std::vec::IntoIter<Prepared>,
+    products: std::vec::IntoIter<PreparedGemm>,
     /// The attentions that the library may compute, in the order of the work; `None` for those that kernels do.
-    attentions: std::vec::IntoIter<Option<cudnn::Prepared>>,
+    attentions: std::vec::IntoIter<Option<cudnn::PreparedAttention>>,
 }
 
-impl Loader<'_> {
+impl WorkLoader<'_> {
     /// Who computes each attention that the library may.
-    fn choose(
+    fn choose_attentions(
         &self,
-        lowered: &[Vec<Command>],
-        parts: &Parts<'_>,
-    ) -> Result<(Vec<Option<cudnn::Prepared>>, choice::Settled)> {
-        let all: Vec<&Candidates> = lowered
+        lowered: &[Vec<GpuCommand>],
+        parts: &ProgramContext<'_>,
+    ) -> Result<(Vec<Option<cudnn::PreparedAttention>>, attention_choice::AttentionChoices)> {
+        let all: Vec<&AttentionCandidates> = lowered
             .iter()
             .flatten()
-            .filter_map(|w| if let Command::Attention(of) = w { Some(&**of) } else { None })
+            .filter_map(|w| if let GpuCommand::Attention(of) = w { Some(&**of) } else { None })
             .collect();
-        let launch = |kernel: &Kernel, start| match parts.search {
+        let launch = |kernel: &KernelLaunch, start| match parts.search {
             // SAFETY: the kernel was generated for memory that the checked plan lays out.
             Some(search) => unsafe {
                 search.stream.launch(self.function(kernel)?, kernel, search.bases, start)
@@ -313,37 +322,37 @@ impl Loader<'_> {
             None => Ok(()),
         };
         let settled = parts.settled.map(|settled| &settled.attentions);
-        choice::attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
+        attention_choice::choose_attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
     }
 
     /// What a command becomes: one piece of work, or those of an attention.
-    fn load(&mut self, command: Command) -> Result<Vec<Ready>> {
+    fn load_command(&mut self, command: GpuCommand) -> Result<Vec<LoadedWork>> {
         let ready = match command {
-            Command::Kernel(kernel) => Ready::Kernel(self.function(&kernel)?, kernel),
-            Command::Gemm(gemm) => {
+            GpuCommand::Kernel(kernel) => LoadedWork::Kernel(self.function(&kernel)?, kernel),
+            GpuCommand::Gemm(gemm) => {
                 let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
-                Ready::Gemm(self.products.next().ok_or_else(missing)?)
+                LoadedWork::Gemm(self.products.next().ok_or_else(missing)?)
             }
-            Command::Attention(candidates) => return self.load_attention(*candidates),
-            Command::Copy { to, from, bytes } => Ready::Copy { to, from, bytes },
-            Command::Store { at, word } => Ready::Store { at, word },
-            Command::Zero { at, bytes } => Ready::Zero { at, bytes },
-            Command::Nccl(call) => Ready::Nccl(call),
+            GpuCommand::Attention(candidates) => return self.load_attention(*candidates),
+            GpuCommand::Copy { to, from, bytes } => LoadedWork::Copy { to, from, bytes },
+            GpuCommand::Store { at, word } => LoadedWork::Store { at, word },
+            GpuCommand::Zero { at, bytes } => LoadedWork::Zero { at, bytes },
+            GpuCommand::Nccl(call) => LoadedWork::Nccl(call),
         };
         Ok(vec![ready])
     }
 
     /// An attention by the candidate that was chosen for it.
-    fn load_attention(&mut self, candidates: Candidates) -> Result<Vec<Ready>> {
+    fn load_attention(&mut self, candidates: AttentionCandidates) -> Result<Vec<LoadedWork>> {
         let prepared = self.attentions.next().flatten();
-        let load = |kernel: Kernel| Ok(Ready::Kernel(self.function(&kernel)?, kernel));
-        let Some(prepared) = prepared else { return candidates.own.into_iter().map(load).collect() };
+        let load = |kernel: KernelLaunch| Ok(LoadedWork::Kernel(self.function(&kernel)?, kernel));
+        let Some(prepared) = prepared else { return candidates.kernels.into_iter().map(load).collect() };
         let before = candidates.numbers.into_iter().map(load);
         let after = candidates.amend.into_iter().map(load);
-        before.chain([Ok(Ready::Attention(prepared))]).chain(after).collect()
+        before.chain([Ok(LoadedWork::Attention(prepared))]).chain(after).collect()
     }
 
-    fn function(&self, kernel: &Kernel) -> Result<Function> {
+    fn function(&self, kernel: &KernelLaunch) -> Result<Function> {
         let key = (kernel.entry.clone(), kernel.shared);
         if let Some(function) = self.functions.borrow().get(&key) {
             return Ok(*function);

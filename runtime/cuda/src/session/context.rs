@@ -6,57 +6,61 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use symmc_check::CheckedPlan;
-use symmc_plan::{Plan, ReadPlan};
+use symmc_plan::{ParsedPlan, Plan};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, ExecConfig, Executor, MemorySpace, Placement, Registry, Work};
+use symmc_runtime::exec::{
+    CustomKernelRegistry, ExecConfig, ExecutableStep, Executor, MemorySpace, ProgramPlacement,
+    ResolvedProgram, StepWork,
+};
 use symmc_runtime::host::HostConfig;
-use symmc_runtime::session::budget::{self, Constants};
-use symmc_runtime::session::{CallersPart, Taken};
+use symmc_runtime::session::memory_usage::{self, ConstantStorage};
+use symmc_runtime::session::{CallerArena, MemoryUsage};
 
-use super::gpu::Gpu;
-use super::programs::Programs;
+use super::gpu::GpuConfig;
+use super::recording_cache::RecordingCache;
 use super::report::{self, COMPUTE_STATUS, PROGRESS, STATUS};
 use super::resources::{self, Resources};
-use crate::codegen::collective::{self, Control, Peers};
-use crate::codegen::compute::{Attentions, InputUse, Machine};
-use crate::codegen::largest::bound;
+use crate::codegen::collective::{self, ControlRegion, PeerContext};
+use crate::codegen::compute::{AttentionBackend, InputUse, KernelTarget};
+use crate::codegen::largest_sizes::bind_largest;
 use crate::device::arena::SymmetricArena;
-use crate::device::driver::{Device, LentStream, Memory, Pinned, Stream};
+use crate::device::driver::{BorrowedStream, Device, DeviceBuffer, PinnedBuffer, Stream};
 use crate::device::launch::Address;
-use crate::device::streams::Streams;
+use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
-use crate::exchange::Exchange;
-use crate::nccl::{Communicators, Making};
+use crate::exchange::RankExchange;
+use crate::nccl::{CommunicatorContext, Communicators};
 use crate::{
-    Products,
-    codegen::{refusal, scratch},
+    AlgorithmSelection,
+    codegen::{unsupported, workspace},
 };
 
 pub(super) struct ExecutionContext {
     /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
-    pub resources: Resources<Programs, Vec<Memory>>,
-    pub peers: Peers,
-    pub machine: Machine,
-    pub ordinary: Address,
+    pub resources: Resources<RecordingCache, Vec<DeviceBuffer>>,
+    pub peers: PeerContext,
+    pub machine: KernelTarget,
+    pub ordinary_address: Address,
 }
 
 impl ExecutionContext {
     /// Takes it; all ranks call this together.
     pub fn new(
-        sizes: &Sizes,
-        exchange: &dyn Exchange,
+        sizes: &ContextSizes,
+        exchange: &dyn RankExchange,
         device: &Arc<Device>,
-        gpu: &Gpu,
+        gpu: &GpuConfig,
         &HostConfig { limit, chaos, .. }: &HostConfig,
     ) -> Result<ExecutionContext> {
         let arena =
             SymmetricArena::new(gpu.arena, device, exchange, sizes.symmetric + sizes.control.bytes(), limit)?;
-        let ordinary = Memory::new(device, "the ordinary arena", sizes.ordinary)?;
-        let local = Memory::new(device, "the words of collectives", sizes.words)?;
-        let machine = Machine { attention: gpu.attention(), ..Machine::of(device) };
-        let workspace = Memory::new(device, "the workspace of steps", sizes.workspace(&machine))?;
-        let status = Pinned::new(device, STATUS)?;
-        let peers = Peers {
+        let ordinary = DeviceBuffer::new(device, "the ordinary arena", sizes.ordinary)?;
+        let local = DeviceBuffer::new(device, "the words of collectives", sizes.words)?;
+        let machine =
+            KernelTarget { attention: gpu.attention_backend(), ..KernelTarget::from_device(device) };
+        let workspace = DeviceBuffer::new(device, "the workspace of steps", sizes.workspace(&machine))?;
+        let status = PinnedBuffer::new(device, STATUS)?;
+        let peers = PeerContext {
             rank: exchange.rank(),
             arenas: arena.addresses(),
             arena: sizes.symmetric,
@@ -64,27 +68,27 @@ impl ExecutionContext {
             local: local.address(),
             status: status.address(),
             links: device.links()?,
-            ..waits(limit, chaos)
+            ..peers_with_limit(limit, chaos)
         };
-        let (span, lent) = ((arena.address(), arena.len()), gpu.adopted.communicator.as_ref());
-        let making = Making { exchange, device, arena: span, limit, lent };
+        let (span, lent) = ((arena.address(), arena.len()), gpu.borrowed.communicator.as_ref());
+        let making = CommunicatorContext { exchange, device, arena: span, limit, lent };
         let nccl = Communicators::new(sizes.steps(), &making)?;
-        let machine = Machine {
+        let machine = KernelTarget {
             status: status.address() + COMPUTE_STATUS as Address,
             workspace: workspace.address(),
             workspace_bytes: workspace.len(),
             inputs: inputs_of(sizes.steps()),
             ..machine
         };
-        let streams = Streams::new(device)?;
+        let streams = LaneStreams::new(device)?;
         // SAFETY: the words were just allocated; nothing uses them yet.
         unsafe { streams.compute.fill(local.address(), 0, local.len())? };
         streams.compute.synchronize()?;
         // Nobody runs before all are here.
         exchange.all_gather(&[0])?;
         let ordinary_at = ordinary.address();
-        let resources = Resources::new(resources::Parts {
-            programs: Programs::new(gpu.kept),
+        let resources = Resources::new(resources::ResourceParts {
+            programs: RecordingCache::new(gpu.cached_recordings),
             streams,
             nccl,
             arena,
@@ -92,51 +96,51 @@ impl ExecutionContext {
             _memory: vec![ordinary, local, workspace],
             device: device.clone(),
         });
-        Ok(ExecutionContext { resources, peers, machine, ordinary: ordinary_at })
+        Ok(ExecutionContext { resources, peers, machine, ordinary_address: ordinary_at })
     }
 
     /// Makes it serve these steps too, if they need more than the largest sizes of the plan do. All ranks call this
     /// together if `exchange` is given.
-    pub fn serve(
+    pub fn extend_for(
         &mut self,
-        steps: &[BoundStep],
-        exchange: Option<&dyn Exchange>,
-        (gpu, limit): (&Gpu, Duration),
+        steps: &[ExecutableStep],
+        exchange: Option<&dyn RankExchange>,
+        (gpu, limit): (&GpuConfig, Duration),
     ) -> Result<()> {
         let (found, has) = (collective::control_of(steps), self.peers.control);
-        if found.groups > has.groups || found.exchanging > has.exchanging {
+        if found.groups > has.groups || found.max_exchange_ranks > has.max_exchange_ranks {
             return Err(CudaError::Run(RunError::Defect(format!(
                 "flags of the session: expected at most {has:?}, found {found:?}"
             ))));
         }
-        let needed = scratch::of_steps(steps.iter(), &self.machine);
+        let needed = workspace::bytes_of_steps(steps.iter(), &self.machine);
         let device = self.resources.device.clone();
         if needed > self.machine.workspace_bytes {
-            let workspace = Memory::new(&device, "the workspace of steps", needed)?;
+            let workspace = DeviceBuffer::new(&device, "the workspace of steps", needed)?;
             (self.machine.workspace, self.machine.workspace_bytes) = (workspace.address(), needed);
             self.resources._memory.push(workspace);
         }
         if let Some(exchange) = exchange {
             let span = (self.resources.arena.address(), self.resources.arena.len());
-            let lent = gpu.adopted.communicator.as_ref();
-            let making = Making { exchange, device: &device, arena: span, limit, lent };
-            self.resources.nccl.add(steps, &making)?;
+            let lent = gpu.borrowed.communicator.as_ref();
+            let making = CommunicatorContext { exchange, device: &device, arena: span, limit, lent };
+            self.resources.nccl.create_missing(steps, &making)?;
         }
         Ok(())
     }
 
     /// What kernels of a program of the session know: those of each report apart.
-    pub fn of_program(&self, program: usize) -> (Peers, Machine) {
-        let status = self.resources.status.address() + report::compute_status(program) as Address;
-        let peers = Peers { program: program as u8, ..self.peers.clone() };
-        (peers, Machine { status, ..self.machine })
+    pub fn program_parameters(&self, program: usize) -> (PeerContext, KernelTarget) {
+        let status = self.resources.status.address() + report::compute_status_offset(program) as Address;
+        let peers = PeerContext { program: program as u8, ..self.peers.clone() };
+        (peers, KernelTarget { status, ..self.machine })
     }
 
     /// A stream of the caller in place of the first of the session's.
-    pub fn lanes(&self, device: &Arc<Device>, compute: Stream) -> Streams {
+    pub fn streams_with_compute(&self, device: &Arc<Device>, compute: Stream) -> LaneStreams {
         // SAFETY: the session's own stream, which lives as long as the context.
-        let comm = unsafe { LentStream::new(self.resources.streams.comm.handle().cast()) };
-        Streams { compute, comm: Stream::adopt(device, comm) }
+        let comm = unsafe { BorrowedStream::new(self.resources.streams.comm.handle().cast()) };
+        LaneStreams { compute, comm: Stream::adopt(device, comm) }
     }
 
     /// What lies so many bytes from the start of the symmetric arena.
@@ -145,7 +149,7 @@ impl ExecutionContext {
     }
 
     /// Where the step of NCCL's last collective that began is told.
-    pub fn told(&self) -> Address {
+    pub fn progress_address(&self) -> Address {
         self.resources.status.address() + PROGRESS as Address
     }
 
@@ -157,11 +161,11 @@ impl ExecutionContext {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    pub fn taken(&self) -> Taken {
-        let bytes: Vec<usize> = self.resources._memory.iter().map(Memory::len).collect();
+    pub fn memory_usage(&self) -> MemoryUsage {
+        let bytes: Vec<usize> = self.resources._memory.iter().map(DeviceBuffer::len).collect();
         let [ordinary, words] = [0, 1].map(|at| bytes.get(at).copied().unwrap_or(0));
         let flags = self.peers.control.bytes();
-        let mut taken = Taken::default();
+        let mut taken = MemoryUsage::default();
         taken.ordinary = ordinary;
         taken.symmetric = self.resources.arena.len().saturating_sub(flags);
         taken.flags = flags + words;
@@ -171,75 +175,81 @@ impl ExecutionContext {
 }
 
 /// What the steps do with the memory of inputs.
-fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b BoundStep>) -> InputUse {
+fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b ExecutableStep>) -> InputUse {
     let input = |space: MemorySpace| matches!(space, MemorySpace::Input(_));
-    let writes = |work: &Work| match work {
-        Work::Kernel { results, .. } | Work::Custom { results, .. } => results.iter().any(|r| input(r.space)),
-        Work::Collective(call) => input(call.result.space),
-        Work::Dispatch(_) => false,
+    let writes = |work: &StepWork| match work {
+        StepWork::Kernel { results, .. } | StepWork::Custom { results, .. } => {
+            results.iter().any(|r| input(r.space))
+        }
+        StepWork::Collective(call) => input(call.result.space),
+        StepWork::Dispatch(_) => false,
     };
-    if steps.any(|step| step.work.parts().any(writes)) { InputUse::Written } else { InputUse::Read }
+    if steps.any(|step| step.work.node_work().any(writes)) { InputUse::Written } else { InputUse::Read }
 }
 
 /// What waits for peers are like; addresses are left out.
-fn waits(limit: Duration, chaos: Option<u64>) -> Peers {
-    Peers { limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX), chaos, ..Peers::default() }
+fn peers_with_limit(limit: Duration, chaos: Option<u64>) -> PeerContext {
+    PeerContext {
+        limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
+        chaos,
+        ..PeerContext::default()
+    }
 }
 
-pub(super) struct Sizes {
+pub(super) struct ContextSizes {
     pub ordinary: usize,
     /// The symmetric arena without the flags behind it.
     pub symmetric: usize,
-    pub control: Control,
+    pub control: ControlRegion,
     pub words: usize,
     /// The program at these sizes.
-    pub bounds: Vec<Arc<Bound>>,
+    pub bounds: Vec<Arc<ResolvedProgram>>,
 }
 
-impl Sizes {
+impl ContextSizes {
     /// For all that a plan serves: every bucket at its upper end.
-    pub fn of(plan: &ReadPlan, rank: u32) -> Sizes {
-        let bounds = (0..plan.buckets.len()).filter_map(|bucket| bound(plan, bucket, rank));
+    pub fn for_plan(plan: &ParsedPlan, rank: u32) -> ContextSizes {
+        let bounds = (0..plan.buckets.len()).filter_map(|bucket| bind_largest(plan, bucket, rank));
         let bytes = |arena: u64| usize::try_from(arena).unwrap_or(usize::MAX);
         let arenas = [plan.arenas.ordinary, plan.arenas.symmetric].map(bytes);
-        Sizes::new(arenas, bounds.map(Arc::new).collect())
+        ContextSizes::new(arenas, bounds.map(Arc::new).collect())
     }
 
     /// The same with so many bytes of symmetric memory of the caller. Fails if the symmetric arena would be larger than
     /// any memory.
-    pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<Sizes, RunError> {
-        Ok(Sizes { symmetric: CallersPart::new(plan, callers)?.end(), ..self })
+    pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<ContextSizes, RunError> {
+        Ok(ContextSizes { symmetric: CallerArena::new(plan, callers)?.end(), ..self })
     }
 
     /// For all programs of a session, where they lie there, in arenas of these sizes: ordinary, symmetric.
-    pub fn of_programs<'p>(
-        programs: impl Iterator<Item = (&'p ReadPlan, Placement)>,
+    pub fn for_programs<'p>(
+        programs: impl Iterator<Item = (&'p ParsedPlan, ProgramPlacement)>,
         arenas: [usize; 2],
         rank: u32,
-    ) -> Sizes {
-        let of_program = |(plan, placement): (&ReadPlan, Placement)| -> Vec<Arc<Bound>> {
-            let bounds = (0..plan.buckets.len()).filter_map(|bucket| bound(plan, bucket, rank));
-            bounds.map(|bound| Arc::new(bound.placed(&placement))).collect()
+    ) -> ContextSizes {
+        let of_program = |(plan, placement): (&ParsedPlan, ProgramPlacement)| -> Vec<Arc<ResolvedProgram>> {
+            let bounds = (0..plan.buckets.len()).filter_map(|bucket| bind_largest(plan, bucket, rank));
+            bounds.map(|bound| Arc::new(bound.with_placement(&placement))).collect()
         };
-        Sizes::new(arenas, programs.flat_map(of_program).collect())
+        ContextSizes::new(arenas, programs.flat_map(of_program).collect())
     }
 
     /// For one binding alone.
-    pub fn at(bound: &Arc<Bound>) -> Sizes {
-        Sizes::new([bound.ordinary, bound.symmetric], vec![bound.clone()])
+    pub fn for_bound(bound: &Arc<ResolvedProgram>) -> ContextSizes {
+        ContextSizes::new([bound.ordinary_bytes, bound.symmetric_bytes], vec![bound.clone()])
     }
 
-    fn new([ordinary, symmetric]: [usize; 2], bounds: Vec<Arc<Bound>>) -> Sizes {
+    fn new([ordinary, symmetric]: [usize; 2], bounds: Vec<Arc<ResolvedProgram>>) -> ContextSizes {
         let control = collective::control_of(bounds.iter().flat_map(|b| &b.steps));
         let words = collective::local_bytes(control.groups).next_multiple_of(256);
-        Sizes { ordinary, symmetric: symmetric.next_multiple_of(4096), control, words, bounds }
+        ContextSizes { ordinary, symmetric: symmetric.next_multiple_of(4096), control, words, bounds }
     }
 
-    fn workspace(&self, machine: &Machine) -> usize {
-        scratch::of_steps(self.steps(), machine)
+    fn workspace(&self, machine: &KernelTarget) -> usize {
+        workspace::bytes_of_steps(self.steps(), machine)
     }
 
-    fn steps(&self) -> impl Iterator<Item = &BoundStep> {
+    fn steps(&self) -> impl Iterator<Item = &ExecutableStep> {
         self.bounds.iter().flat_map(|b| &b.steps)
     }
 }
@@ -250,20 +260,25 @@ const SHARED_UNIT: usize = 2 << 20;
 /// What the session of a rank will take of its GPU: at most, for what depends on sizes and on what the caller lends. Told
 /// without a GPU, for one like those of the built-in profiles with every library there; what the driver, the vendor's
 /// libraries and code take for themselves is not in it. Fails if the plan has no such rank, or GPUs cannot run a step.
-pub fn budget(plan: &CheckedPlan, rank: u32, gpu: &Gpu, config: &HostConfig) -> Result<Taken, RunError> {
-    refusal::accept(plan, &[])?;
+pub fn memory_budget(
+    plan: &CheckedPlan,
+    rank: u32,
+    gpu: &GpuConfig,
+    config: &HostConfig,
+) -> Result<MemoryUsage, RunError> {
+    unsupported::check_supported(plan, &[])?;
     let attention = match gpu.products {
-        Products::Measured => Attentions::Chosen,
-        Products::Heuristic => Attentions::Kernels,
+        AlgorithmSelection::Measured => AttentionBackend::Measured,
+        AlgorithmSelection::Heuristic => AttentionBackend::Kernels,
     };
-    let mut executor = Executor::new(plan, rank, &Registry::new(), ExecConfig::default())?;
-    let sizes = Sizes::of(plan, rank).with_callers(plan, config.callers)?;
+    let mut executor = Executor::new(plan, rank, &CustomKernelRegistry::new(), ExecConfig::default())?;
+    let sizes = ContextSizes::for_plan(plan, rank).with_callers(plan, config.callers)?;
     let flags = sizes.control.bytes();
-    let mut taken = Taken::default();
+    let mut taken = MemoryUsage::default();
     taken.ordinary = sizes.ordinary;
     taken.symmetric = (sizes.symmetric + flags).max(1).next_multiple_of(SHARED_UNIT) - flags;
     taken.flags = flags + sizes.words;
-    taken.scratch = sizes.workspace(&Machine { attention, ..Machine::OF_PROFILES });
-    taken.held = budget::held(plan, &executor.largest(), Constants::Copied);
+    taken.scratch = sizes.workspace(&KernelTarget { attention, ..KernelTarget::PROFILE_GPU });
+    taken.ports = memory_usage::max_port_bytes(plan, &executor.largest_buckets(), ConstantStorage::Copied);
     Ok(taken)
 }

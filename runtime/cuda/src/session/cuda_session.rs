@@ -4,49 +4,49 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Group, Leaving, Recorded, enter_rank_span};
+use symmc_control::{Group, LeaveMode, ProgressRecording, enter_rank_span};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{ExecConfig, Executor, Registry};
-use symmc_runtime::host::{Comm, HostConfig, SessionRank};
+use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
+use symmc_runtime::host::{HostCommunicator, HostConfig, SessionRank};
 use symmc_runtime::job::SessionRequest;
-use symmc_runtime::session::{Arrangement, Port, Ports, ended, gave_back};
+use symmc_runtime::session::{Port, SessionLayout, SessionPorts, arenas_released_error, session_ended_error};
 
-use super::context::{ExecutionContext, Sizes};
-use super::flight::Flight;
-use super::gpu::{ALIGN, Gpu};
-use super::recent::Recent;
+use super::context::{ContextSizes, ExecutionContext};
+use super::gpu::{ALIGN, GpuConfig};
+use super::lru_cache::LruCache;
+use super::pending_runs::PendingRuns;
 use super::recording::Recording;
-use crate::codegen::refusal::accept;
-use crate::device::driver::{CallersContext, Copied, Device, Event, Memory, Relaxed};
+use crate::codegen::unsupported::check_supported;
+use crate::device::driver::{CallersContext, Device, DeviceBuffer, Event, GraphCopy, RelaxedCaptureMode};
 use crate::error::Result;
-use crate::program::Settled;
+use crate::program::ProgramChoices;
 
 pub struct CudaSession {
-    pub(super) last: LastRun,
+    pub(super) last_run: LastRun,
     /// `None` while it is given back, and once the session has ended.
     pub(super) context: Option<ExecutionContext>,
-    pub(super) settled: Recent<Arc<str>, Settled>,
+    pub(super) choices: LruCache<Arc<str>, ProgramChoices>,
     /// `None` once the session has ended.
-    pub(super) joined: Option<Arc<SessionRank>>,
-    pub(super) gpu: Gpu,
+    pub(super) session_rank: Option<Arc<SessionRank>>,
+    pub(super) gpu: GpuConfig,
     pub(super) config: HostConfig,
-    pub(super) ports: Ports<Memory>,
-    pub(super) flight: Flight,
+    pub(super) ports: SessionPorts<DeviceBuffer>,
+    pub(super) pending_runs: PendingRuns,
     pub(super) runs: u64,
     pub(super) failure: Option<RunError>,
     /// Since when a peer is known to have left, while runs are in progress.
-    pub(super) left: Option<Instant>,
+    pub(super) peer_left_since: Option<Instant>,
     pub(super) device: Arc<Device>,
     /// The program that calls are about, whose inputs, outputs and recording are those above.
     pub(super) program: usize,
     /// The other programs, by number.
     pub(super) parked: Vec<Option<ParkedProgram>>,
-    pub(super) arrangement: Arrangement,
+    pub(super) arrangement: SessionLayout,
 }
 
 /// A program of the session while calls are about another one.
 pub(super) struct ParkedProgram {
-    pub ports: Ports<Memory>,
+    pub ports: SessionPorts<DeviceBuffer>,
     pub last: LastRun,
 }
 
@@ -91,30 +91,30 @@ impl CudaSession {
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
-        gpu: &Gpu,
+        gpu: &GpuConfig,
         config: &HostConfig,
     ) -> Result<CudaSession, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
         let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
-        let opened = accept(plan, &[]).and_then(|()| {
+        let opened = check_supported(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
             let device = Device::open(ordinal)?;
-            let terms = gpu.terms(&device)?;
+            let terms = gpu.join_terms(&device)?;
             Ok((caller, device, terms))
         });
         let (_caller, device, terms) = opened.map_err(|error| group.decline(error))?;
         let host = HostConfig { chaos: None, extendable: false, ..config.clone() };
-        let joined = Arc::new(SessionRank::for_session(plan, group, &host, terms)?);
+        let joined = Arc::new(SessionRank::join_session(plan, group, &host, terms)?);
         let comm = joined.comm();
-        let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default());
+        let executor = Executor::new(plan, comm.rank(), &CustomKernelRegistry::new(), ExecConfig::default());
         let built = executor.and_then(|executor| {
             let session = CudaSession::build(executor, gpu, config, device)?;
-            let sizes = Sizes::of(plan, comm.rank()).with_callers(plan, config.callers)?;
+            let sizes = ContextSizes::for_plan(plan, comm.rank()).with_callers(plan, config.callers)?;
             session.with_context(&sizes, comm)
         });
         let ready = built.and_then(|session| joined.start().map(|()| session));
-        let mut session = ready.map_err(|error| joined.fail(error))?;
-        session.joined = Some(joined);
+        let mut session = ready.map_err(|error| joined.fail_run(error))?;
+        session.session_rank = Some(joined);
         let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
         tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
@@ -126,41 +126,41 @@ impl CudaSession {
     /// [start]: SessionRank::start
     ///
     /// Fails if GPUs cannot run a step, there is no such GPU, a library or memory is missing, or a peer failed.
-    pub fn open_joined(request: &SessionRequest<'_>, gpu: &Gpu) -> Result<CudaSession, RunError> {
+    pub fn open_joined(request: &SessionRequest<'_>, gpu: &GpuConfig) -> Result<CudaSession, RunError> {
         let SessionRequest { rank: joined, plan, bindings, config } = *request;
         let comm = joined.comm();
         let _caller = CallersContext::keep()?;
         let device = Device::open(gpu.ordinal.unwrap_or(comm.rank()))?;
-        let executor = Executor::new(plan, comm.rank(), &Registry::new(), ExecConfig::default())?;
+        let executor = Executor::new(plan, comm.rank(), &CustomKernelRegistry::new(), ExecConfig::default())?;
         let mut session = CudaSession::build(executor, gpu, config, device)?;
-        session.ports.set(bindings)?;
-        let sizes = Sizes::at(&session.ports.sized()?.bound);
+        session.ports.set_sizes(bindings)?;
+        let sizes = ContextSizes::for_bound(&session.ports.sized_program()?.program);
         let mut session = session.with_context(&sizes, comm)?;
-        session.joined = Some(joined.clone());
+        session.session_rank = Some(joined.clone());
         Ok(session)
     }
 
     /// One without what runs need, which is nobody's yet.
     pub(super) fn build(
         executor: Executor,
-        gpu: &Gpu,
+        gpu: &GpuConfig,
         config: &HostConfig,
         device: Arc<Device>,
     ) -> Result<CudaSession, RunError> {
-        let arrangement = Arrangement::new(executor.plan(), None);
-        let ports = Ports::new(executor, (ALIGN, config.callers))?;
+        let arrangement = SessionLayout::new(executor.plan(), None);
+        let ports = SessionPorts::new(executor, (ALIGN, config.callers))?;
         Ok(CudaSession {
-            last: LastRun::Unknown,
+            last_run: LastRun::Unknown,
             context: None,
-            settled: Recent::new(gpu.kept),
-            joined: None,
+            choices: LruCache::new(gpu.cached_recordings),
+            session_rank: None,
             gpu: gpu.clone(),
             config: config.clone(),
             ports,
-            flight: Flight::new(Event::new()?),
+            pending_runs: PendingRuns::new(Event::new()?),
             runs: 0,
             failure: None,
-            left: None,
+            peer_left_since: None,
             device,
             program: 0,
             parked: vec![None],
@@ -168,13 +168,21 @@ impl CudaSession {
         })
     }
 
-    pub(super) fn with_context(mut self, sizes: &Sizes, comm: &Comm) -> Result<CudaSession, RunError> {
+    pub(super) fn with_context(
+        mut self,
+        sizes: &ContextSizes,
+        comm: &HostCommunicator,
+    ) -> Result<CudaSession, RunError> {
         self.context = Some(self.make_context(sizes, comm)?);
         Ok(self)
     }
 
     /// Takes what runs need; all ranks call this together.
-    pub(super) fn make_context(&self, sizes: &Sizes, comm: &Comm) -> Result<ExecutionContext> {
+    pub(super) fn make_context(
+        &self,
+        sizes: &ContextSizes,
+        comm: &HostCommunicator,
+    ) -> Result<ExecutionContext> {
         ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
     }
 
@@ -184,71 +192,71 @@ impl CudaSession {
 
     /// The copies in the graph of the last run, with the addresses that it was recorded with; none if something was set or bound
     /// since. Small programs are enqueued piece by piece, at other addresses than their graph.
-    pub fn copies(&self) -> Result<Vec<Copied>, RunError> {
-        Ok(self.last.recording().map_or(Ok(vec![]), |recording| recording.copies())?)
+    pub fn copies(&self) -> Result<Vec<GraphCopy>, RunError> {
+        Ok(self.last_run.recording().map_or(Ok(vec![]), |recording| recording.copies())?)
     }
 
     /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but
     /// on his stream, until what this gives is dropped.
-    pub(super) fn entered(&self) -> Result<(Option<CallersContext>, Relaxed), RunError> {
-        Ok((CallersContext::changed_to(&self.device)?, Relaxed::begin()?))
+    pub(super) fn enter_device(&self) -> Result<(Option<CallersContext>, RelaxedCaptureMode), RunError> {
+        Ok((CallersContext::switch_to(&self.device)?, RelaxedCaptureMode::begin()?))
     }
 
-    pub(super) fn comm(&self) -> Result<&Comm, RunError> {
-        self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)
+    pub(super) fn comm(&self) -> Result<&HostCommunicator, RunError> {
+        self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)
     }
 
     pub(super) fn context(&self) -> Result<&ExecutionContext, RunError> {
-        self.context.as_ref().ok_or_else(gave_back)
+        self.context.as_ref().ok_or_else(arenas_released_error)
     }
 
     /// Ends the session; peers may go on for a moment.
-    pub(super) fn end(&mut self, leaving: Leaving) {
+    pub(super) fn leave_group(&mut self, leaving: LeaveMode) {
         if let Some(context) = &mut self.context {
             // Runs on streams of the caller count as the session's own.
-            if self.flight.pending {
-                let _ = context.resources.streams.compute.wait(&self.flight.end);
+            if self.pending_runs.pending {
+                let _ = context.resources.streams.compute.wait(&self.pending_runs.end);
             }
             if self.failure.is_some() {
-                context.resources.fail();
+                context.resources.mark_failed();
             }
         }
-        self.drop_recordings();
-        self.flight.clear();
+        self.forget_last_runs();
+        self.pending_runs.clear();
         self.context = None;
         // Nobody else has the rank, unless it stays with the caller.
-        if let Some(joined) = self.joined.take().and_then(Arc::into_inner) {
+        if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(joined.comm().rank());
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
-            joined.leave(Recorded::Awaited, self.runs, leaving);
+            joined.leave_session(ProgressRecording::Awaited, self.runs, leaving);
         }
     }
 
     /// Ends the session on all ranks of its group, without a wait for others. `how` this rank leaves.
-    pub(super) fn abandon(&mut self, how: String) {
-        if let Some(rank) = self.comm().map(Comm::rank).ok().filter(|_| self.failure.is_none()) {
+    pub(super) fn abort_group(&mut self, how: String) {
+        if let Some(rank) = self.comm().map(HostCommunicator::rank).ok().filter(|_| self.failure.is_none()) {
             let left = RunError::Left { rank, how };
-            let is_idle = self.context.is_none() || self.look().unwrap_or(true);
-            match self.joined.take_if(|_| is_idle && self.failure.is_none()) {
+            let is_idle = self.context.is_none() || self.poll_runs().unwrap_or(true);
+            match self.session_rank.take_if(|_| is_idle && self.failure.is_none()) {
                 // Nothing is in progress on the device that would have to be told.
-                Some(joined) => drop(joined.fail(left)),
-                None => drop(self.fail(left)),
+                Some(joined) => drop(joined.fail_run(left)),
+                None => drop(self.fail_session(left)),
             }
         }
-        self.end(Leaving::Dropped);
+        self.leave_group(LeaveMode::Dropped);
     }
 }
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        let _context = self.entered();
-        let is_idle = self.context.is_none() || self.failure.is_some() || self.look().unwrap_or(true);
+        let _context = self.enter_device();
+        let is_idle = self.context.is_none() || self.failure.is_some() || self.poll_runs().unwrap_or(true);
         if is_idle && self.failure.is_none() && !std::thread::panicking() {
             // Peers may still be in a run that this rank has ended.
-            return self.end(Leaving::Dropped);
+            return self.leave_group(LeaveMode::Dropped);
         }
         let how =
             if is_idle { "ended without closing its session" } else { "ended its session during a run" };
-        self.abandon(how.to_string());
+        self.abort_group(how.to_string());
     }
 }

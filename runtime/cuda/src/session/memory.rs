@@ -4,41 +4,41 @@ use std::sync::Arc;
 
 use symmc_runtime::RunError;
 use symmc_runtime::exec::InputData;
-use symmc_runtime::session::{Extent, Port, PortDevice, Ports, SizedProgram};
+use symmc_runtime::session::{DeviceRange, Port, PortBackend, SessionPorts, SizedProgram};
 
 use super::cuda_session::{CudaSession, LastRun};
-use super::recording::{Move, RecordingKey};
-use crate::device::driver::{Holder, Memory};
+use super::recording::{PortCopy, RecordingKey};
+use crate::device::driver::{DeviceBuffer, MemoryHolder};
 use crate::device::launch::Address;
 use crate::device::staging;
 
-pub(super) struct Resolved {
+pub(super) struct ResolvedPorts {
     /// Where ports begin, and what is copied. An input that the plan holds elsewhere, or an output that an input holds, has
     /// its address in the place of a base.
     pub key: RecordingKey,
-    pub memory: Vec<Arc<Memory>>,
+    pub memory: Vec<Arc<DeviceBuffer>>,
 }
 
-impl PortDevice for CudaSession {
-    type Memory = Memory;
+impl PortBackend for CudaSession {
+    type Memory = DeviceBuffer;
 
-    fn ports(&mut self) -> &mut Ports<Memory> {
+    fn ports(&mut self) -> &mut SessionPorts<DeviceBuffer> {
         &mut self.ports
     }
 
-    fn arena(&self) -> Result<Extent, RunError> {
+    fn symmetric_arena(&self) -> Result<DeviceRange, RunError> {
         let arena = &self.context()?.resources.arena;
-        Ok(Extent { address: arena.address(), bytes: arena.len() })
+        Ok(DeviceRange { address: arena.address(), bytes: arena.len() })
     }
 
-    fn allocate_port(
+    fn allocate_port_memory(
         &mut self,
         name: &str,
         bytes: usize,
-        smaller: Option<Arc<Memory>>,
-    ) -> Result<Memory, RunError> {
-        self.until_idle(None)?;
-        let larger = Memory::new(&self.device, name, bytes)?;
+        smaller: Option<Arc<DeviceBuffer>>,
+    ) -> Result<DeviceBuffer, RunError> {
+        self.wait_for_runs(None)?;
+        let larger = DeviceBuffer::new(&self.device, name, bytes)?;
         if let Some(old) = smaller {
             let stream = &self.context()?.resources.streams.compute;
             // SAFETY: both exist and are apart, and no run is in progress.
@@ -48,13 +48,13 @@ impl PortDevice for CudaSession {
         Ok(larger)
     }
 
-    fn constant(&mut self, input: usize, bytes: usize) -> Result<Address, RunError> {
+    fn constant_address(&mut self, input: usize, bytes: usize) -> Result<Address, RunError> {
         let port = Port::Input(input);
-        let address = self.own_memory(port, bytes)?;
-        if !self.ports.state(port).given {
-            let bound = self.ports.sized()?.bound.clone();
-            self.upload(address, bound.constant(input).unwrap_or_default())?;
-            self.ports.state_mut(port).given = true;
+        let address = self.ensure_session_memory(port, bytes)?;
+        if !self.ports.state(port).has_data {
+            let bound = self.ports.sized_program()?.program.clone();
+            self.upload(address, bound.constant_data(input).unwrap_or_default())?;
+            self.ports.state_mut(port).has_data = true;
         }
         Ok(address)
     }
@@ -73,15 +73,15 @@ impl CudaSession {
     }
 
     /// Refuses memory that the GPU of the session does not hold.
-    pub(super) fn expect_own(&self, port: Port, given: Extent) -> Result<(), RunError> {
+    pub(super) fn expect_own(&self, port: Port, given: DeviceRange) -> Result<(), RunError> {
         let Some(last) = given.bytes.checked_sub(1) else { return Ok(()) };
         for at in [given.address, given.address.saturating_add(last as Address)] {
-            let found = match self.device.holder(at)? {
-                Holder::Gpu(gpu) if gpu == self.device.ordinal() => continue,
-                Holder::Gpu(gpu) => format!("that of GPU {gpu}"),
-                Holder::Host => "memory of the host, or nobody's".to_string(),
+            let found = match self.device.memory_holder(at)? {
+                MemoryHolder::Gpu(gpu) if gpu == self.device.ordinal() => continue,
+                MemoryHolder::Gpu(gpu) => format!("that of GPU {gpu}"),
+                MemoryHolder::Host => "memory of the host, or nobody's".to_string(),
             };
-            let Extent { address, bytes } = given;
+            let DeviceRange { address, bytes } = given;
             return Err(RunError::Invalid(format!(
                 "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found at {at:#x} {found}",
                 self.ports.state(port).name,
@@ -92,36 +92,36 @@ impl CudaSession {
     }
 
     /// What of the session a caller may not lend to it, beside the symmetric arena.
-    pub(super) fn reserved(&self) -> Vec<(&'static str, Extent)> {
+    pub(super) fn reserved(&self) -> Vec<(&'static str, DeviceRange)> {
         let Some(context) = &self.context else { return Vec::new() };
-        let of = |memory: &Memory| Extent { address: memory.address(), bytes: memory.len() };
+        let of = |memory: &DeviceBuffer| DeviceRange { address: memory.address(), bytes: memory.len() };
         context.resources._memory.iter().map(|memory| ("memory", of(memory))).collect()
     }
 
     /// What the next run takes, if it differs from the last one by memory that the caller bound for inputs that the plan holds
     /// nowhere else and for outputs that replace no input.
-    fn resolve_rebound(&self) -> Result<Option<Resolved>, RunError> {
-        let LastRun::Rebound(recording, ports) = &self.last else { return Ok(None) };
-        let bound = &self.ports.sized()?.bound;
+    fn resolve_rebound(&self) -> Result<Option<ResolvedPorts>, RunError> {
+        let LastRun::Rebound(recording, ports) = &self.last_run else { return Ok(None) };
+        let bound = &self.ports.sized_program()?.program;
         let mut bases = recording.key().bases.to_vec();
         for &port in ports {
             let (index, is_alone) = match port {
                 Port::Input(i) => {
                     let is_replaced = bound.outputs.iter().any(|output| output.mutates == Some(i));
-                    (i, self.ports.fixed(i).is_none() && !is_replaced)
+                    (i, self.ports.fixed_offset(i).is_none() && !is_replaced)
                 }
                 Port::Output(k) => (bound.inputs.len() + k, bound.outputs[k].mutates.is_none()),
             };
-            let (Some(lent), true) = (self.ports.state(port).bound, is_alone) else { return Ok(None) };
+            let (Some(lent), true) = (self.ports.state(port).binding, is_alone) else { return Ok(None) };
             bases[index] = lent.address;
         }
         let key = RecordingKey { bases: bases.into(), ..recording.key().clone() };
-        Ok(Some(Resolved { key, memory: self.ports.memories().cloned().collect() }))
+        Ok(Some(ResolvedPorts { key, memory: self.ports.session_memories().cloned().collect() }))
     }
 
     /// What the next run takes.
-    pub(super) fn resolve(&mut self) -> Result<Resolved, RunError> {
-        let SizedProgram { bound, text, .. } = self.ports.sized()?;
+    pub(super) fn resolve(&mut self) -> Result<ResolvedPorts, RunError> {
+        let SizedProgram { program: bound, text, .. } = self.ports.sized_program()?;
         let (bound, sizes) = (bound.clone(), text.clone());
         self.ports.check_bound_memory()?;
         if let Some(resolved) = self.resolve_rebound()? {
@@ -131,33 +131,36 @@ impl CudaSession {
         let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
-            let lent = self.ports.state(Port::Input(i)).bound;
-            let memory = self.locate(Port::Input(i))?;
+            let lent = self.ports.state(Port::Input(i)).binding;
+            let memory = self.locate_port(Port::Input(i))?;
             self.ports.expect_data(i)?;
-            let held = self.ports.fixed(i).map(|offset| arena + offset as Address);
-            if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_renewed(i)) {
-                before.push(Move { to, from: lent.address, bytes: input.bytes });
+            let held = self.ports.fixed_offset(i).map(|offset| arena + offset as Address);
+            if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_rewritable(i)) {
+                before.push(PortCopy { to, from: lent.address, bytes: input.bytes });
             }
-            bases.push(held.unwrap_or(memory.extent.address));
+            bases.push(held.unwrap_or(memory.range.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
-            let own = self.locate(Port::Output(k))?.extent;
+            let own = self.locate_port(Port::Output(k))?.range;
             let given =
-                output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).bound?.address)));
-            match (output.held_by(), output.mutates) {
+                output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).binding?.address)));
+            match (output.input_in_place(), output.mutates) {
                 // The steps write it where the input lies.
                 (Some(i), _) => {
                     let held = bases[i];
-                    after.push(Move { to: own.address, from: held, bytes: output.bytes });
+                    after.push(PortCopy { to: own.address, from: held, bytes: output.bytes });
                     bases.push(held);
                 }
                 (None, Some(i)) => {
                     // Where the caller has one memory for both, the steps, which need two, take one of the session's.
                     let shared = given.is_some_and(|(_, address)| address == own.address);
-                    let from =
-                        if shared { self.own_memory(Port::Output(k), output.bytes)? } else { own.address };
-                    after.push(Move { to: bases[i], from, bytes: output.bytes });
-                    after.extend(given.map(|(_, to)| Move { to, from, bytes: output.bytes }));
+                    let from = if shared {
+                        self.ensure_session_memory(Port::Output(k), output.bytes)?
+                    } else {
+                        own.address
+                    };
+                    after.push(PortCopy { to: bases[i], from, bytes: output.bytes });
+                    after.extend(given.map(|(_, to)| PortCopy { to, from, bytes: output.bytes }));
                     bases.push(from);
                 }
                 (None, None) => bases.push(own.address),
@@ -168,38 +171,38 @@ impl CudaSession {
             list.retain(|m| m.to != m.from && m.bytes > 0);
             list.dedup();
         }
-        let key = RecordingKey { sizes, bases: bases.into(), moves };
-        Ok(Resolved { key, memory: self.ports.memories().cloned().collect() })
+        let key = RecordingKey { sizes, bases: bases.into(), copies: moves };
+        Ok(ResolvedPorts { key, memory: self.ports.session_memories().cloned().collect() })
     }
 
     /// Has parameters and constants that the plan holds in the symmetric arena there.
-    pub(super) fn load(&mut self) -> Result<(), RunError> {
-        let bound = self.ports.sized()?.bound.clone();
+    pub(super) fn load_fixed_inputs(&mut self) -> Result<(), RunError> {
+        let bound = self.ports.sized_program()?.program.clone();
         for (i, input) in bound.inputs.iter().enumerate() {
             let port = Port::Input(i);
-            let Some(offset) = input.fixed.filter(|_| !self.ports.is_renewed(i)) else { continue };
-            if self.ports.state(port).loaded {
+            let Some(offset) = input.fixed.filter(|_| !self.ports.is_rewritable(i)) else { continue };
+            if self.ports.state(port).is_loaded {
                 continue;
             }
             let to = self.context()?.symmetric(offset);
-            match (self.ports.state(port).bound, bound.constant(i)) {
+            match (self.ports.state(port).binding, bound.constant_data(i)) {
                 // It lies there.
                 (Some(lent), _) if lent.address == to => {}
                 (Some(lent), _) => {
-                    self.until_idle(None)?;
+                    self.wait_for_runs(None)?;
                     let stream = &self.context()?.resources.streams.compute;
                     // SAFETY: both hold the bytes of the input, and no run is in progress.
                     unsafe { stream.copy(to, lent.address, input.bytes)? };
                     stream.synchronize()?;
                 }
                 (None, Some(data)) => {
-                    self.until_idle(None)?;
+                    self.wait_for_runs(None)?;
                     self.upload(to, data)?;
                 }
                 // It was written there.
                 (None, None) => {}
             }
-            self.ports.state_mut(port).loaded = true;
+            self.ports.state_mut(port).is_loaded = true;
         }
         Ok(())
     }

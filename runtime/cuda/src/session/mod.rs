@@ -13,22 +13,22 @@
 
 mod context;
 mod cuda_session;
-mod flight;
+mod device_tensors;
 mod gpu;
-mod kept;
-mod measured;
+mod lru_cache;
 mod memory;
-mod programs;
+mod multi_program;
+mod pending_runs;
+mod program_bench;
 mod progress;
-mod recent;
 mod recording;
+mod recording_cache;
 mod report;
 pub(crate) mod resources;
 mod run;
-mod several;
 pub(crate) mod wait;
 
-pub use context::budget;
+pub use context::memory_budget;
 pub use cuda_session::CudaSession;
-pub use gpu::{ALIGN, Adopted, Gpu, Progress};
-pub use measured::{ProgramBench, program};
+pub use gpu::{ALIGN, BorrowedHandles, GpuConfig, ProgressReporting};
+pub use program_bench::{ProgramBench, measure_program};

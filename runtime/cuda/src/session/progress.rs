@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// What was heard of the runs in progress.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heard {
+pub(super) struct RunProgress {
     /// One more than the step that began last; 0 before the first.
     word: u32,
     changed: Instant,
@@ -17,29 +17,35 @@ pub(super) struct Heard {
 
 /// What peers are to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum News {
+pub(super) enum ProgressUpdate {
     Step(usize),
-    GoesOn,
+    Alive,
 }
 
-impl Heard {
+impl RunProgress {
     /// Nothing of runs that begin now.
-    pub fn new(now: Instant) -> Heard {
-        Heard { word: 0, changed: now, last: now }
+    pub fn new(now: Instant) -> RunProgress {
+        RunProgress { word: 0, changed: now, last: now }
     }
 
     /// What peers are to hear of so many runs now that the device told `word`.
-    pub fn news(&mut self, word: u32, now: Instant, limit: Duration, runs: u32) -> Option<News> {
+    pub fn next_update(
+        &mut self,
+        word: u32,
+        now: Instant,
+        limit: Duration,
+        runs: u32,
+    ) -> Option<ProgressUpdate> {
         if word != self.word {
-            *self = Heard { word, changed: now, last: now };
-            return Some((word as usize).checked_sub(1).map_or(News::GoesOn, News::Step));
+            *self = RunProgress { word, changed: now, last: now };
+            return Some((word as usize).checked_sub(1).map_or(ProgressUpdate::Alive, ProgressUpdate::Step));
         }
         let others = limit.saturating_mul(runs.saturating_sub(1));
         if now - self.changed >= others || now - self.last < limit / 4 {
             return None;
         }
         self.last = now;
-        Some(News::GoesOn)
+        Some(ProgressUpdate::Alive)
     }
 }
 
@@ -52,9 +58,9 @@ mod tests {
     /// The seconds at which something is heard of runs of which the device tells nothing.
     fn beats(runs: u32) -> Vec<u64> {
         let start = Instant::now();
-        let mut heard = Heard::new(start);
+        let mut heard = RunProgress::new(start);
         let at = |second: &u64| start + Duration::from_secs(*second);
-        (0..100).filter(|second| heard.news(0, at(second), LIMIT, runs).is_some()).collect()
+        (0..100).filter(|second| heard.next_update(0, at(second), LIMIT, runs).is_some()).collect()
     }
 
     #[test]
@@ -68,9 +74,9 @@ mod tests {
     #[test]
     fn a_step_is_heard_of_once_when_it_begins() {
         let start = Instant::now();
-        let mut heard = Heard::new(start);
-        let found = [0, 4, 4, 2, 2, 0].map(|word| heard.news(word, start, LIMIT, 1));
-        let step = |step| Some(News::Step(step));
-        assert_eq!(found, [None, step(3), None, step(1), None, Some(News::GoesOn)]);
+        let mut heard = RunProgress::new(start);
+        let found = [0, 4, 4, 2, 2, 0].map(|word| heard.next_update(word, start, LIMIT, 1));
+        let step = |step| Some(ProgressUpdate::Step(step));
+        assert_eq!(found, [None, step(3), None, step(1), None, Some(ProgressUpdate::Alive)]);
     }
 }

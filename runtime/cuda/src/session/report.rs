@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use symmc_runtime::exec::{Bound, Work};
+use symmc_runtime::exec::{ResolvedProgram, StepWork};
 use symmc_runtime::{DataFault, RunError};
 
-use crate::codegen::collective::{self, Flow, Missed, Unfit};
-use crate::codegen::compute::{self, Assertions};
-use crate::device::driver::Pinned;
+use crate::codegen::collective::{self, InvalidSplits, MissedPeer, SplitDirection};
+use crate::codegen::compute::{self, DeviceAssertions};
+use crate::device::driver::PinnedBuffer;
 
 /// The bytes of the status words: first the collectives', then those of compute kernels, then that of progress.
 pub(crate) const STATUS: usize = 4096;
@@ -16,41 +16,48 @@ pub(crate) const PROGRESS: usize = 3072;
 
 /// Where the compute kernels of a program of a session report: programs of one session have words of their own, as far as there
 /// are some.
-pub(crate) fn compute_status(program: usize) -> usize {
+pub(crate) fn compute_status_offset(program: usize) -> usize {
     COMPUTE_STATUS + program * compute::STATUS_BYTES % (PROGRESS - COMPUTE_STATUS)
 }
 
 /// The status words, and what ran that wrote them.
-pub(crate) struct Report<'a> {
-    pub status: &'a Pinned,
-    pub bound: &'a Bound,
-    pub assertions: &'a Assertions,
+pub(crate) struct StatusReport<'a> {
+    pub status: &'a PinnedBuffer,
+    pub bound: &'a ResolvedProgram,
+    pub assertions: &'a DeviceAssertions,
     pub run: u64,
     /// The longest wait for a peer.
     pub limit: Duration,
 }
 
-impl Report<'_> {
+impl StatusReport<'_> {
     /// What failed, if something did. The streams are idle.
     pub fn failure(&self) -> Option<RunError> {
         let is_own = |program: u8| program == self.bound.program as u8;
-        if let Some(missed) = collective::missed(self.status) {
-            return is_own(missed.program).then(|| self.missed(missed));
+        if let Some(missed) = collective::read_missed_peer(self.status) {
+            return is_own(missed.program).then(|| self.missed_peer_error(missed));
         }
-        if let Some(unfit) = collective::unfit(self.status).filter(|unfit| is_own(unfit.program)) {
-            return Some(self.unfit(unfit.step, DataFault::Other, self.sizes(&unfit)));
+        if let Some(unfit) =
+            collective::read_invalid_splits(self.status).filter(|unfit| is_own(unfit.program))
+        {
+            return Some(self.data_error(unfit.step, DataFault::Other, self.describe_sizes(&unfit)));
         }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
         let word = |i: usize| unsafe {
-            self.status.as_ptr().add(compute_status(self.bound.program)).cast::<u64>().add(i).read_volatile()
+            self.status
+                .as_ptr()
+                .add(compute_status_offset(self.bound.program))
+                .cast::<u64>()
+                .add(i)
+                .read_volatile()
         };
-        let (step, error) = self.assertions.failure([word(0), word(1)])?;
-        Some(self.unfit(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))
+        let (step, error) = self.assertions.failed_assertion([word(0), word(1)])?;
+        Some(self.data_error(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))
     }
 
     /// A peer that did not come, as the host's ranks report it.
-    fn missed(&self, missed: Missed) -> RunError {
-        let (node, op) = self.name_of(missed.step);
+    fn missed_peer_error(&self, missed: MissedPeer) -> RunError {
+        let (node, op) = self.node_and_op(missed.step);
         RunError::Limit {
             rank: self.bound.rank(),
             culprit: missed.peer,
@@ -64,27 +71,29 @@ impl Report<'_> {
     }
 
     /// What is wrong with sizes on the device, as the host's ranks say it.
-    fn sizes(&self, unfit: &Unfit) -> String {
+    fn describe_sizes(&self, unfit: &InvalidSplits) -> String {
         let call = self.bound.steps.get(unfit.step).map(|s| &s.work);
         let (ranks, capacity) = match call {
-            Some(Work::Collective(c)) => (c.cell.len(), c.elements.checked_div(c.row).unwrap_or(0)),
+            Some(StepWork::Collective(c)) => {
+                (c.cell.len(), c.elements.checked_div(c.row_elements).unwrap_or(0))
+            }
             _ => (unfit.sizes.len(), 0),
         };
-        let does = match unfit.way {
-            Flow::Sent => "sends",
-            Flow::Received => "receives",
+        let does = match unfit.direction {
+            SplitDirection::Sent => "sends",
+            SplitDirection::Received => "receives",
         };
         let sizes = &unfit.sizes[..ranks.min(unfit.sizes.len())];
         format!("rank {} {does} {sizes:?} rows: expected at most {capacity}", unfit.rank)
     }
 
     /// Data that a step does not take.
-    fn unfit(&self, step: usize, fault: DataFault, detail: String) -> RunError {
-        let (node, op) = self.name_of(step);
+    fn data_error(&self, step: usize, fault: DataFault, detail: String) -> RunError {
+        let (node, op) = self.node_and_op(step);
         RunError::Data { rank: self.bound.rank(), step, node, op, fault, detail }
     }
 
-    fn name_of(&self, step: usize) -> (String, String) {
+    fn node_and_op(&self, step: usize) -> (String, String) {
         let step = self.bound.steps.get(step);
         step.map_or_else(Default::default, |s| (s.node.clone(), s.op_name.to_string()))
     }

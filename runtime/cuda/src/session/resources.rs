@@ -15,43 +15,43 @@ use symmc_runtime::RunError;
 use super::wait;
 use crate::codegen::collective;
 use crate::device::arena::SymmetricArena;
-use crate::device::driver::{Device, Graph, Memory, Pinned};
-use crate::device::streams::Streams;
+use crate::device::driver::{Device, DeviceBuffer, ExecutableGraph, PinnedBuffer};
+use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
 use crate::nccl::Communicators;
 use crate::program::DeviceProgram;
 
 /// How long kernels have to end after they were told to.
-const ENDING: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two looks at them.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The parts. They are dropped in this order: first what uses memory, then the memory.
-pub(crate) struct Parts<P = Vec<DeviceProgram>, M = Memory> {
+pub(crate) struct ResourceParts<P = Vec<DeviceProgram>, M = DeviceBuffer> {
     pub programs: P,
-    pub streams: Streams,
+    pub streams: LaneStreams,
     pub nccl: Communicators,
     pub arena: SymmetricArena,
     /// Through which kernels are told to end, and report.
-    pub status: Pinned,
+    pub status: PinnedBuffer,
     /// What only this rank reaches.
     pub _memory: M,
     pub device: Arc<Device>,
 }
 
 /// The parts, and whether something that used them failed.
-pub(crate) struct Resources<P = Vec<DeviceProgram>, M = Memory> {
-    parts: ManuallyDrop<Parts<P, M>>,
+pub(crate) struct Resources<P = Vec<DeviceProgram>, M = DeviceBuffer> {
+    parts: ManuallyDrop<ResourceParts<P, M>>,
     failed: AtomicBool,
 }
 
 impl<P, M> Resources<P, M> {
-    pub fn new(parts: Parts<P, M>) -> Resources<P, M> {
+    pub fn new(parts: ResourceParts<P, M>) -> Resources<P, M> {
         Resources { parts: ManuallyDrop::new(parts), failed: AtomicBool::new(false) }
     }
 
     /// Remembers that a run failed: peers may have left, and what waits for them does not end by itself.
-    pub fn fail(&self) {
+    pub fn mark_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
 
@@ -62,7 +62,7 @@ impl<P, M> Resources<P, M> {
             let text = "an earlier run of this session failed: a new session is needed";
             return Err(CudaError::Unsupported(text.into()));
         }
-        work().inspect_err(|_| self.fail())
+        work().inspect_err(|_| self.mark_failed())
     }
 
     /// Replays a graph of one of the programs and waits for it as [`wait::until_idle`]; its time on the device
@@ -70,21 +70,25 @@ impl<P, M> Resources<P, M> {
     ///
     /// # Safety
     /// The graph uses nothing but these parts.
-    pub unsafe fn replay(&self, graph: &Graph, alive: &dyn Fn() -> Result<(), RunError>) -> Result<f64> {
+    pub unsafe fn replay(
+        &self,
+        graph: &ExecutableGraph,
+        alive: &dyn Fn() -> Result<(), RunError>,
+    ) -> Result<f64> {
         // SAFETY: the parts exist; the rest by the caller.
         self.attempt(|| unsafe { wait::replay(&self.streams, graph, &self.status, alive) })
     }
 }
 
 impl<P, M> Deref for Resources<P, M> {
-    type Target = Parts<P, M>;
-    fn deref(&self) -> &Parts<P, M> {
+    type Target = ResourceParts<P, M>;
+    fn deref(&self) -> &ResourceParts<P, M> {
         &self.parts
     }
 }
 
 impl<P, M> DerefMut for Resources<P, M> {
-    fn deref_mut(&mut self) -> &mut Parts<P, M> {
+    fn deref_mut(&mut self) -> &mut ResourceParts<P, M> {
         &mut self.parts
     }
 }
@@ -93,26 +97,26 @@ impl<P, M> Drop for Resources<P, M> {
     fn drop(&mut self) {
         let _ = self.device.enter();
         // Without a failure all ends by itself.
-        if *self.failed.get_mut() || !within(ENDING, || wait::idle(&self.streams)) {
-            collective::end(&self.status);
+        if *self.failed.get_mut() || !holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
+            collective::abort_waits(&self.status);
             // The library's kernels may wait for a peer that has left.
             self.nccl.abort();
         }
-        match within(ENDING, || wait::idle(&self.streams)) {
+        match holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
             // SAFETY: dropped once, here; no kernel uses the parts any more.
             true => unsafe { ManuallyDrop::drop(&mut self.parts) },
             false => eprintln!(
                 "note: kernels on GPU {} did not end within {} s after they were told to: what they use is \
                  freed when this process ends",
                 self.device.ordinal(),
-                ENDING.as_secs()
+                SHUTDOWN_TIMEOUT.as_secs()
             ),
         }
     }
 }
 
 /// Whether something holds within a time.
-fn within(limit: Duration, holds: impl Fn() -> bool) -> bool {
+fn holds_within(limit: Duration, holds: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {
         if start.elapsed() > limit {
@@ -136,8 +140,8 @@ mod tests {
             looks.set(looks.get() + 1);
             looks.get() == 3
         };
-        assert!(within(ENDING, third));
+        assert!(holds_within(SHUTDOWN_TIMEOUT, third));
         assert_eq!(looks.get(), 3);
-        assert!(!within(Duration::ZERO, || false));
+        assert!(!holds_within(Duration::ZERO, || false));
     }
 }

@@ -10,57 +10,58 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use symmc_check::CheckedPlan;
-use symmc_control::{Control, Leaving, enter_rank_span};
-use symmc_ir::{Bindings, Tensor};
+use symmc_control::{ControlSegment, LeaveMode, enter_rank_span};
+use symmc_ir::{SymbolBindings, Tensor};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{Bound, BoundStep, InputData, Registry};
+use symmc_runtime::exec::{CustomKernelRegistry, ExecutableStep, InputData, ResolvedProgram};
 use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
-    DeviceMemory, DeviceName, DeviceSession, Extent, Kept, Port, PortDevice, PortMemory, RawStream,
-    Recordings, SizedProgram, Taken, TracedStep, ended, gave_back, in_progress,
+    DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
+    RawStream, RecordingCounts, SharedTensor, SizedProgram, TracedStep, arenas_released_error,
+    run_in_progress_error, session_ended_error,
 };
 use tracing::span::EnteredSpan;
 
 use super::context::ExecutionContext;
 use super::cuda_session::{CudaSession, LastRun};
-use super::gpu::Progress;
-use super::kept::{self, PartOfArena};
-use super::memory::Resolved;
-use super::progress::{Heard, News};
+use super::device_tensors::{self, CudaArenaBlock};
+use super::gpu::ProgressReporting;
+use super::memory::ResolvedPorts;
+use super::progress::{ProgressUpdate, RunProgress};
 use super::recording::{Executable, Recording, RecordingKey};
-use super::report::Report;
+use super::report::StatusReport;
 use crate::codegen::addresses::AddressMap;
-use crate::codegen::compute::search::Search;
-use crate::device::driver::{self, Event, Graph, LentStream, Memory, Stream};
+use crate::codegen::compute::gemm_search::GemmSearch;
+use crate::device::driver::{self, BorrowedStream, DeviceBuffer, Event, ExecutableGraph, Stream};
 use crate::device::launch::{Address, PortBases};
 use crate::error::Result;
-use crate::exchange::Exchange;
-use crate::program::{DeviceProgram, Parts, Settled};
+use crate::exchange::RankExchange;
+use crate::program::{DeviceProgram, ProgramChoices, ProgramContext};
 use crate::{codegen::collective, session::resources};
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
-const ENDING: Duration = Duration::from_secs(3);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl CudaSession {
     /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
-    fn put(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
+    fn enqueue_run(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
-        let stream = match (stream, self.gpu.adopted.stream) {
+        let stream = match (stream, self.gpu.borrowed.stream) {
             // SAFETY: the caller's promise: it exists, on this GPU.
-            (Some(raw), _) => Some(unsafe { LentStream::new(raw.0) }),
+            (Some(raw), _) => Some(unsafe { BorrowedStream::new(raw.0) }),
             (None, adopted) => adopted,
         };
         let stream = stream.map(|lent| Stream::adopt(&self.device, lent));
         let put = match stream {
-            Some(stream) if self.is_recorded(&stream)? => {
-                let recording = self.next_elsewhere()?;
+            Some(stream) if self.is_capturing(&stream)? => {
+                let recording = self.next_for_capture()?;
                 self.capture(&recording, stream)
             }
             stream => {
-                let recording = self.next()?;
-                match recording.by_graph {
+                let recording = self.next_recording()?;
+                match recording.runs_as_graph {
                     true => self.launch(&recording, stream, (&recording.executable.graph, 1)),
                     false => self.launch_pieces(&recording, stream),
                 }
@@ -69,39 +70,39 @@ impl CudaSession {
         self.runs += 1;
         let _span = self.enter_span();
         tracing::trace!(target: "symmc::run", runs = self.runs, "enqueued a run");
-        put.map_err(|error| self.fail(error.into()))
+        put.map_err(|error| self.fail_session(error.into()))
     }
 
     /// The recording of the next run, once peers know its sizes.
-    pub(super) fn next(&mut self) -> Result<Arc<Recording>, RunError> {
-        if let Some(recording) = self.last.recording().cloned() {
+    pub(super) fn next_recording(&mut self) -> Result<Arc<Recording>, RunError> {
+        if let Some(recording) = self.last_run.recording().cloned() {
             self.announce()?;
             return Ok(recording);
         }
         let resolved = self.resolve()?;
         self.announce()?;
-        let recording = self.recording(resolved).map_err(|error| self.fail(error))?;
-        self.last = LastRun::Same(recording.clone());
+        let recording = self.resolve_recording(resolved).map_err(|error| self.fail_session(error))?;
+        self.last_run = LastRun::Same(recording.clone());
         Ok(recording)
     }
 
     /// The next run for a recording of the caller, once peers know its sizes. It needs no graph of the session's own.
-    fn next_elsewhere(&mut self) -> Result<Arc<Recording>, RunError> {
-        if self.last.recording().is_some() {
-            return self.next();
+    fn next_for_capture(&mut self) -> Result<Arc<Recording>, RunError> {
+        if self.last_run.recording().is_some() {
+            return self.next_recording();
         }
         let resolved = self.resolve()?;
         self.announce()?;
-        self.load()?;
-        let Resolved { key, memory } = &resolved;
-        match self.context()?.resources.programs.known_elsewhere(key, memory, |_| true) {
+        self.load_fixed_inputs()?;
+        let ResolvedPorts { key, memory } = &resolved;
+        match self.context()?.resources.programs.find_for_enqueue(key, memory, |_| true) {
             Some(known) => Ok(Arc::new(known)),
-            None => self.recording(resolved).map_err(|error| self.fail(error)),
+            None => self.resolve_recording(resolved).map_err(|error| self.fail_session(error)),
         }
     }
 
-    fn is_recorded(&self, stream: &Stream) -> Result<bool, RunError> {
-        let known = self.flight.stream == Some(stream.handle().addr());
+    fn is_capturing(&self, stream: &Stream) -> Result<bool, RunError> {
+        let known = self.pending_runs.stream == Some(stream.handle().addr());
         if !known && !stream.is_of_device()? {
             return Err(RunError::Invalid(format!(
                 "the stream is not of the primary context of GPU {}",
@@ -112,10 +113,10 @@ impl CudaSession {
     }
 
     fn announce(&mut self) -> Result<(), RunError> {
-        let SizedProgram { digest, text, .. } = self.ports.sized()?;
+        let SizedProgram { digest, text, .. } = self.ports.sized_program()?;
         let (comm, run) = (self.comm()?, self.runs);
-        let said = comm.alive().and_then(|()| comm.announce(run, *digest, &|| text.to_string()));
-        said.map_err(|error| self.fail(error))
+        let said = comm.expect_running().and_then(|()| comm.announce_run(run, *digest, &|| text.to_string()));
+        said.map_err(|error| self.fail_session(error))
     }
 
     /// Launches a graph of so many runs of a recording, on the session's stream if none is given.
@@ -123,46 +124,46 @@ impl CudaSession {
         &mut self,
         recording: &Arc<Recording>,
         stream: Option<Stream>,
-        (graph, runs): (&Graph, u32),
+        (graph, runs): (&ExecutableGraph, u32),
     ) -> Result<()> {
-        let Some(context) = &self.context else { return Err(gave_back().into()) };
+        let Some(context) = &self.context else { return Err(arenas_released_error().into()) };
         let stream = stream.as_ref().unwrap_or(&context.resources.streams.compute);
-        self.flight.before(stream, context)?;
+        self.pending_runs.wait_before(stream, context)?;
         // SAFETY: the recording holds what it uses, or the lender does, and the context is there.
         unsafe { stream.replay(graph)? };
-        self.flight.put(stream, &recording.executable, self.runs, runs)
+        self.pending_runs.push_runs(stream, &recording.executable, self.runs, runs)
     }
 
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<()> {
-        let Some(context) = &mut self.context else { return Err(gave_back().into()) };
+        let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
         // SAFETY: as for the other one.
-        let own = || unsafe { LentStream::new(context.resources.streams.compute.handle().cast()) };
+        let own = || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
         let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, own()));
-        self.flight.before(&stream, context)?;
-        let streams = context.lanes(&self.device, stream);
-        recording.put(&streams, &context.resources.nccl)?;
-        if recording.holds() {
+        self.pending_runs.wait_before(&stream, context)?;
+        let streams = context.streams_with_compute(&self.device, stream);
+        recording.enqueue(&streams, &context.resources.nccl)?;
+        if recording.holds_memory() {
             context.resources.programs.retired.push(recording.clone());
         }
-        self.flight.put(&streams.compute, &recording.executable, self.runs, 1)
+        self.pending_runs.push_runs(&streams.compute, &recording.executable, self.runs, 1)
     }
 
     /// Puts one run on the session's streams step by step, behind `start`.
-    fn put_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>> {
-        let Some(context) = &self.context else { return Err(gave_back().into()) };
+    fn enqueue_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>> {
+        let Some(context) = &self.context else { return Err(arenas_released_error().into()) };
         context.progress().store(0, Ordering::Relaxed);
         let resources = &context.resources;
         start.record(&resources.streams.compute)?;
-        let events = recording.put_timed(&resources.streams, &resources.nccl)?;
-        self.flight.put(&resources.streams.compute, &recording.executable, self.runs, 1)?;
+        let events = recording.enqueue_timed(&resources.streams, &resources.nccl)?;
+        self.pending_runs.push_runs(&resources.streams.compute, &recording.executable, self.runs, 1)?;
         Ok(events)
     }
 
     /// Makes a run part of what the caller records.
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<()> {
-        let Some(context) = &mut self.context else { return Err(gave_back().into()) };
-        recording.put(&context.lanes(&self.device, compute), &context.resources.nccl)?;
-        if !context.resources.programs.captured.iter().any(|known| known.is_as(recording)) {
+        let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
+        recording.enqueue(&context.streams_with_compute(&self.device, compute), &context.resources.nccl)?;
+        if !context.resources.programs.captured.iter().any(|known| known.is_same_run(recording)) {
             context.resources.programs.captured.push(recording.clone());
         }
         Ok(())
@@ -170,14 +171,14 @@ impl CudaSession {
 
     /// The recording of a resolved run. All ranks call this together if the sizes are new; which these are depends on the
     /// runs before, which are the same on all ranks.
-    fn recording(&mut self, resolved: Resolved) -> Result<Arc<Recording>, RunError> {
-        self.load()?;
-        let Resolved { key, memory } = resolved;
-        let settled = self.settled.get(&key.sizes).cloned();
-        let context = self.context.as_mut().ok_or_else(gave_back)?;
-        let resources::Parts { programs, streams, .. } = &mut *context.resources;
+    fn resolve_recording(&mut self, resolved: ResolvedPorts) -> Result<Arc<Recording>, RunError> {
+        self.load_fixed_inputs()?;
+        let ResolvedPorts { key, memory } = resolved;
+        let settled = self.choices.get(&key.sizes).cloned();
+        let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
+        let resources::ResourceParts { programs, streams, .. } = &mut *context.resources;
         if settled.is_some()
-            && let Some(known) = programs.known(&key, &memory, &streams.compute)
+            && let Some(known) = programs.find_or_retarget(&key, &memory, &streams.compute)
         {
             return Ok(known);
         }
@@ -192,35 +193,35 @@ impl CudaSession {
     fn load_program(
         &mut self,
         key: &RecordingKey,
-        settled: Option<Settled>,
+        settled: Option<ProgramChoices>,
     ) -> Result<Arc<DeviceProgram>, RunError> {
         // Loading code may wait for what runs, and what is timed writes to the arenas.
-        self.until_idle(None)?;
+        self.wait_for_runs(None)?;
         let (_span, started) = (self.enter_span(), Instant::now());
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
-        let bound = self.ports.sized()?.bound.clone();
+        let bound = self.ports.sized_program()?.program.clone();
         let limit = self.config.limit;
-        let ranks = self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)?;
-        let context = self.context.as_mut().ok_or_else(gave_back)?;
+        let ranks = self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)?;
+        let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
         if settled.is_none() {
             ranks.all_gather(&[0])?;
         }
-        let exchange = settled.is_none().then_some(ranks as &dyn Exchange);
-        context.serve(&bound.steps, exchange, (&self.gpu, limit))?;
+        let exchange = settled.is_none().then_some(ranks as &dyn RankExchange);
+        context.extend_for(&bound.steps, exchange, (&self.gpu, limit))?;
         let (resources, bases) = (&context.resources, PortBases(&key.bases));
-        let kept = inputs_at(&bound, &key.bases);
-        let search = exchange.map(|exchange| Search {
+        let kept = input_ranges(&bound, &key.bases);
+        let search = exchange.map(|exchange| GemmSearch {
             exchange,
             products: self.gpu.products,
             device: &self.device,
             stream: &resources.streams.compute,
             limit,
-            kept: &kept,
+            protected_ranges: &kept,
             bases,
         });
-        let addresses = AddressMap::new(&bound, context.ordinary, resources.arena.address())?;
-        let (peers, machine) = context.of_program(bound.program);
-        let parts = Parts {
+        let addresses = AddressMap::new(&bound, context.ordinary_address, resources.arena.address())?;
+        let (peers, machine) = context.program_parameters(bound.program);
+        let parts = ProgramContext {
             device: &self.device,
             addresses: &addresses,
             peers: &peers,
@@ -228,12 +229,12 @@ impl CudaSession {
             nccl: &resources.nccl,
             search: search.as_ref(),
             settled: settled.as_ref(),
-            progress: (self.gpu.progress == Progress::Told).then(|| context.told()),
+            progress: (self.gpu.progress == ProgressReporting::Enabled).then(|| context.progress_address()),
             bases,
         };
         let program = DeviceProgram::new(ranks.rank(), &bound.steps, &parts)?;
         if settled.is_none() {
-            self.settled.put(key.sizes.clone(), program.settled().clone());
+            self.choices.insert_or_evict(key.sizes.clone(), program.choices().clone());
         }
         tracing::info!(target: "symmc::gpu", sizes = %key.sizes, elapsed = ?started.elapsed(), "loaded a program");
         Ok(Arc::new(program))
@@ -244,37 +245,39 @@ impl CudaSession {
         &mut self,
         program: Arc<DeviceProgram>,
         key: RecordingKey,
-        memory: Vec<Arc<Memory>>,
+        memory: Vec<Arc<DeviceBuffer>>,
     ) -> Result<Arc<Recording>, RunError> {
-        let bound = self.ports.sized()?.bound.clone();
+        let bound = self.ports.sized_program()?.program.clone();
         let is_noted = has_frontiers()?;
         let (_span, started) = (self.enter_span(), Instant::now());
-        let context = self.context.as_mut().ok_or_else(gave_back)?;
+        let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
         let lanes = (&context.resources.streams, &context.resources.nccl);
         let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
         let programs = &mut context.resources.programs;
-        programs.recorded += 1;
-        tracing::debug!(target: "symmc::gpu", recordings = programs.recorded, elapsed = ?started.elapsed(), "recorded a graph");
-        programs.retired.extend(programs.recent.put(key, recording.clone()));
+        programs.record_count += 1;
+        tracing::debug!(target: "symmc::gpu", recordings = programs.record_count, elapsed = ?started.elapsed(), "recorded a graph");
+        programs.retired.extend(programs.recordings.insert_or_evict(key, recording.clone()));
         Ok(recording)
     }
 
     /// Whether all runs have ended.
-    pub(super) fn look(&mut self) -> Result<bool, RunError> {
+    pub(super) fn poll_runs(&mut self) -> Result<bool, RunError> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
-        if self.flight.pending {
-            match self.flight.end.reached() {
-                Err(error) => return Err(self.fail(error.into())),
-                Ok(false) => return self.go_on().map(|()| false).map_err(|error| self.fail(error)),
+        if self.pending_runs.pending {
+            match self.pending_runs.end.reached() {
+                Err(error) => return Err(self.fail_session(error.into())),
+                Ok(false) => {
+                    return self.report_progress().map(|()| false).map_err(|error| self.fail_session(error));
+                }
                 Ok(true) => {}
             }
         }
-        if let Some(error) = self.reported() {
-            return Err(self.fail(error));
+        if let Some(error) = self.kernel_error() {
+            return Err(self.fail_session(error));
         }
-        self.flight.clear();
+        self.pending_runs.clear();
         if let Some(context) = &mut self.context {
             context.resources.programs.retired.clear();
         }
@@ -282,24 +285,26 @@ impl CudaSession {
     }
 
     /// Tells peers how far the runs are; whether the session goes on.
-    fn go_on(&mut self) -> Result<(), RunError> {
-        let comm = self.joined.as_deref().map(SessionRank::comm).ok_or_else(ended)?;
+    fn report_progress(&mut self) -> Result<(), RunError> {
+        let comm = self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
         // Whoever watches the ranks knows the steps of the first plan.
-        let is_named = self.arrangement.count() == 1;
-        let flight = &mut self.flight;
-        match flight.heard.news(word, Instant::now(), self.config.limit, flight.count) {
+        let is_named = self.arrangement.program_count() == 1;
+        let flight = &mut self.pending_runs;
+        match flight.progress.next_update(word, Instant::now(), self.config.limit, flight.count) {
             // Steps have names where all runs are of one bucket.
-            Some(News::Step(step)) if is_named && flight.bucket().is_some() => comm.begin_step(step),
-            Some(_) => comm.control().beat(comm.rank()),
+            Some(ProgressUpdate::Step(step)) if is_named && flight.bucket().is_some() => {
+                comm.begin_step(step)
+            }
+            Some(_) => comm.control().record_progress(comm.rank()),
             None => {}
         }
-        let alive = comm.alive();
+        let alive = comm.expect_running();
         match &alive {
             // A peer that closed its session after the runs of this rank does not keep them from ending here. The session has
             // ended, so that nothing watches the other peers any more: that takes no longer than the limit.
             Err(error) if has_ended_runs(comm.control(), error, self.runs) => {
-                let left = self.left.get_or_insert_with(Instant::now);
+                let left = self.peer_left_since.get_or_insert_with(Instant::now);
                 if left.elapsed() < self.config.limit { Ok(()) } else { alive }
             }
             _ => alive,
@@ -307,50 +312,55 @@ impl CudaSession {
     }
 
     /// What kernels reported, in words of the first run whose program it may be.
-    fn reported(&self) -> Option<RunError> {
+    fn kernel_error(&self) -> Option<RunError> {
         let context = self.context.as_ref()?;
-        let captured = context.resources.programs.captured.iter().chain(self.last.recording());
-        let all = self.flight.running.iter().chain(captured.map(|recording| &recording.executable));
+        let captured = context.resources.programs.captured.iter().chain(self.last_run.recording());
+        let all = self.pending_runs.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
             let (bound, assertions) = (&*executable.bound, executable.program.assertions());
-            let (status, run, limit) = (&context.resources.status, self.flight.first, self.config.limit);
-            Report { status, bound, assertions, run, limit }.failure()
+            let (status, run, limit) =
+                (&context.resources.status, self.pending_runs.first, self.config.limit);
+            StatusReport { status, bound, assertions, run, limit }.failure()
         };
         all.into_iter().find_map(report)
     }
 
     /// Ends the session on all ranks; the error that explains it best.
-    pub(crate) fn fail(&mut self, error: RunError) -> RunError {
+    pub(crate) fn fail_session(&mut self, error: RunError) -> RunError {
         if let Some(first) = &self.failure {
             return first.clone();
         }
         if let Some(context) = &self.context {
-            context.resources.fail();
-            collective::end(&context.resources.status);
+            context.resources.mark_failed();
+            collective::abort_waits(&context.resources.status);
         }
         let start = Instant::now();
-        while self.flight.pending && !self.flight.end.reached().unwrap_or(true) && start.elapsed() < ENDING {
+        while self.pending_runs.pending
+            && !self.pending_runs.end.reached().unwrap_or(true)
+            && start.elapsed() < REPORT_TIMEOUT
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
         // What kernels say of the step explains more than that a peer has gone.
-        let error = if error.is_consequence() { self.reported().unwrap_or(error) } else { error };
+        let error = if error.is_consequence() { self.kernel_error().unwrap_or(error) } else { error };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
-        let error = self.joined.as_ref().map_or(error.clone(), |joined| joined.fail(error));
+        let error = self.session_rank.as_ref().map_or(error.clone(), |joined| joined.fail_run(error));
         self.failure.insert(error).clone()
     }
 
-    pub(super) fn until_idle(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
-        if !self.flight.pending {
-            return self.look().map(drop);
+    pub(super) fn wait_for_runs(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
+        if !self.pending_runs.pending {
+            return self.poll_runs().map(drop);
         }
-        let bucket = self.flight.bucket().and_then(|bucket| u32::try_from(bucket).ok());
+        let bucket = self.pending_runs.bucket().and_then(|bucket| u32::try_from(bucket).ok());
         // Whoever watches the ranks knows the steps of the first plan.
-        let bucket = if self.arrangement.count() == 1 { bucket.unwrap_or_default() } else { u32::MAX };
-        let run = Some((self.flight.first, bucket));
+        let bucket =
+            if self.arrangement.program_count() == 1 { bucket.unwrap_or_default() } else { u32::MAX };
+        let run = Some((self.pending_runs.first, bucket));
         self.show_awaited(run);
-        self.flight.heard = Heard::new(Instant::now());
-        let waited = self.await_end(limit);
+        self.pending_runs.progress = RunProgress::new(Instant::now());
+        let waited = self.poll_until_end(limit);
         self.show_awaited(None);
         waited
     }
@@ -368,12 +378,12 @@ impl CudaSession {
         self.comm().ok().and_then(|comm| enter_rank_span(comm.rank()))
     }
 
-    fn await_end(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
+    fn poll_until_end(&mut self, limit: Option<Duration>) -> Result<(), RunError> {
         let start = Instant::now();
-        while !self.look()? {
+        while !self.poll_runs()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
-                let (rank, run) = (self.comm()?.rank(), self.flight.first);
+                let (rank, run) = (self.comm()?.rank(), self.pending_runs.first);
                 let _span = enter_rank_span(rank);
                 tracing::warn!(target: "symmc::run", run, ?limit, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run, limit_ms: limit.as_millis() as u64 });
@@ -388,76 +398,76 @@ impl CudaSession {
 
     /// Refuses an access by the caller while runs may touch the memory.
     fn expect_idle(&mut self, port: Port) -> Result<(), RunError> {
-        if self.look()? { Ok(()) } else { Err(self.ports.busy(port)) }
+        if self.poll_runs()? { Ok(()) } else { Err(self.ports.busy_error(port)) }
     }
 
     /// Tells all ranks that this one is here, and waits for them.
-    fn meet(&mut self) -> Result<(), RunError> {
-        let met = self.comm()?.exchange(&[0]).map(drop);
-        met.map_err(|error| self.fail(error))
+    fn synchronize_ranks(&mut self) -> Result<(), RunError> {
+        let met = self.comm()?.exchange_bytes(&[0]).map(drop);
+        met.map_err(|error| self.fail_session(error))
     }
 }
 
 /// Whether the driver says what it records next work behind.
 fn has_frontiers() -> Result<bool> {
-    Ok(driver::version()? >= [12, 3])
+    Ok(driver::cuda_version()? >= [12, 3])
 }
 
 /// Whether the session ended because a peer closed it, after that peer had ended this many runs.
-fn has_ended_runs(control: &Control, end: &RunError, runs: u64) -> bool {
+fn has_ended_runs(control: &ControlSegment, end: &RunError, runs: u64) -> bool {
     let RunError::Left { rank, .. } = end.cause() else { return false };
-    control.closed(*rank).is_some_and(|closed| closed >= runs)
+    control.runs_before_close(*rank).is_some_and(|closed| closed >= runs)
 }
 
 /// Where the inputs of a program lie, whose data must stay.
-fn inputs_at(bound: &Bound, bases: &[Address]) -> Vec<Range<Address>> {
+fn input_ranges(bound: &ResolvedProgram, bases: &[Address]) -> Vec<Range<Address>> {
     let at = bound.inputs.iter().zip(bases);
     at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
 }
 
 impl DeviceSession for CudaSession {
-    fn set(&mut self, bindings: &Bindings) -> Result<(), RunError> {
-        self.ports.set(bindings)?;
-        self.last = LastRun::Unknown;
+    fn set_sizes(&mut self, bindings: &SymbolBindings) -> Result<(), RunError> {
+        self.ports.set_sizes(bindings)?;
+        self.last_run = LastRun::Unknown;
         Ok(())
     }
 
-    fn open_program(&mut self, plan: &CheckedPlan, _: &Registry) -> Result<usize, RunError> {
-        let _context = self.entered()?;
+    fn open_program(&mut self, plan: &CheckedPlan, _: &CustomKernelRegistry) -> Result<usize, RunError> {
+        let _context = self.enter_device()?;
         self.add_program(plan)
     }
 
-    fn select(&mut self, program: usize) -> Result<(), RunError> {
-        self.activate(program)
+    fn switch_to_program(&mut self, program: usize) -> Result<(), RunError> {
+        self.select_program(program)
     }
 
     fn close_program(&mut self, program: usize) -> Result<(), RunError> {
-        let _context = self.entered()?;
+        let _context = self.enter_device()?;
         self.end_program(program)
     }
 
-    fn bound(&self) -> Result<&Bound, RunError> {
-        Ok(&self.ports.sized()?.bound)
+    fn resolved_program(&self) -> Result<&ResolvedProgram, RunError> {
+        Ok(&self.ports.sized_program()?.program)
     }
 
-    unsafe fn lend(&mut self, port: Port, memory: Option<Extent>) -> Result<(), RunError> {
-        self.ports.expect(port)?;
-        let before = self.ports.state(port).bound;
+    unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<(), RunError> {
+        self.ports.expect_port(port)?;
+        let before = self.ports.state(port).binding;
         if before == memory {
             return Ok(());
         }
-        let _context = self.entered()?;
-        let (arena, reserved) = (self.arena().ok(), self.reserved());
-        self.ports.bind(port, memory, arena, reserved)?;
+        let _context = self.enter_device()?;
+        let (arena, reserved) = (self.symmetric_arena().ok(), self.reserved());
+        self.ports.bind_memory(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
         {
-            self.ports.bind(port, before, arena, Vec::new())?;
+            self.ports.bind_memory(port, before, arena, Vec::new())?;
             return Err(error);
         }
         match memory {
-            Some(_) => self.last.rebind(port),
-            None => self.last = LastRun::Unknown,
+            Some(_) => self.last_run.rebind(port),
+            None => self.last_run = LastRun::Unknown,
         }
         Ok(())
     }
@@ -466,78 +476,79 @@ impl DeviceSession for CudaSession {
         DeviceName::Gpu(self.device.ordinal())
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
-        let _context = self.entered()?;
-        Ok(Arc::new(kept::zeros(&self.device, bytes)?))
+    fn allocate_memory(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
+        let _context = self.enter_device()?;
+        Ok(Arc::new(device_tensors::allocate_zeroed(&self.device, bytes)?))
     }
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
-        let _context = self.entered()?;
+        let _context = self.enter_device()?;
         let comm = self.comm()?;
-        let (rank, asked) = (comm.rank(), comm.exchange(&(bytes as u64).to_le_bytes()));
-        let asked = asked.map_err(|error| self.fail(error))?;
+        let (rank, asked) = (comm.rank(), comm.exchange_bytes(&(bytes as u64).to_le_bytes()));
+        let asked = asked.map_err(|error| self.fail_session(error))?;
         let arena = self.context()?.resources.arena.clone();
-        let range = self.ports.callers().take(&asked, rank)?;
-        Ok(Arc::new(PartOfArena { device: self.device.clone(), arena, range }))
+        let range = self.ports.caller_arena().allocate_block(&asked, rank)?;
+        Ok(Arc::new(CudaArenaBlock { device: self.device.clone(), arena, range }))
     }
 
-    fn keep(&self, tensor: &Arc<Tensor>) -> Result<Kept, RunError> {
-        let _context = self.entered()?;
-        kept::keep(&self.device, tensor)
+    fn share_tensor(&self, tensor: &Arc<Tensor>) -> Result<SharedTensor, RunError> {
+        let _context = self.enter_device()?;
+        device_tensors::share_tensor(&self.device, tensor)
     }
 
-    fn memory_of(&mut self, port: Port) -> Result<PortMemory, RunError> {
-        let _context = self.entered()?;
-        self.expose(port)
+    fn port_memory(&mut self, port: Port) -> Result<PortMemory, RunError> {
+        let _context = self.enter_device()?;
+        self.expose_port(port)
     }
 
-    fn write_all(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
-        let _context = self.entered()?;
+    fn write_inputs(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<(), RunError> {
+        let _context = self.enter_device()?;
         let mut places = Vec::with_capacity(inputs.len());
         for &(input, data) in inputs {
             self.expect_idle(Port::Input(input))?;
-            places.push((self.expose_for(input, data.size())?.address, data));
+            places.push((self.expose_input(input, data.size())?.address, data));
         }
         self.upload_all(&places)
     }
 
-    fn read(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
-        let _context = self.entered()?;
+    fn read_port(&mut self, port: Port, data: &mut [u8]) -> Result<(), RunError> {
+        let _context = self.enter_device()?;
         self.expect_idle(port)?;
         self.ports.expect_bytes(port, data.len())?;
-        let memory = self.locate(port)?;
+        let memory = self.locate_port(port)?;
         let stream = &self.context()?.resources.streams.compute;
         // SAFETY: the memory has as many bytes, and no run is in progress.
-        unsafe { stream.download(data, memory.extent.address)? };
+        unsafe { stream.download(data, memory.range.address)? };
         Ok(())
     }
 
     fn enqueue(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        self.put(stream)
+        let _context = self.enter_device()?;
+        self.enqueue_run(stream)
     }
 
     fn run(&mut self) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        self.put(None)?;
-        self.until_idle(None)
+        let _context = self.enter_device()?;
+        self.enqueue_run(None)?;
+        self.wait_for_runs(None)
     }
 
-    fn prepare(&mut self) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        self.next().map(drop)
+    fn prepare_run(&mut self) -> Result<(), RunError> {
+        let _context = self.enter_device()?;
+        self.next_recording().map(drop)
     }
 
     fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
-        let _context = self.entered()?;
+        let _context = self.enter_device()?;
         // Runs that are on other streams have ended before the steps begin.
-        self.until_idle(None)?;
-        let recording = self.next()?;
+        self.wait_for_runs(None)?;
+        let recording = self.next_recording()?;
         let start = Event::timed()?;
-        let events = self.put_timed(&recording, &start).map_err(|error| self.fail(error.into()))?;
+        let events =
+            self.enqueue_timed(&recording, &start).map_err(|error| self.fail_session(error.into()))?;
         self.runs += 1;
-        self.until_idle(None)?;
-        let traced = |(step, [begin, end]): (&BoundStep, &[Event; 2])| {
+        self.wait_for_runs(None)?;
+        let traced = |(step, [begin, end]): (&ExecutableStep, &[Event; 2])| {
             Ok(TracedStep {
                 node: step.node.clone(),
                 op: step.op_name.clone(),
@@ -550,82 +561,84 @@ impl DeviceSession for CudaSession {
     }
 
     fn poll(&mut self) -> Result<bool, RunError> {
-        let _context = self.entered()?;
-        self.look()
+        let _context = self.enter_device()?;
+        self.poll_runs()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        self.until_idle(Some(limit))
+        let _context = self.enter_device()?;
+        self.wait_for_runs(Some(limit))
     }
 
-    fn release(&mut self) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        if !self.look()? {
-            return Err(in_progress());
+    fn release_arenas(&mut self) -> Result<(), RunError> {
+        let _context = self.enter_device()?;
+        if !self.poll_runs()? {
+            return Err(run_in_progress_error());
         }
-        self.ports.expect_no_callers()?;
-        self.meet()?;
-        self.drop_recordings();
+        self.ports.expect_no_caller_memory()?;
+        self.synchronize_ranks()?;
+        self.forget_last_runs();
         self.context = None;
-        self.ports.lose_symmetric();
-        self.parked.iter_mut().flatten().for_each(|parked| parked.ports.lose_symmetric());
-        self.meet()
+        self.ports.invalidate_symmetric();
+        self.parked.iter_mut().flatten().for_each(|parked| parked.ports.invalidate_symmetric());
+        self.synchronize_ranks()
     }
 
-    fn resume(&mut self) -> Result<(), RunError> {
-        let _context = self.entered()?;
+    fn resume_arenas(&mut self) -> Result<(), RunError> {
+        let _context = self.enter_device()?;
         if self.context.is_some() {
-            return self.meet();
+            return self.synchronize_ranks();
         }
-        let (sizes, comm) = (self.sizes()?, self.comm()?);
+        let (sizes, comm) = (self.context_sizes()?, self.comm()?);
         let made = self.make_context(&sizes, comm);
-        let context = made.map_err(|error| self.fail(error.into()))?;
+        let context = made.map_err(|error| self.fail_session(error.into()))?;
         self.context = Some(context);
         Ok(())
     }
 
-    fn recordings(&self) -> Recordings {
-        let mut out = Recordings::default();
+    fn recording_counts(&self) -> RecordingCounts {
+        let mut out = RecordingCounts::default();
         if let Some(context) = &self.context {
             let programs = &context.resources.programs;
-            (out.made, out.moved, out.evicted) =
-                (programs.recorded, programs.moved, programs.recent.evicted());
+            (out.created, out.retargeted, out.evicted) =
+                (programs.record_count, programs.retarget_count, programs.recordings.evicted());
         }
         out
     }
 
-    fn taken(&self) -> Taken {
-        let mut taken = self.context.as_ref().map_or_else(Taken::default, ExecutionContext::taken);
-        let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.memories());
-        taken.held = self.ports.memories().chain(parked).map(|memory| memory.len()).sum();
+    fn memory_usage(&self) -> MemoryUsage {
+        let mut taken =
+            self.context.as_ref().map_or_else(MemoryUsage::default, ExecutionContext::memory_usage);
+        let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.session_memories());
+        taken.ports = self.ports.session_memories().chain(parked).map(|memory| memory.len()).sum();
         taken
     }
 
     fn close(mut self: Box<Self>) -> Result<(), RunError> {
-        let _context = self.entered()?;
-        self.until_idle(None)?;
-        self.end(Leaving::Closed);
+        let _context = self.enter_device()?;
+        self.wait_for_runs(None)?;
+        self.leave_group(LeaveMode::Closed);
         Ok(())
     }
 
     fn abort(mut self: Box<Self>, reason: &str) {
-        let _context = self.entered();
-        self.abandon(format!("aborted its session: {reason}"));
+        let _context = self.enter_device();
+        self.abort_group(format!("aborted its session: {reason}"));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use symmc_control::Domain;
-    use symmc_runtime::host::{Comm, CommConfig};
+    use symmc_control::SharedRunMemory;
+    use symmc_runtime::host::{CommConfig, HostCommunicator};
 
     use super::*;
 
     #[test]
     fn a_peer_that_closed_its_session_has_ended_only_the_runs_that_it_says() {
-        let domain = Domain::create(2, 1, 64, 0).expect("shared memory");
-        let comm = Comm::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
+        let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
+        let comm =
+            HostCommunicator::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
         let left = |how: &str| RunError::Left { rank: 1, how: how.into() };
         let ended = |error: &RunError, runs| has_ended_runs(comm.control(), error, runs);
         // A peer that aborts its session says nothing.

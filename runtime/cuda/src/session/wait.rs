@@ -5,21 +5,21 @@ use std::time::{Duration, Instant};
 use symmc_runtime::RunError;
 
 use crate::codegen::collective;
-use crate::device::driver::{Event, Graph, Pinned};
-use crate::device::streams::Streams;
+use crate::device::driver::{Event, ExecutableGraph, PinnedBuffer};
+use crate::device::streams::LaneStreams;
 use crate::error::Result;
 
 /// How long a failure waits for kernels that were told to end, so that their reports are seen.
-const ENDING: Duration = Duration::from_secs(3);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Replays a graph and waits as [`until_idle`]; its time on the device in microseconds.
 ///
 /// # Safety
 /// Everything that the graph uses exists.
 pub(crate) unsafe fn replay(
-    streams: &Streams,
-    graph: &Graph,
-    status: &Pinned,
+    streams: &LaneStreams,
+    graph: &ExecutableGraph,
+    status: &PinnedBuffer,
     alive: &dyn Fn() -> Result<(), RunError>,
 ) -> Result<f64> {
     let (begin, end) = (Event::timed()?, Event::timed()?);
@@ -27,32 +27,32 @@ pub(crate) unsafe fn replay(
     // SAFETY: by the caller.
     unsafe { streams.compute.replay(graph)? };
     end.record(&streams.compute)?;
-    until_idle(streams, status, alive)?;
+    wait_until_idle(streams, status, alive)?;
     begin.microseconds_to(&end)
 }
 
 /// Whether nothing runs on either stream. What failed does not run.
-pub(crate) fn idle(streams: &Streams) -> bool {
-    [&streams.compute, &streams.comm].iter().all(|s| s.idle().unwrap_or(true))
+pub(crate) fn are_idle(streams: &LaneStreams) -> bool {
+    [&streams.compute, &streams.comm].iter().all(|s| s.is_idle().unwrap_or(true))
 }
 
 /// Waits for both streams. `alive` is asked now and then; when it fails the kernels that wait for peers are told
 /// to end through the status words. Kernels may still run after a failure.
-pub(crate) fn until_idle(
-    streams: &Streams,
-    status: &Pinned,
+pub(crate) fn wait_until_idle(
+    streams: &LaneStreams,
+    status: &PinnedBuffer,
     alive: &dyn Fn() -> Result<(), RunError>,
 ) -> Result<()> {
     let start = Instant::now();
     let mut ended_by = None;
     let mut pause = Duration::from_micros(1);
-    while !(streams.compute.idle()? && streams.comm.idle()?) {
+    while !(streams.compute.is_idle()? && streams.comm.is_idle()?) {
         if let (None, Err(error)) = (&ended_by, alive()) {
-            collective::end(status);
+            collective::abort_waits(status);
             ended_by = Some((error, Instant::now()));
         }
         if let Some((error, since)) = &ended_by
-            && since.elapsed() > ENDING
+            && since.elapsed() > REPORT_TIMEOUT
         {
             return Err(error.clone().into());
         }
@@ -70,7 +70,7 @@ pub(crate) fn until_idle(
 }
 
 /// The least, the median and the most of some times; zeros if there are none.
-pub(crate) fn spread(mut times: Vec<f64>) -> [f64; 3] {
+pub(crate) fn min_median_max(mut times: Vec<f64>) -> [f64; 3] {
     times.sort_by(f64::total_cmp);
     let at = |i: usize| times.get(i).copied().unwrap_or_default();
     [at(0), at(times.len() / 2), at(times.len().saturating_sub(1))]
@@ -78,12 +78,12 @@ pub(crate) fn spread(mut times: Vec<f64>) -> [f64; 3] {
 
 #[cfg(test)]
 mod tests {
-    use super::spread;
+    use super::min_median_max;
 
     #[test]
     fn times_are_put_in_order() {
-        assert_eq!(spread(vec![3.0, 1.0, 2.0]), [1.0, 2.0, 3.0]);
-        assert_eq!(spread(vec![4.0]), [4.0; 3]);
-        assert_eq!(spread(vec![]), [0.0; 3]);
+        assert_eq!(min_median_max(vec![3.0, 1.0, 2.0]), [1.0, 2.0, 3.0]);
+        assert_eq!(min_median_max(vec![4.0]), [4.0; 3]);
+        assert_eq!(min_median_max(vec![]), [0.0; 3]);
     }
 }

@@ -1,11 +1,11 @@
 //! Products of one left matrix: few rows as one kernel, two of the same extents as a batch of the library.
 
-use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::gemm::Gemm;
-use symmc_cuda::codegen::compute::{GEMM_WORKSPACE, Lowering, Machine, batch, rotary};
+use symmc_cuda::codegen::compute::{GEMM_WORKSPACE, KernelLowering, KernelTarget, batch, rotary};
 use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::Op;
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::emulate::Library;
 use crate::machine;
@@ -15,25 +15,25 @@ use crate::products::{Part, SPACING, World, compiles, kernels, near, part, steps
 const M: usize = 300;
 
 /// What two products do, by the places of their right matrices and results.
-fn lowered(left: Located, right: [Located; 2], results: [Located; 2]) -> Vec<Gemm> {
+fn lowered(left: LocatedTensor, right: [LocatedTensor; 2], results: [LocatedTensor; 2]) -> Vec<Gemm> {
     let parts: Vec<Part> = right
         .into_iter()
         .zip(results)
         .map(|(right, result)| part(Op::MatMul, vec![left.clone(), right], result))
         .collect();
-    let at = |v: &Located| DevicePtr::from(0x100_0000 + v.offset as u64);
-    let memory = |v: &Located| match v.space {
+    let at = |v: &LocatedTensor| DevicePtr::from(0x100_0000 + v.offset as u64);
+    let memory = |v: &LocatedTensor| match v.space {
         MemorySpace::Symmetric => None,
         MemorySpace::Input(i) => Some(i),
         _ => Some(usize::MAX),
     };
-    let mut l = Lowering::new(&at, &machine(GEMM_WORKSPACE, 225 << 10));
+    let mut l = KernelLowering::new(&at, &machine(GEMM_WORKSPACE, 225 << 10));
     let works = batch::lower(&steps(&parts), &memory, &mut l);
-    let product = |work| if let Command::Gemm(gemm) = work { gemm } else { panic!("{work:?}") };
+    let product = |work| if let GpuCommand::Gemm(gemm) = work { gemm } else { panic!("{work:?}") };
     works.expect("it fits").expect("products").into_iter().map(product).collect()
 }
 
-fn square(space: MemorySpace, place: usize) -> Located {
+fn square(space: MemorySpace, place: usize) -> LocatedTensor {
     value(space, place, [M, M], [M as isize, 1])
 }
 
@@ -86,8 +86,8 @@ fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
 fn products_of_other_widths_are_one_kernel_of_few_rows() {
     let mut world = World::new();
     let (base, whole) = (world.base(), world.machine);
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
-    let clusters = |multiprocessors| Machine { multiprocessors, wgmma: true, ..whole };
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
     let cases = [
         // All of K, by blocks, warp-group MMA in pairs, and clusters of each size.
         (1, 600, &[72, 40, 32][..], whole, 1),
@@ -99,7 +99,7 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
     ];
     for (number, (m, k, widths, machine, split)) in cases.into_iter().enumerate() {
         let list = of_widths(m, k, widths);
-        let mut l = Lowering::new(&at, &machine);
+        let mut l = KernelLowering::new(&at, &machine);
         let works = batch::lower(&steps(&list), &|_| None, &mut l);
         let together = kernels(works.expect("it fits").expect("products"));
         assert_eq!((together.len(), together[0].cluster), (1, split), "{m} rows, {widths:?}");
@@ -118,7 +118,7 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
     let turn = |(p, (product, &e)): (usize, (&Part, &usize))| {
         let x = &product.results[0];
         let [m, n] = x.shape[..] else { panic!("rows and columns") };
-        let heads = |strides: [usize; 3], of: &Located| Located {
+        let heads = |strides: [usize; 3], of: &LocatedTensor| LocatedTensor {
             shape: [n / e.max(1), m, e].into(),
             strides: strides.map(|s| s as isize).into(),
             ..of.clone()
@@ -127,7 +127,7 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
         let angles = if each { e } else { e / 2 };
         let place = |place, offset| {
             let value = value(MemorySpace::Ordinary, place, [m, angles], [angles as isize, 1]);
-            Located { offset: value.offset + offset, ..value }
+            LocatedTensor { offset: value.offset + offset, ..value }
         };
         let result = heads([m * e, e, 1], &place(6, p << 16));
         let operands = vec![heads([e, n, 1], x), place(2, 0), place(2, 1 << 16)];
@@ -140,8 +140,8 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
 fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, whole) = (world.base(), world.machine);
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
-    let clusters = |multiprocessors| Machine { multiprocessors, wgmma: true, ..whole };
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
     let cases = [
         (1, 600, &[96, 32, 40][..], &[32, 16, 0][..], whole, 1),
         (5, 600, &[96, 56], &[0, 8], whole, 1),
@@ -155,7 +155,7 @@ fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
             let what = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
             let products = of_widths(m, k, widths);
             let turns = turned(&products, wide, interleaved, each);
-            let mut l = Lowering::new(&at, &machine);
+            let mut l = KernelLowering::new(&at, &machine);
             let works = batch::lower(&steps(&products), &|_| None, &mut l);
             let mut single = kernels(works.expect("it fits").expect("products"));
             single.extend(kernels(rotary::lower_together(&steps(&turns), &mut l).expect("it fits")));

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use symmc_cases::{Case, Placed};
-use symmc_cuda::codegen::command::Command;
-use symmc_cuda::codegen::compile::{Source, compile};
+use symmc_cuda::codegen::command::GpuCommand;
+use symmc_cuda::codegen::compile::{KernelSource, compile};
 use symmc_cuda::codegen::compute::gemm::GemmPlanner;
 use symmc_cuda::codegen::compute::{
-    Assertions, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, lower,
-    workspace,
+    AttentionBackend, BoundOperation, DeviceAssertions, GEMM_WORKSPACE, InputUse, KernelLowering,
+    KernelTarget, STATUS_BYTES, lower, workspace,
 };
-use symmc_cuda::device::driver::{Device, Memory, Module, Pinned, Stream};
-use symmc_cuda::device::launch::{Address, DevicePtr, Kernel, PortBases, Start};
+use symmc_cuda::device::driver::{Device, DeviceBuffer, Module, PinnedBuffer, Stream};
+use symmc_cuda::device::launch::{Address, DevicePtr, KernelLaunch, LaunchOrder, PortBases};
 use symmc_cuda::{CudaError, cudnn};
 use symmc_ir::Tensor;
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_runtime::kernels::KernelError;
 
 /// What the bytes around operands and results hold.
@@ -36,8 +36,8 @@ fn places(x: &Placed) -> impl Iterator<Item = usize> {
     x.layout.places(x.tensor.shape()).into_iter().map(move |at| at * size)
 }
 
-fn located(x: &Placed, start: usize) -> Located {
-    Located {
+fn located(x: &Placed, start: usize) -> LocatedTensor {
+    LocatedTensor {
         space: MemorySpace::Ordinary,
         offset: start + x.layout.offset * x.tensor.dtype().size(),
         by_rank: 0,
@@ -90,8 +90,8 @@ impl fmt::Display for Failure {
 /// A case and where it lies.
 pub struct Laid<'a> {
     case: &'a Case,
-    operands: Vec<Located>,
-    results: Vec<Located>,
+    operands: Vec<LocatedTensor>,
+    results: Vec<LocatedTensor>,
     /// What the results must be, or room for those of a case that must fail.
     rooms: Vec<Placed>,
     /// The first byte of each result.
@@ -163,32 +163,32 @@ pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
 /// All cases lowered.
 pub struct Lowered {
     /// The functions of all cases.
-    pub source: Source,
+    pub source: KernelSource,
     /// Where data can be out of range; the step is the number of the case.
-    pub assertions: Assertions,
+    pub assertions: DeviceAssertions,
     /// The work of each case, or why there is none.
-    pub works: Vec<Result<Vec<Command>, CudaError>>,
+    pub works: Vec<Result<Vec<GpuCommand>, CudaError>>,
 }
 
 /// Lowers cases in the memory of one port.
-pub fn lowered(cases: &[Case], machine: &Machine) -> Lowered {
+pub fn lowered(cases: &[Case], machine: &KernelTarget) -> Lowered {
     lower_all(&lay(cases).0, machine)
 }
 
-fn lower_all(laid: &[Laid<'_>], machine: &Machine) -> Lowered {
+fn lower_all(laid: &[Laid<'_>], machine: &KernelTarget) -> Lowered {
     let port = DevicePtr::port(0).expect("a port");
-    let at = |v: &Located| port + v.offset as u64;
-    let mut l = Lowering::new(&at, machine);
+    let at = |v: &LocatedTensor| port + v.offset as u64;
+    let mut l = KernelLowering::new(&at, machine);
     let mut works = Vec::with_capacity(laid.len());
     for (index, c) in laid.iter().enumerate() {
-        let step = Operation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
+        let step = BoundOperation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
         works.push(lower(&step, &mut l));
     }
     Lowered { source: l.source, assertions: l.assertions, works }
 }
 
 /// The workspace that all cases do with.
-pub fn workspace_bytes(cases: &[Case], machine: &Machine) -> usize {
+pub fn workspace_bytes(cases: &[Case], machine: &KernelTarget) -> usize {
     let (laid, _) = lay(cases);
     let needed = laid.iter().map(|c| workspace(&c.case.op, &c.operands, &c.results, machine));
     needed.max().unwrap_or(0).max(GEMM_WORKSPACE)
@@ -201,15 +201,15 @@ pub fn workspace_bytes(cases: &[Case], machine: &Machine) -> usize {
 pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize), CudaError> {
     let (laid, bytes) = lay(cases);
     let stream = Stream::new(device)?;
-    let memory = Memory::new(device, "the cases", bytes)?;
-    let status = Pinned::new(device, STATUS_BYTES)?;
+    let memory = DeviceBuffer::new(device, "the cases", bytes)?;
+    let status = PinnedBuffer::new(device, STATUS_BYTES)?;
     // What cuDNN takes of attention, it computes.
-    let library = cudnn::Planner::new(device).ok();
-    let attention = if library.is_some() { Attentions::Chosen } else { Attentions::Kernels };
-    let machine = Machine { attention, ..Machine::of(device) };
+    let library = cudnn::AttentionPlanner::new(device).ok();
+    let attention = if library.is_some() { AttentionBackend::Measured } else { AttentionBackend::Kernels };
+    let machine = KernelTarget { attention, ..KernelTarget::from_device(device) };
     let room = workspace_bytes(cases, &machine).next_multiple_of(256);
-    let scratch = Memory::new(device, "the workspace", room)?;
-    let machine = Machine {
+    let scratch = DeviceBuffer::new(device, "the workspace", room)?;
+    let machine = KernelTarget {
         status: status.address(),
         workspace: scratch.address(),
         workspace_bytes: room,
@@ -272,16 +272,16 @@ struct Runner<'a> {
     stream: &'a Stream,
     module: Module,
     planner: &'a GemmPlanner,
-    library: Option<&'a cudnn::Planner>,
+    library: Option<&'a cudnn::AttentionPlanner>,
     by_library: &'a Cell<usize>,
-    memory: &'a Memory,
+    memory: &'a DeviceBuffer,
     bases: [Address; 1],
-    status: &'a Pinned,
+    status: &'a PinnedBuffer,
     workspace: u64,
 }
 
 impl Runner<'_> {
-    fn case(&self, c: &Laid<'_>, works: &[Command], assertions: &Assertions) -> Result<(), String> {
+    fn case(&self, c: &Laid<'_>, works: &[GpuCommand], assertions: &DeviceAssertions) -> Result<(), String> {
         let base = self.memory.address();
         let text = |e: CudaError| e.to_string();
         for (start, image) in &c.image {
@@ -296,7 +296,7 @@ impl Runner<'_> {
         self.stream.synchronize().map_err(text)?;
         // SAFETY: as above; the device has ended.
         let status = unsafe { std::ptr::read_volatile(self.status.as_ptr().cast::<[u64; 2]>()) };
-        c.verify(assertions.failure(status).map(|f| f.1), |start, len| {
+        c.verify(assertions.failed_assertion(status).map(|f| f.1), |start, len| {
             let mut bytes = vec![0; len];
             // SAFETY: as above.
             unsafe { self.stream.download(&mut bytes, base + start as u64) }.map_err(text)?;
@@ -304,25 +304,27 @@ impl Runner<'_> {
         })
     }
 
-    fn kernel(&self, kernel: &Kernel) -> Result<(), CudaError> {
+    fn kernel(&self, kernel: &KernelLaunch) -> Result<(), CudaError> {
         let function = self.module.function(&kernel.entry, kernel.shared)?;
         // SAFETY: the kernel was generated for these parameters; all its memory exists.
-        unsafe { self.stream.launch(function, kernel, PortBases(&self.bases), Start::After) }
+        unsafe { self.stream.launch(function, kernel, PortBases(&self.bases), LaunchOrder::After) }
     }
 
-    fn work(&self, work: &Command) -> Result<(), CudaError> {
+    fn work(&self, work: &GpuCommand) -> Result<(), CudaError> {
         match work {
-            Command::Kernel(kernel) => self.kernel(kernel),
-            Command::Gemm(gemm) => {
+            GpuCommand::Kernel(kernel) => self.kernel(kernel),
+            GpuCommand::Gemm(gemm) => {
                 let prepared = self.planner.prepare(gemm, GEMM_WORKSPACE)?;
                 // SAFETY: as above; the workspace has that many bytes.
                 unsafe { prepared.run(self.stream, self.workspace, PortBases(&self.bases)) }?;
                 self.stream.synchronize()
             }
-            Command::Attention(of) => {
-                let prepare = |l: &cudnn::Planner| l.prepare(&of.attention, self.workspace, of.room);
+            GpuCommand::Attention(of) => {
+                let prepare = |l: &cudnn::AttentionPlanner| {
+                    l.prepare(&of.attention, self.workspace, of.library_workspace_bytes)
+                };
                 let Some(prepared) = self.library.map(prepare).transpose()?.flatten() else {
-                    return of.own.iter().try_for_each(|kernel| self.kernel(kernel));
+                    return of.kernels.iter().try_for_each(|kernel| self.kernel(kernel));
                 };
                 of.numbers.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 // SAFETY: as above; the workspace has room for it.
@@ -331,20 +333,20 @@ impl Runner<'_> {
                 of.amend.iter().try_for_each(|kernel| self.kernel(kernel))?;
                 self.stream.synchronize()
             }
-            Command::Copy { to, from, bytes } => {
+            GpuCommand::Copy { to, from, bytes } => {
                 let bases = PortBases(&self.bases);
                 // SAFETY: as above.
                 unsafe { self.stream.copy(to.resolve(bases), from.resolve(bases), *bytes) }
             }
             // SAFETY: as above.
-            Command::Store { at, word } => unsafe {
+            GpuCommand::Store { at, word } => unsafe {
                 self.stream.store(at.resolve(PortBases(&self.bases)), *word)
             },
             // SAFETY: as above.
-            Command::Zero { at, bytes } => unsafe {
+            GpuCommand::Zero { at, bytes } => unsafe {
                 self.stream.fill(at.resolve(PortBases(&self.bases)), 0, *bytes)
             },
-            Command::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
+            GpuCommand::Nccl(_) => Err(CudaError::Unsupported("a compute step that communicates".into())),
         }
     }
 }

@@ -2,9 +2,9 @@
 //! compiler.
 
 use symmc_cases::{Case, KernelLibrary, corpus, special};
-use symmc_cuda::codegen::command::Command;
-use symmc_cuda::codegen::compute::{Attentions, InputUse, Machine};
-use symmc_cuda::device::launch::{Kernel, PortBases};
+use symmc_cuda::codegen::command::GpuCommand;
+use symmc_cuda::codegen::compute::{AttentionBackend, InputUse, KernelTarget};
+use symmc_cuda::device::launch::{KernelLaunch, PortBases};
 use symmc_ir::Op;
 
 use crate::check::{lay, lowered, workspace_bytes};
@@ -23,7 +23,7 @@ impl Library {
     ///
     /// # Safety
     /// The memory that its parameters name exists.
-    pub(crate) unsafe fn run(&self, kernel: &Kernel) {
+    pub(crate) unsafe fn run(&self, kernel: &KernelLaunch) {
         let params: Vec<*const u64> = kernel.params.iter().map(|p| p.as_ptr()).collect();
         // SAFETY: the kernel was generated for these parameters; the rest by the caller.
         unsafe { self.0.run(&kernel.entry, &params, [kernel.grid[0], kernel.block[0], kernel.cluster]) };
@@ -111,9 +111,9 @@ pub(crate) struct Ran {
 }
 
 /// Runs cases as emulated kernels, or none without a compiler.
-pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<Ran> {
+pub(crate) fn run(what: &str, cases: &[Case], attention: AttentionBackend) -> Option<Ran> {
     let (laid, bytes) = lay(cases);
-    let machine = Machine {
+    let machine = KernelTarget {
         // Few, so that small products have as many lines for each as large ones on a GPU.
         multiprocessors: 4,
         bandwidth: 4917,
@@ -130,7 +130,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
     let mut memory = vec![0u128; (bytes + workspace_bytes + 4096).div_ceil(16) + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
     let status = base + bytes as u64;
-    let machine = Machine { status, workspace: status + 256, workspace_bytes, ..machine };
+    let machine = KernelTarget { status, workspace: status + 256, workspace_bytes, ..machine };
     let all = lowered(cases, &machine);
     let bases = [base];
     let bases = PortBases(&bases);
@@ -140,7 +140,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // The library's products are not ours to emulate.
-        if works.iter().any(|w| matches!(w, Command::Gemm(_))) {
+        if works.iter().any(|w| matches!(w, GpuCommand::Gemm(_))) {
             continue;
         }
         // SAFETY: all addresses lie in `memory`, as it was laid out; nothing else touches it meanwhile.
@@ -151,12 +151,12 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
             pointer(status).write_bytes(0, 16);
             for work in works {
                 match work {
-                    Command::Kernel(kernel) => library.run(&kernel.resolved(bases)),
-                    Command::Copy { to, from, bytes } => {
+                    GpuCommand::Kernel(kernel) => library.run(&kernel.resolved(bases)),
+                    GpuCommand::Copy { to, from, bytes } => {
                         pointer(to.resolve(bases)).copy_from(pointer(from.resolve(bases)), *bytes);
                     }
-                    Command::Zero { at, bytes } => pointer(at.resolve(bases)).write_bytes(0, *bytes),
-                    Command::Attention(of) => {
+                    GpuCommand::Zero { at, bytes } => pointer(at.resolve(bases)).write_bytes(0, *bytes),
+                    GpuCommand::Attention(of) => {
                         of.numbers.iter().for_each(|kernel| library.run(&kernel.resolved(bases)));
                         library::attend(&library::resolved(&of.attention, bases));
                         of.amend.iter().for_each(|kernel| library.run(&kernel.resolved(bases)));
@@ -167,7 +167,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
             }
             pointer(status).cast::<[u64; 2]>().read()
         };
-        let failure = all.assertions.failure(word).map(|f| f.1);
+        let failure = all.assertions.failed_assertion(word).map(|f| f.1);
         let read = |start: usize, len| {
             // SAFETY: as above.
             let bytes = unsafe { std::slice::from_raw_parts(pointer(base + start as u64), len) };
@@ -182,7 +182,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: Attentions) -> Option<R
 #[test]
 fn kernels_give_what_the_interpreter_gives() {
     let cases = sample();
-    let Some(ran) = run("corpus", &cases, Attentions::Kernels) else { return };
+    let Some(ran) = run("corpus", &cases, AttentionBackend::Kernels) else { return };
     assert!(ran.wrong.is_empty(), "{}", ran.wrong.join("\n"));
     assert!(ran.all > cases.len() / 2, "{} of {} cases", ran.all, cases.len());
 }
@@ -207,7 +207,7 @@ fn kernels_give_what_the_interpreter_gives_at_the_edges() {
     let cases = edges();
     let (mut all, mut failed) = (0, Vec::new());
     for (part, cases) in cases.chunks(400).enumerate() {
-        let Some(ran) = run(&format!("edges-{part}"), cases, Attentions::Kernels) else { return };
+        let Some(ran) = run(&format!("edges-{part}"), cases, AttentionBackend::Kernels) else { return };
         all += ran.all;
         failed.extend(ran.wrong);
     }

@@ -4,7 +4,7 @@
 //! which some row sees some column it multiplies what is not seen with 0, and a row that sees nothing is 0 / 0.
 
 use symmc_cases::{Case, corpus};
-use symmc_cuda::codegen::compute::Attentions;
+use symmc_cuda::codegen::compute::AttentionBackend;
 use symmc_cuda::cudnn;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{DType, Op, Tensor};
@@ -40,27 +40,27 @@ unsafe fn store(at: DevicePtr, dtype: DType, index: i64, value: f64) {
 }
 
 /// Where a row of a tensor begins, in elements.
-fn row(x: &cudnn::Tensor, at: [usize; 3]) -> i64 {
+fn row(x: &cudnn::AttentionTensor, at: [usize; 3]) -> i64 {
     at.iter().zip(x.strides).map(|(&i, stride)| i as i64 * stride).sum()
 }
 
 /// An attention with addresses in the place of pointers to ports.
-pub(crate) fn resolved(x: &cudnn::Attention, bases: PortBases<'_>) -> cudnn::Attention {
+pub(crate) fn resolved(x: &cudnn::CudnnAttention, bases: PortBases<'_>) -> cudnn::CudnnAttention {
     let pointer = |at: DevicePtr| DevicePtr::from(at.resolve(bases));
-    let tensor = |t: cudnn::Tensor| cudnn::Tensor { at: pointer(t.at), ..t };
-    let gradient = |g: cudnn::Gradient| cudnn::Gradient {
+    let tensor = |t: cudnn::AttentionTensor| cudnn::AttentionTensor { at: pointer(t.at), ..t };
+    let gradient = |g: cudnn::AttentionGradient| cudnn::AttentionGradient {
         of_r: tensor(g.of_r),
         means: pointer(g.means),
         of_q: tensor(g.of_q),
         of_k: tensor(g.of_k),
         of_v: tensor(g.of_v),
     };
-    cudnn::Attention {
+    cudnn::CudnnAttention {
         q: tensor(x.q),
         k: tensor(x.k),
         v: tensor(x.v),
         r: tensor(x.r),
-        bias: x.bias.map(|bias| cudnn::Bias { at: pointer(bias.at), ..bias }),
+        bias: x.bias.map(|bias| cudnn::AttentionBias { at: pointer(bias.at), ..bias }),
         sums: x.sums.map(tensor),
         gradient: x.gradient.map(gradient),
         ..*x
@@ -71,7 +71,7 @@ pub(crate) fn resolved(x: &cudnn::Attention, bases: PortBases<'_>) -> cudnn::Att
 ///
 /// # Safety
 /// Its operands and its result exist, and nothing else touches them.
-pub(crate) unsafe fn attend(x: &cudnn::Attention) {
+pub(crate) unsafe fn attend(x: &cudnn::CudnnAttention) {
     if let Some(gradient) = &x.gradient {
         // SAFETY: by the caller.
         return unsafe { differentiate(x, gradient) };
@@ -114,7 +114,7 @@ pub(crate) unsafe fn attend(x: &cudnn::Attention) {
 ///
 /// # Safety
 /// As [`attend`].
-unsafe fn scores_of_row(x: &cudnn::Attention, [b, h, i]: [usize; 3]) -> Vec<f64> {
+unsafe fn scores_of_row(x: &cudnn::CudnnAttention, [b, h, i]: [usize; 3]) -> Vec<f64> {
     let sees = |j: usize| {
         let (i, j) = (i as i64, j as i64);
         x.band.below.is_none_or(|below| j < i + below) && x.band.from.is_none_or(|from| j >= i + from)
@@ -128,12 +128,13 @@ unsafe fn scores_of_row(x: &cudnn::Attention, [b, h, i]: [usize; 3]) -> Vec<f64>
 ///
 /// # Safety
 /// As [`attend`].
-unsafe fn differentiate(x: &cudnn::Attention, g: &cudnn::Gradient) {
+unsafe fn differentiate(x: &cudnn::CudnnAttention, g: &cudnn::AttentionGradient) {
     let group = x.heads / x.key_heads;
     let sums = x.sums.as_ref().expect("gradients are computed from the sums");
     // SAFETY: by the caller.
-    let element =
-        |t: &cudnn::Tensor, at: [usize; 3], i: usize| unsafe { load(t.at, x.dtype, row(t, at) + i as i64) };
+    let element = |t: &cudnn::AttentionTensor, at: [usize; 3], i: usize| unsafe {
+        load(t.at, x.dtype, row(t, at) + i as i64)
+    };
     for (b, kh) in (0..x.batch).flat_map(|b| (0..x.key_heads).map(move |h| (b, h))) {
         let (mut of_k, mut of_v) = (vec![0.0; x.keys * x.e], vec![0.0; x.keys * x.f]);
         for (h, i) in (kh * group..(kh + 1) * group).flat_map(|h| (0..x.queries).map(move |i| (h, i))) {
@@ -175,7 +176,7 @@ unsafe fn differentiate(x: &cudnn::Attention, g: &cudnn::Gradient) {
 ///
 /// # Safety
 /// As [`attend`].
-unsafe fn score(x: &cudnn::Attention, [b, h, i]: [usize; 3], j: usize, group: usize) -> f64 {
+unsafe fn score(x: &cudnn::CudnnAttention, [b, h, i]: [usize; 3], j: usize, group: usize) -> f64 {
     let (q, k) = (row(&x.q, [b, h, i]), row(&x.k, [b, h / group, j]));
     // SAFETY: by the caller.
     let term = |e: i64| unsafe { load(x.q.at, x.dtype, q + e) * load(x.k.at, x.dtype, k + e) };
@@ -219,7 +220,7 @@ fn what_a_library_lets_in_is_taken_out_and_what_it_does_not_take_is_numbers_for_
     let cases = sample();
     let bools = |c: &&Case| c.operands.get(3).is_some_and(|m| m.tensor.dtype() == DType::Bool);
     assert!(cases.iter().filter(bools).count() > 4);
-    let Some(ran) = run("library", &cases, Attentions::Chosen) else { return };
+    let Some(ran) = run("library", &cases, AttentionBackend::Measured) else { return };
     assert!(ran.wrong.is_empty(), "{} of {}\n{}", ran.wrong.len(), ran.all, ran.wrong.join("\n"));
     assert!(ran.by_library > 20, "{} of {}", ran.by_library, ran.all);
     let gradients = cases.iter().filter(|c| c.name.contains("gradient")).count();

@@ -15,18 +15,20 @@ mod scatter;
 
 use symmc_cases::corpus;
 use symmc_cuda::CudaError;
-use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compile::compile;
-use symmc_cuda::codegen::compute::fuse::lower;
-use symmc_cuda::codegen::compute::{Attentions, InputUse, Lowering, Machine, Operation};
+use symmc_cuda::codegen::compute::fused_map::lower;
+use symmc_cuda::codegen::compute::{
+    AttentionBackend, BoundOperation, InputUse, KernelLowering, KernelTarget,
+};
 use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::check::{lowered, workspace_bytes};
 
-fn machine(workspace_bytes: usize, shared: usize) -> Machine {
-    Machine {
+fn machine(workspace_bytes: usize, shared: usize) -> KernelTarget {
+    KernelTarget {
         multiprocessors: 132,
         bandwidth: 4917,
         status: 0x1000,
@@ -35,7 +37,7 @@ fn machine(workspace_bytes: usize, shared: usize) -> Machine {
         shared,
         wgmma: true,
         inputs: InputUse::Read,
-        attention: Attentions::Kernels,
+        attention: AttentionBackend::Kernels,
     }
 }
 
@@ -48,7 +50,7 @@ fn every_case_is_lowered_and_compiles() {
     for (case, works) in cases.iter().zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         for work in works {
-            let Command::Kernel(kernel) = work else { continue };
+            let GpuCommand::Kernel(kernel) = work else { continue };
             assert!(all.source.names().any(|n| n == kernel.entry), "{}: no {}", case.name, kernel.entry);
             let threads: u32 = kernel.block.iter().product();
             assert!((1..=1024).contains(&threads), "{}: {threads} threads", case.name);
@@ -58,7 +60,7 @@ fn every_case_is_lowered_and_compiles() {
     // A sample: all of them take minutes.
     let sample: Vec<_> = cases.into_iter().step_by(12).collect();
     for (target, shared, wgmma) in [([9, 0], 225 << 10, true), ([8, 0], 160 << 10, false)] {
-        match compile(&lowered(&sample, &Machine { shared, wgmma, ..machine }).source, target) {
+        match compile(&lowered(&sample, &KernelTarget { shared, wgmma, ..machine }).source, target) {
             Ok(code) => assert!(!code.is_empty()),
             Err(CudaError::Missing { library, .. }) => symmc_cases::skip_test(&format!("no {library}")),
             Err(error) => panic!("{error}"),
@@ -66,8 +68,15 @@ fn every_case_is_lowered_and_compiles() {
     }
 }
 
-fn at(space: MemorySpace, offset: usize) -> Located {
-    Located { space, offset, by_rank: 0, dtype: DType::F32, shape: [8, 32].into(), strides: [32, 1].into() }
+fn at(space: MemorySpace, offset: usize) -> LocatedTensor {
+    LocatedTensor {
+        space,
+        offset,
+        by_rank: 0,
+        dtype: DType::F32,
+        shape: [8, 32].into(),
+        strides: [32, 1].into(),
+    }
 }
 
 #[test]
@@ -76,7 +85,7 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
     let (x, out) = (at(MemorySpace::Input(0), 0), at(MemorySpace::Output(0), 0));
     let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };
     let (relu, mul) = (Op::Unary(UnaryOp::Relu), Op::Binary(BinaryOp::Mul));
-    let address = |v: &Located| {
+    let address = |v: &LocatedTensor| {
         DevicePtr::from((v.offset + 0x10_0000 * (1 + usize::from(v.space == MemorySpace::Ordinary))) as u64)
     };
     let kernel = |addresses: [MemorySpace; 2]| {
@@ -84,13 +93,13 @@ fn a_chain_is_one_kernel_that_stores_what_has_memory() {
         let (first, last) = ([x.clone()], [b[0].clone(), x.clone()]);
         let out = [out.clone()];
         let steps = [
-            Operation { index: 0, op: &add, operands: &first, results: &a },
-            Operation { index: 0, op: &relu, operands: &a, results: &b },
-            Operation { index: 0, op: &mul, operands: &last, results: &out },
+            BoundOperation { index: 0, op: &add, operands: &first, results: &a },
+            BoundOperation { index: 0, op: &relu, operands: &a, results: &b },
+            BoundOperation { index: 0, op: &mul, operands: &last, results: &out },
         ];
-        let works = lower(&steps, &mut Lowering::new(&address, &machine(0, 0)));
+        let works = lower(&steps, &mut KernelLowering::new(&address, &machine(0, 0)));
         match &works.expect("it fits").expect("one shape")[..] {
-            [Command::Kernel(kernel)] => kernel.params.clone(),
+            [GpuCommand::Kernel(kernel)] => kernel.params.clone(),
             other => panic!("{other:?}"),
         }
     };

@@ -1,9 +1,9 @@
 //! Element-wise steps and the norm of their rows as one kernel give what they give alone.
 
-use symmc_cuda::codegen::compute::{self, Lowering, Operation, normed};
+use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, fused_norm};
 use symmc_cuda::device::launch::DevicePtr;
-use symmc_ir::{BinaryOp, DType, Float, Op, UnaryOp};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, UnaryOp};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::emulate::Library;
 use crate::products::{Part, World, compiles, inside, kernels, part, steps, value};
@@ -13,7 +13,7 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
     let row = |space, place| value(space, place, [m, n], [pitch as isize, 1]);
     let of_row = |i: usize| {
         let first = value(MemorySpace::Input(1), 5, [1, n], [0, 1]);
-        Located { shape: [n].into(), strides: [1].into(), offset: first.offset + (i << 16), ..first }
+        LocatedTensor { shape: [n].into(), strides: [1].into(), offset: first.offset + (i << 16), ..first }
     };
     let [x, h] = [0, 1].map(|place| row(MemorySpace::Ordinary, place));
     let [turned, sum, scaled] = [2, 3, 4].map(|place| row(MemorySpace::Ordinary, place));
@@ -33,22 +33,27 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
 fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_steps() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     for (number, narrow) in [DType::Bool, DType::U8].into_iter().enumerate() {
-        let row = |place, dtype| Located { dtype, ..value(MemorySpace::Ordinary, place, [3, 256], [256, 1]) };
+        let row =
+            |place, dtype| LocatedTensor { dtype, ..value(MemorySpace::Ordinary, place, [3, 256], [256, 1]) };
         let mask = row(0, narrow);
         let wide = row(1, DType::BF16);
         let list = || {
             vec![
                 part(Op::Cast, vec![mask.clone()], wide.clone()),
-                part(Op::LayerNorm { axes: 1, eps: Float(1e-5) }, vec![wide.clone()], row(2, DType::BF16)),
+                part(
+                    Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) },
+                    vec![wide.clone()],
+                    row(2, DType::BF16),
+                ),
             ]
         };
-        let mut l = Lowering::new(&at, &machine);
-        let single = |step: &Operation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
+        let mut l = KernelLowering::new(&at, &machine);
+        let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
         let (list, whole) = (list(), inside(list()));
         let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
-        let one = kernels(normed::lower(&steps(&whole), &mut l).expect("it fits").expect("one kernel"));
+        let one = kernels(fused_norm::lower(&steps(&whole), &mut l).expect("it fits").expect("one kernel"));
         compiles(&l.source);
         let name = format!("norms-narrow-{number}");
         let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
@@ -62,9 +67,9 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
 fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
-    let rms = |round_first| Op::RmsNorm { axes: 1, eps: Float(1e-5), round_first };
-    let layer = || Op::LayerNorm { axes: 1, eps: Float(1e-5) };
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
+    let layer = || Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) };
     // Rows of a warp and of a block, those with gaps, and those that are no multiple of an access.
     let cases = [
         (rms(false), 9, 256, 256),
@@ -74,7 +79,7 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
     ];
     for (number, (norm, m, n, pitch)) in cases.into_iter().enumerate() {
         for known in [false, true] {
-            let mut l = Lowering::new(&at, &machine);
+            let mut l = KernelLowering::new(&at, &machine);
             let list = residual(norm.clone(), m, n, pitch);
             let mut whole = inside(residual(norm.clone(), m, n, pitch));
             if known {
@@ -83,10 +88,10 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
                 whole[1].results = [sum.clone()];
                 whole[2].operands[0] = sum;
             }
-            let one = normed::lower(&steps(&whole), &mut l);
+            let one = fused_norm::lower(&steps(&whole), &mut l);
             let one = kernels(one.expect("it fits").expect("one kernel"));
             assert_eq!(one.len(), 1);
-            let single = |step: &Operation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
+            let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
             let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
             compiles(&l.source);
             let name = format!("norms-{number}-{known}");

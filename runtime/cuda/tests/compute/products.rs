@@ -1,15 +1,16 @@
 //! Skinny GEMMs with an epilogue: one kernel gives the bits of the single steps.
 
 use symmc_cuda::CudaError;
-use symmc_cuda::codegen::command::Command;
-use symmc_cuda::codegen::compile::{Source, compile};
+use symmc_cuda::codegen::command::GpuCommand;
+use symmc_cuda::codegen::compile::{KernelSource, compile};
 use symmc_cuda::codegen::compute::products::lower;
 use symmc_cuda::codegen::compute::{
-    self, Attentions, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES,
+    self, AttentionBackend, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget,
+    STATUS_BYTES,
 };
-use symmc_cuda::device::launch::{DevicePtr, Kernel};
+use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
@@ -21,25 +22,30 @@ const N: usize = 200;
 /// Bytes from the start of the memory to each value, far apart.
 pub(crate) const SPACING: usize = 1 << 20;
 
-pub(crate) fn value(space: MemorySpace, place: usize, shape: [usize; 2], strides: [isize; 2]) -> Located {
+pub(crate) fn value(
+    space: MemorySpace,
+    place: usize,
+    shape: [usize; 2],
+    strides: [isize; 2],
+) -> LocatedTensor {
     let (shape, strides) = (shape.into(), strides.into());
-    Located { space, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
+    LocatedTensor { space, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
 }
 
 /// A step of a dispatch.
 pub(crate) struct Part {
     pub op: Op,
-    pub operands: Vec<Located>,
-    pub results: [Located; 1],
+    pub operands: Vec<LocatedTensor>,
+    pub results: [LocatedTensor; 1],
 }
 
-pub(crate) fn part(op: Op, operands: Vec<Located>, result: Located) -> Part {
+pub(crate) fn part(op: Op, operands: Vec<LocatedTensor>, result: LocatedTensor) -> Part {
     Part { op, operands, results: [result] }
 }
 
-pub(crate) fn steps(parts: &[Part]) -> Vec<Operation<'_>> {
-    fn step(part: &Part) -> Operation<'_> {
-        Operation { index: 0, op: &part.op, operands: &part.operands, results: &part.results }
+pub(crate) fn steps(parts: &[Part]) -> Vec<BoundOperation<'_>> {
+    fn step(part: &Part) -> BoundOperation<'_> {
+        BoundOperation { index: 0, op: &part.op, operands: &part.operands, results: &part.results }
     }
     parts.iter().map(step).collect()
 }
@@ -49,7 +55,7 @@ pub(crate) fn inside(mut parts: Vec<Part>) -> Vec<Part> {
     let last = parts.len() - 1;
     let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
     let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / SPACING).collect();
-    let inner = |v: &mut Located| {
+    let inner = |v: &mut LocatedTensor| {
         let known =
             own.iter().zip(&places).any(|(space, place)| (*space, *place) == (v.space, v.offset / SPACING));
         v.space = if known { MemorySpace::Inner } else { v.space };
@@ -83,7 +89,7 @@ fn halved(m: usize) -> Vec<Part> {
     let (x, both) = (row(MemorySpace::Ordinary, 0, K), row(MemorySpace::Ordinary, 3, 2 * N));
     let weight = value(MemorySpace::Input(1), 1, [K, 2 * N], [1, K as isize]);
     let gate = value(MemorySpace::Ordinary, 3, [m, N], [2 * N as isize, 1]);
-    let up = Located { offset: gate.offset + 2 * N, ..gate.clone() };
+    let up = LocatedTensor { offset: gate.offset + 2 * N, ..gate.clone() };
     let (a, out) = (row(MemorySpace::Ordinary, 4, N), row(MemorySpace::Output(0), 5, N));
     vec![
         part(Op::MatMul, vec![x, weight], both),
@@ -93,7 +99,7 @@ fn halved(m: usize) -> Vec<Part> {
 }
 
 /// Where NVRTC is, it takes the code.
-pub(crate) fn compiles(source: &Source) {
+pub(crate) fn compiles(source: &KernelSource) {
     match compile(source, [9, 0]) {
         Ok(code) => assert!(!code.is_empty()),
         Err(CudaError::Missing { library, .. }) => symmc_cases::skip_test(&format!("no {library}")),
@@ -104,7 +110,7 @@ pub(crate) fn compiles(source: &Source) {
 /// Memory with random values for the steps, and what kernels are lowered for.
 pub(crate) struct World {
     memory: Vec<u128>,
-    pub machine: Machine,
+    pub machine: KernelTarget,
 }
 
 impl World {
@@ -113,7 +119,7 @@ impl World {
         let mut memory = vec![0u128; (own + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
         let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
         // A block has 56 lines of one matrix, or 28 of each of two.
-        let machine = Machine {
+        let machine = KernelTarget {
             multiprocessors: 4,
             bandwidth: 4917,
             status: base + own as u64,
@@ -122,7 +128,7 @@ impl World {
             shared: 225 << 10,
             wgmma: false,
             inputs: InputUse::Read,
-            attention: Attentions::Kernels,
+            attention: AttentionBackend::Kernels,
         };
         World { memory, machine }
     }
@@ -132,7 +138,7 @@ impl World {
     }
 
     /// What lies at a place after these kernels, from the same start.
-    pub fn run(&mut self, library: &Library, kernels: &[Kernel], result: &Located) -> Vec<u8> {
+    pub fn run(&mut self, library: &Library, kernels: &[KernelLaunch], result: &LocatedTensor) -> Vec<u8> {
         let mut random = SplitMix(3);
         for half in self.memory.iter_mut() {
             // Halves of a sign, an exponent near one and a mantissa.
@@ -156,7 +162,7 @@ impl World {
     /// What a matrix product gives, of what lies in the memory.
     pub fn product(&self, part: &Part) -> Vec<u8> {
         let [x, y] = &part.operands[..] else { panic!("a product has two operands") };
-        let element = |v: &Located, row: usize, column: usize| {
+        let element = |v: &LocatedTensor, row: usize, column: usize| {
             let at = v.offset as isize + (row as isize * v.strides[0] + column as isize * v.strides[1]) * 2;
             let at = std::ptr::with_exposed_provenance::<u16>((self.base() as usize).wrapping_add_signed(at));
             // SAFETY: the address lies in the memory, of which nothing is written meanwhile.
@@ -168,9 +174,9 @@ impl World {
     }
 }
 
-pub(crate) fn kernels(works: Vec<Command>) -> Vec<Kernel> {
+pub(crate) fn kernels(works: Vec<GpuCommand>) -> Vec<KernelLaunch> {
     let kernel = |work| match work {
-        Command::Kernel(kernel) => kernel,
+        GpuCommand::Kernel(kernel) => kernel,
         other => panic!("{other:?}"),
     };
     works.into_iter().map(kernel).collect()
@@ -180,16 +186,16 @@ pub(crate) fn kernels(works: Vec<Command>) -> Vec<Kernel> {
 fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
     for (number, (m, of)) in all.into_iter().chain(halves).enumerate() {
-        let mut l = Lowering::new(&at, &machine);
+        let mut l = KernelLowering::new(&at, &machine);
         let (list, whole) = (of(m), inside(of(m)));
         let one = lower(&steps(&whole), &mut l).expect("it fits");
         let one = kernels(one.expect("one kernel"));
-        let single = |step: &Operation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
-        let single: Vec<Kernel> = steps(&list).iter().flat_map(single).collect();
+        let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
+        let single: Vec<KernelLaunch> = steps(&list).iter().flat_map(single).collect();
         assert_eq!(single.len(), list.len());
         compiles(&l.source);
         let Some(library) = Library::build(&format!("products-{number}"), &l.source.text(), l.source.names())
@@ -206,12 +212,12 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
 fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let mut world = World::new();
     let (base, alone) = (world.base(), world.machine);
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     // Pairs have 112 lines, 56 of each product.
-    let pairs = Machine { multiprocessors: 8, wgmma: true, ..alone };
+    let pairs = KernelTarget { multiprocessors: 8, wgmma: true, ..alone };
     for m in [17, 50, 64] {
         let list = inside(gated(m));
-        let mut l = Lowering::new(&at, &alone);
+        let mut l = KernelLowering::new(&at, &alone);
         let [one, two] = [alone, pairs].map(|machine| {
             l.machine = machine;
             let work = lower(&steps(&list), &mut l).expect("it fits");
@@ -239,8 +245,8 @@ pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
 #[test]
 fn a_product_with_an_epilogue_is_divided_as_one_without() {
     let world = World::new();
-    let at = |v: &Located| DevicePtr::from(world.base() + v.offset as u64);
-    let machine = Machine { multiprocessors: 132, wgmma: true, ..world.machine };
+    let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
+    let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };
     let mut split = 0;
     for m in [1, 2, 8, 16, 17, 33, 64] {
         for [k, n] in [[14336, 4096], [8192, 1024], [4096, 4096], [3584, 8192], [896, 1152], [1800, 200]] {
@@ -252,12 +258,12 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
                 part(Op::MatMul, vec![x, weight], sum.clone()),
                 part(Op::Binary(BinaryOp::Add), vec![residual, sum], row(MemorySpace::Output(0), 4, n)),
             ];
-            let mut l = Lowering::new(&at, &machine);
+            let mut l = KernelLowering::new(&at, &machine);
             let alone = compute::lower(&steps(&all)[0], &mut l).expect("it fits");
             let with = lower(&steps(&inside(all)), &mut l).expect("it fits").expect("one kernel");
             // What the library does alone has another limit.
-            let [Command::Kernel(alone)] = &alone[..] else { continue };
-            let launch = |k: &Kernel| (k.grid, k.block, k.cluster, k.shared);
+            let [GpuCommand::Kernel(alone)] = &alone[..] else { continue };
+            let launch = |k: &KernelLaunch| (k.grid, k.block, k.cluster, k.shared);
             assert_eq!(launch(&kernels(with)[0]), launch(alone), "{m} rows, K {k}, {n} columns");
             split += usize::from(alone.cluster > 1);
         }
@@ -268,8 +274,8 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
 #[test]
 fn products_that_wait_for_memory_do_not_split_k() {
     let world = World::new();
-    let at = |v: &Located| DevicePtr::from(world.base() + v.offset as u64);
-    let of = |bandwidth| Machine {
+    let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
+    let of = |bandwidth| KernelTarget {
         multiprocessors: 132,
         wgmma: true,
         shared: 225 << 10,
@@ -285,7 +291,7 @@ fn products_that_wait_for_memory_do_not_split_k() {
             let weight = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
             let product = [part(Op::MatMul, vec![row(0, k), weight], row(2, n))];
             let machine = of(bandwidth);
-            let mut l = Lowering::new(&at, &machine);
+            let mut l = KernelLowering::new(&at, &machine);
             let commands = compute::lower(&steps(&product)[0], &mut l).expect("it fits");
             kernels(commands)[0].cluster
         });

@@ -1,12 +1,12 @@
 //! Rotary embeddings of queries and keys as one kernel give what they give alone.
 
-use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::{
-    self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, rotary,
+    self, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES, rotary,
 };
-use symmc_cuda::device::launch::{DevicePtr, Kernel};
+use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::{DType, Op};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
@@ -17,9 +17,9 @@ const L: usize = 19;
 const E: usize = 32;
 
 /// A value by heads, which lie behind the tokens in memory where it is `turned`.
-fn heads(space: MemorySpace, place: usize, h: usize, by_token: bool) -> Located {
+fn heads(space: MemorySpace, place: usize, h: usize, by_token: bool) -> LocatedTensor {
     let strides = if by_token { [E, h * E, 1] } else { [L * E, E, 1] };
-    Located {
+    LocatedTensor {
         space,
         offset: place * SPACING,
         by_rank: 0,
@@ -29,12 +29,16 @@ fn heads(space: MemorySpace, place: usize, h: usize, by_token: bool) -> Located 
     }
 }
 
-fn angles(place: usize) -> Located {
+fn angles(place: usize) -> LocatedTensor {
     let shape = [L, E / 2].into();
-    Located { shape, strides: [E as isize / 2, 1].into(), ..heads(MemorySpace::Ordinary, place, 1, false) }
+    LocatedTensor {
+        shape,
+        strides: [E as isize / 2, 1].into(),
+        ..heads(MemorySpace::Ordinary, place, 1, false)
+    }
 }
 
-fn turn(x: Located, result: Located, interleaved: bool) -> Part {
+fn turn(x: LocatedTensor, result: LocatedTensor, interleaved: bool) -> Part {
     let op = Op::RotaryEmbedding { width: E, interleaved };
     part(op, vec![x, angles(0), angles(1)], result)
 }
@@ -53,19 +57,19 @@ fn one_kernel_gives_the_bits_of_two() {
     let bytes = 5 * SPACING;
     let mut memory = vec![0u128; (bytes + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
-    let machine = Machine {
+    let machine = KernelTarget {
         status: base + bytes as u64,
         workspace: base + (bytes + STATUS_BYTES) as u64,
         inputs: InputUse::Written,
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let list = both();
     let steps = steps(&list);
-    let mut l = Lowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&at, &machine);
     let one = rotary::lower_together(&steps, &mut l).expect("they fit");
-    let mut lower = |step: &Operation<'_>| compute::lower(step, &mut l).expect("it has a form");
-    let two: Vec<Command> = steps.iter().flat_map(&mut lower).collect();
+    let mut lower = |step: &BoundOperation<'_>| compute::lower(step, &mut l).expect("it has a form");
+    let two: Vec<GpuCommand> = steps.iter().flat_map(&mut lower).collect();
     let (one, two) = (kernels(one), kernels(two));
     assert_eq!([one.len(), two.len()], [1, 2]);
     let Some(library) = Library::build("rotary", &l.source.text(), l.source.names()) else { return };
@@ -74,7 +78,7 @@ fn one_kernel_gives_the_bits_of_two() {
         // SAFETY: as many elements lie there, and nothing writes them meanwhile.
         unsafe { std::slice::from_raw_parts(at, n).to_vec() }
     };
-    let mut run = |kernels: &[Kernel]| {
+    let mut run = |kernels: &[KernelLaunch]| {
         let mut random = SplitMix(4);
         // Numbers near one, of both signs.
         memory.iter_mut().take(bytes / 16 + 16).for_each(|word| {

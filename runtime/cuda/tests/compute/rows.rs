@@ -3,12 +3,14 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use symmc_cuda::codegen::compute::{self, Lowering, Operation, row_reductions};
-use symmc_cuda::device::launch::{DevicePtr, Kernel};
-use symmc_ir::interp::{self, Runs, Tolerance};
-use symmc_ir::layout::layouts;
-use symmc_ir::{Bindings, Graph, Node, NodeId, Op, Reduction, Tensor, Type, ValueId, text, verify};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, row_reductions};
+use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
+use symmc_ir::interp::{self, RunCount, Tolerance};
+use symmc_ir::layout::compute_layouts;
+use symmc_ir::{
+    Graph, Node, NodeId, Op, ReductionKind, SymbolBindings, Tensor, TensorType, ValueId, text, verify,
+};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
@@ -39,13 +41,13 @@ impl Placed {
         Placed { graph, offsets, bytes }
     }
 
-    fn located(&self, value: ValueId) -> Located {
-        let layouts = layouts(&self.graph);
+    fn located(&self, value: ValueId) -> LocatedTensor {
+        let layouts = compute_layouts(&self.graph);
         let (layout, ty) = (&layouts[value], self.graph.ty(value));
         let number = |d: &symmc_ir::Dim| d.as_const().expect("a number");
-        let inner = self.graph.inner(|v| layouts[v].base)[layout.base];
+        let inner = self.graph.dispatch_internal_values(|v| layouts[v].base)[layout.base];
         let offset = number(&layout.offset) as usize * ty.dtype.size();
-        Located {
+        LocatedTensor {
             space: if inner { MemorySpace::Inner } else { MemorySpace::Ordinary },
             offset: self.offsets[index(layout.base)] + offset,
             by_rank: 0,
@@ -60,7 +62,7 @@ fn index(value: ValueId) -> usize {
     symmc_ir::entity::Entity::index(value)
 }
 
-fn size(ty: &Type) -> usize {
+fn size(ty: &TensorType) -> usize {
     ty.bytes().as_const().expect("a number") as usize
 }
 
@@ -71,12 +73,12 @@ struct Case {
     inputs: Vec<Arc<Tensor>>,
     expected: Vec<Tensor>,
     memory: Vec<u128>,
-    kernels: Vec<Kernel>,
+    kernels: Vec<KernelLaunch>,
 }
 
 impl Case {
     fn new(name: String, placed: Placed, seed: u64) -> Case {
-        let bindings = Bindings::new();
+        let bindings = SymbolBindings::new();
         let inputs = interp::seeded_inputs(&placed.graph, &bindings, &interp::SeedConfig::new(seed), 0)
             .expect("drawn");
         let all = std::slice::from_ref(&inputs);
@@ -94,16 +96,17 @@ impl Case {
     }
 
     /// The kernel of the dispatch.
-    fn lower(&self, l: &mut Lowering<'_>) -> Vec<Kernel> {
+    fn lower(&self, l: &mut KernelLowering<'_>) -> Vec<KernelLaunch> {
         let (graph, placed) = (&self.placed.graph, &self.placed);
         let nodes: Vec<&Node> = graph.dispatches[0].nodes().map(|n| &graph.nodes[n]).collect();
         let place = |values: &[ValueId]| values.iter().map(|&v| placed.located(v)).collect::<Vec<_>>();
         let places: Vec<_> = nodes.iter().map(|n| (place(&n.inputs), place(&n.outputs))).collect();
-        let step = |(node, (operands, results)): (&&'_ Node, &'_ (Vec<Located>, Vec<Located>))| Part {
-            op: node.op.clone(),
-            operands: operands.clone(),
-            results: [results[0].clone()],
-        };
+        let step =
+            |(node, (operands, results)): (&&'_ Node, &'_ (Vec<LocatedTensor>, Vec<LocatedTensor>))| Part {
+                op: node.op.clone(),
+                operands: operands.clone(),
+                results: [results[0].clone()],
+            };
         let parts: Vec<Part> = nodes.iter().zip(&places).map(step).collect();
         let one = row_reductions::lower(&steps(&parts), l).expect("it fits").expect("one kernel");
         let one = kernels(one);
@@ -121,14 +124,14 @@ impl Case {
         }
         // SAFETY: all addresses lie in `memory`.
         self.kernels.iter().for_each(|kernel| unsafe { library.run(kernel) });
-        let histories = interp::output_histories(graph, Runs::One);
+        let histories = interp::output_histories(graph, RunCount::One);
         for ((output, expected), history) in graph.outputs.iter().zip(&self.expected).zip(&histories) {
             let mut data = vec![0u8; expected.data().len()];
             // SAFETY: as above.
             unsafe { self.pointer(output.value).copy_to(data.as_mut_ptr(), data.len()) };
             let found = Tensor::new(expected.dtype(), expected.shape(), data).expect("as many bytes");
-            let comparison = interp::compare(&found, expected, Tolerance::of_history(history, expected));
-            let name = graph.name_of(output.value);
+            let comparison = interp::compare(&found, expected, Tolerance::for_history(history, expected));
+            let name = graph.value_name(output.value);
             assert!(comparison.agrees(), "{}: %{name}: {comparison:?}\n{}", self.name, text::print(graph));
         }
     }
@@ -137,9 +140,9 @@ impl Case {
 /// Runs the dispatches of programs as emulated kernels, where there is a compiler, and compares the outputs.
 fn check(what: &str, mut cases: Vec<Case>) {
     let base = Cell::new(0);
-    let at = |v: &Located| DevicePtr::from(base.get() + v.offset as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from(base.get() + v.offset as u64);
     let machine = World::new().machine;
-    let mut l = Lowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&at, &machine);
     for case in &mut cases {
         base.set(case.base());
         case.kernels = case.lower(&mut l);
@@ -162,10 +165,10 @@ fn overlays(program: &str) -> Vec<(ValueId, ValueId)> {
     };
     let mut out: Vec<(ValueId, ValueId)> = Vec::new();
     for result in graph.outputs.iter().map(|o| o.value) {
-        let writer = graph.def_node(result).expect("a node");
+        let writer = graph.defining_node(result).expect("a node");
         let allows = |input: &ValueId| {
             let mut all = readers(*input).into_iter();
-            all.all(|(n, k)| form.overwriting(&graph.nodes[n].op, k).allows(n, writer))
+            all.all(|(n, k)| form.overwrite_rule(&graph.nodes[n].op, k).allows(n, writer))
                 && size(graph.ty(*input)) == size(graph.ty(result))
                 && graph.ty(*input).shape == graph.ty(result).shape
                 && out.iter().all(|(_, taken)| taken != input)
@@ -276,14 +279,16 @@ fn random_rows_give_what_the_interpreter_gives() {
 #[test]
 fn long_reductions_use_all_multiprocessors() {
     let machine = crate::machine(1 << 20, 225 << 10);
-    let at = |v: &Located| DevicePtr::from((v.offset + 0x10_0000) as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from((v.offset + 0x10_0000) as u64);
     for (axes, kept) in [(vec![0, 1], vec![]), (vec![0], vec![4096])] {
-        let op = Op::Reduce { op: Reduction::Mean, axes, keep: false };
+        let op = Op::Reduce { op: ReductionKind::Mean, axes, keep: false };
         let x = value(MemorySpace::Ordinary, 0, [8192, 4096], [4096, 1]);
         let strides = kept.iter().map(|_| 1).collect();
-        let r = Located { shape: kept.into(), strides, ..value(MemorySpace::Ordinary, 1, [1, 1], [1, 1]) };
-        let step = Operation { index: 0, op: &op, operands: &[x], results: &[r] };
-        let passes = kernels(compute::lower(&step, &mut Lowering::new(&at, &machine)).expect("it fits"));
+        let r =
+            LocatedTensor { shape: kept.into(), strides, ..value(MemorySpace::Ordinary, 1, [1, 1], [1, 1]) };
+        let step = BoundOperation { index: 0, op: &op, operands: &[x], results: &[r] };
+        let passes =
+            kernels(compute::lower(&step, &mut KernelLowering::new(&at, &machine)).expect("it fits"));
         assert_eq!(passes.len(), 2, "{op:?}");
         assert!(passes[0].grid[0] >= machine.multiprocessors, "{op:?}: {:?}", passes[0].grid);
     }

@@ -1,12 +1,12 @@
 //! Stores into several caches as one kernel give what they give alone.
 
-use symmc_cuda::codegen::command::Command;
+use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::{
-    self, GEMM_WORKSPACE, InputUse, Lowering, Machine, Operation, STATUS_BYTES, scatter,
+    self, BoundOperation, GEMM_WORKSPACE, InputUse, KernelLowering, KernelTarget, STATUS_BYTES, scatter,
 };
 use symmc_cuda::device::launch::{DevicePtr, PortBases};
 use symmc_ir::{DType, Op};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::emulate::Library;
 use crate::products::{Part, SPACING, part, steps};
@@ -18,10 +18,10 @@ const L: usize = 7;
 const E: usize = 72;
 
 /// Rows of heads, which lie behind each other.
-fn rows(place: usize, heads: usize, l: usize) -> Located {
+fn rows(place: usize, heads: usize, l: usize) -> LocatedTensor {
     let strides = [l * E, E, 1].map(|s| s as isize).into();
     let shape = [heads, l, E].into();
-    Located {
+    LocatedTensor {
         space: MemorySpace::Ordinary,
         offset: place * SPACING,
         by_rank: 0,
@@ -31,11 +31,11 @@ fn rows(place: usize, heads: usize, l: usize) -> Located {
     }
 }
 
-fn positions() -> Located {
-    Located { dtype: DType::I64, shape: [L].into(), strides: [1].into(), ..rows(0, 1, 1) }
+fn positions() -> LocatedTensor {
+    LocatedTensor { dtype: DType::I64, shape: [L].into(), strides: [1].into(), ..rows(0, 1, 1) }
 }
 
-fn store(cache: Located, source: Located, result: Located, accumulate: bool) -> Part {
+fn store(cache: LocatedTensor, source: LocatedTensor, result: LocatedTensor, accumulate: bool) -> Part {
     part(Op::IndexPut { axis: 1, accumulate }, vec![cache, source, positions()], result)
 }
 
@@ -53,18 +53,18 @@ fn one_kernel_stores_the_bits_of_three() {
     let bytes = 7 * SPACING;
     let mut memory = vec![0u128; (bytes + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
-    let machine = Machine {
+    let machine = KernelTarget {
         status: base + bytes as u64,
         workspace: base + (bytes + STATUS_BYTES) as u64,
         inputs: InputUse::Written,
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
-    let at = |v: &Located| DevicePtr::from(base + v.offset as u64);
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let list = all();
     let steps = steps(&list);
-    let mut l = Lowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&at, &machine);
     let one = scatter::lower_together(&steps, &mut l).expect("they fit");
-    let mut lower = |step: &Operation<'_>| compute::lower(step, &mut l).expect("it has a form");
+    let mut lower = |step: &BoundOperation<'_>| compute::lower(step, &mut l).expect("it has a form");
     let three: Vec<_> = steps.iter().flat_map(&mut lower).collect();
     // The values have a copy of their cache in front.
     assert_eq!([one.len(), three.len()], [2, 4]);
@@ -74,7 +74,7 @@ fn one_kernel_stores_the_bits_of_three() {
         // SAFETY: as many elements lie there, and nothing else touches them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(at, n) }
     };
-    let mut run = |commands: &[Command]| {
+    let mut run = |commands: &[GpuCommand]| {
         let mut random = symmc_support::random::SplitMix(4);
         memory.fill(0);
         // Numbers near one, of both signs, and positions of which some are named twice, also from the end.
@@ -89,8 +89,8 @@ fn one_kernel_stores_the_bits_of_three() {
         for command in commands {
             match command {
                 // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
-                Command::Kernel(kernel) => unsafe { library.run(kernel) },
-                &Command::Copy { to, from, bytes } => {
+                GpuCommand::Kernel(kernel) => unsafe { library.run(kernel) },
+                &GpuCommand::Copy { to, from, bytes } => {
                     let of = |at: DevicePtr| {
                         std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize)
                     };

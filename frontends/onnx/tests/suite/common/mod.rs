@@ -6,12 +6,12 @@
 use prost::Message;
 use symmc_ir::{DType, Tensor};
 use symmc_onnx::proto::{self, attribute_type as kind};
-use symmc_onnx::{ImportError, ImportOptions, Imported, Source, import};
+use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import};
 
 /// A model with one graph.
 #[derive(Clone)]
 pub struct Fake {
-    pub model: proto::Model,
+    pub model: proto::ModelProto,
     /// The bound of symbols that have none.
     pub max_extent: i64,
 }
@@ -39,16 +39,16 @@ pub fn parse(ty: &str) -> (DType, Vec<&str>) {
 }
 
 /// A declared value; an extent that is no number is a name, `?` is unknown.
-pub fn value(name: &str, ty: &str) -> proto::ValueInfo {
+pub fn value(name: &str, ty: &str) -> proto::ValueInfoProto {
     let (dtype, dims) = parse(ty);
     let dim = |text: &&str| match (text.parse(), *text) {
-        (Ok(value), _) => proto::Dimension { dim_value: Some(value), dim_param: None },
-        (_, "?") => proto::Dimension::default(),
-        (_, name) => proto::Dimension { dim_value: None, dim_param: Some(name.to_string()) },
+        (Ok(value), _) => proto::DimensionProto { dim_value: Some(value), dim_param: None },
+        (_, "?") => proto::DimensionProto::default(),
+        (_, name) => proto::DimensionProto { dim_value: None, dim_param: Some(name.to_string()) },
     };
-    let shape = Some(proto::Shape { dim: dims.iter().map(dim).collect() });
-    let tensor_type = Some(proto::TensorType { elem_type: code(dtype), shape });
-    proto::ValueInfo { name: name.into(), r#type: Some(proto::Type { tensor_type }) }
+    let shape = Some(proto::TensorShapeProto { dim: dims.iter().map(dim).collect() });
+    let tensor_type = Some(proto::TensorTypeProto { elem_type: code(dtype), shape });
+    proto::ValueInfoProto { name: name.into(), r#type: Some(proto::TypeProto { tensor_type }) }
 }
 
 /// A tensor of these numbers.
@@ -59,19 +59,19 @@ pub fn tensor(ty: &str, numbers: &[f64]) -> Tensor {
 }
 
 /// A stored tensor in raw form.
-pub fn stored(name: &str, tensor: &Tensor) -> proto::Tensor {
-    proto::Tensor {
+pub fn stored(name: &str, tensor: &Tensor) -> proto::TensorProto {
+    proto::TensorProto {
         name: name.into(),
         dims: tensor.shape().iter().map(|&d| d as i64).collect(),
         data_type: code(tensor.dtype()),
         raw_data: Some(tensor.data().to_vec().into()),
-        ..proto::Tensor::default()
+        ..proto::TensorProto::default()
     }
 }
 
 /// An attribute: `1`, `0.5`, `'text'`, `[1,2]` or `{f32[1]: 2}`.
-pub fn attribute(name: &str, text: &str) -> proto::Attribute {
-    let mut a = proto::Attribute { name: name.into(), ..proto::Attribute::default() };
+pub fn attribute(name: &str, text: &str) -> proto::AttributeProto {
+    let mut a = proto::AttributeProto { name: name.into(), ..proto::AttributeProto::default() };
     if let Some(text) = text.strip_prefix('\'') {
         (a.r#type, a.s) = (kind::STRING, text.trim_end_matches('\'').as_bytes().to_vec().into());
     } else if let Some(list) = text.strip_prefix('[') {
@@ -92,7 +92,7 @@ pub fn attribute(name: &str, text: &str) -> proto::Attribute {
 }
 
 /// `domain::Op name=value …` with operands and results.
-pub fn node(call: &str, inputs: &[&str], outputs: &[&str]) -> proto::Node {
+pub fn node(call: &str, inputs: &[&str], outputs: &[&str]) -> proto::NodeProto {
     let (name, mut rest) = call.split_once(' ').unwrap_or((call, ""));
     let (domain, op) = name.rsplit_once("::").unwrap_or(("", name));
     let mut attributes = Vec::new();
@@ -104,7 +104,7 @@ pub fn node(call: &str, inputs: &[&str], outputs: &[&str]) -> proto::Node {
         attributes.push(attribute(key, &after[..end]));
         rest = &after[end..];
     }
-    proto::Node {
+    proto::NodeProto {
         input: inputs.iter().map(|i| (*i).to_string()).collect(),
         output: outputs.iter().map(|o| (*o).to_string()).collect(),
         name: String::new(),
@@ -118,17 +118,17 @@ pub fn node(call: &str, inputs: &[&str], outputs: &[&str]) -> proto::Node {
 impl Fake {
     /// An empty program for this version of ONNX's operators.
     pub fn new(version: i64) -> Fake {
-        let set = |domain: &str, version| proto::OperatorSet { domain: domain.into(), version };
-        let model = proto::Model {
+        let set = |domain: &str, version| proto::OperatorSetIdProto { domain: domain.into(), version };
+        let model = proto::ModelProto {
             ir_version: 10,
-            graph: Some(proto::Graph::default()),
+            graph: Some(proto::GraphProto::default()),
             opset_import: vec![set("", version), set("com.microsoft", 1)],
-            ..proto::Model::default()
+            ..proto::ModelProto::default()
         };
         Fake { model, max_extent: ImportOptions::default().max_extent }
     }
 
-    pub fn graph(&mut self) -> &mut proto::Graph {
+    pub fn graph(&mut self) -> &mut proto::GraphProto {
         self.model.graph.as_mut().expect("a graph")
     }
 
@@ -146,7 +146,7 @@ impl Fake {
         self.held(stored(name, &tensor(ty, numbers)))
     }
 
-    pub fn held(mut self, tensor: proto::Tensor) -> Fake {
+    pub fn held(mut self, tensor: proto::TensorProto) -> Fake {
         self.graph().initializer.push(tensor);
         self
     }
@@ -157,16 +157,18 @@ impl Fake {
     }
 
     pub fn output(mut self, name: &str) -> Fake {
-        self.graph().output.push(proto::ValueInfo { name: name.into(), r#type: None });
+        self.graph().output.push(proto::ValueInfoProto { name: name.into(), r#type: None });
         self
     }
 
     pub fn metadata(mut self, key: &str, value: &str) -> Fake {
-        self.graph().metadata_props.push(proto::Entry { key: key.into(), value: value.into() });
+        self.graph()
+            .metadata_props
+            .push(proto::StringStringEntryProto { key: key.into(), value: value.into() });
         self
     }
 
-    pub fn function(mut self, function: proto::Function) -> Fake {
+    pub fn function(mut self, function: proto::FunctionProto) -> Fake {
         self.model.functions.push(function);
         self
     }
@@ -175,11 +177,11 @@ impl Fake {
         self.model.encode_to_vec()
     }
 
-    pub fn source(&self, name: &str) -> Source {
-        Source { name: name.into(), bytes: self.bytes().into(), file: None, folder: None }
+    pub fn source(&self, name: &str) -> ModelSource {
+        ModelSource { name: name.into(), bytes: self.bytes().into(), file: None, folder: None }
     }
 
-    pub fn import(&self) -> Result<Imported, ImportError> {
+    pub fn import(&self) -> Result<ImportOutput, ImportError> {
         let options = ImportOptions { max_extent: self.max_extent, ..ImportOptions::default() };
         import(&[self.source("model.onnx")], &options)
     }

@@ -6,91 +6,91 @@
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
 
-use super::super::{Row, row_of_results};
-use super::parts::{declared, done, of_first, parts};
-use crate::call::Call;
-use crate::lower::{Emitted, Lowered, Stop};
+use super::super::{RuleRow, row_of_results};
+use super::components::{declared_component_type, is_first_complex, set_complex_result, split_components};
+use crate::call::OpCall;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(in crate::ops) const ROWS: &[Row] = &[
+pub(in crate::ops) const ROWS: &[RuleRow] = &[
     row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scaling(c)?);
+        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
         let forward = c.bool_or("forward", true)?;
-        let mut signal = Signal::of_first(c)?;
+        let mut signal = FourierSignal::from_first_tensor(c)?;
         for axis in axes {
-            signal.turn(c, axis, forward, scale)?;
+            signal.transform_axis(c, axis, forward, scale)?;
         }
-        signal.done(c)
+        signal.set_as_result(c)
     }),
     row_of_results("aten._fft_r2c", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scaling(c)?);
+        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
         let onesided = c.bool_or("onesided", false)?;
-        let signal = Signal::of_first(c)?;
-        from_real(c, signal, &axes, scale, onesided)
+        let signal = FourierSignal::from_first_tensor(c)?;
+        transform_real(c, signal, &axes, scale, onesided)
     }),
     row_of_results("aten._fft_c2r", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scaling(c)?);
+        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
         let n = c.dim("last_dim_size")?;
-        let signal = Signal::of_first(c)?;
-        to_real(c, signal, &axes, scale, &n)
+        let signal = FourierSignal::from_first_tensor(c)?;
+        transform_to_real(c, signal, &axes, scale, &n)
     }),
-    row_of_results("aten.fft_fft.default", "cos, sin, matmul", |c| whole(c, true)),
-    row_of_results("aten.fft_ifft.default", "cos, sin, matmul", |c| whole(c, false)),
-    row_of_results("aten.fft_fft2.default", "cos, sin, matmul", |c| whole(c, true)),
-    row_of_results("aten.fft_ifft2.default", "cos, sin, matmul", |c| whole(c, false)),
-    row_of_results("aten.fft_fftn.default", "cos, sin, matmul", |c| whole(c, true)),
-    row_of_results("aten.fft_ifftn.default", "cos, sin, matmul", |c| whole(c, false)),
-    row_of_results("aten.fft_rfft.default", "cos, sin, matmul", half),
-    row_of_results("aten.fft_rfft2.default", "cos, sin, matmul", half),
-    row_of_results("aten.fft_rfftn.default", "cos, sin, matmul", half),
-    row_of_results("aten.fft_irfft.default", "cos, sin, matmul", from_half),
-    row_of_results("aten.fft_irfft2.default", "cos, sin, matmul", from_half),
-    row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", from_half),
+    row_of_results("aten.fft_fft.default", "cos, sin, matmul", |c| complex_fft(c, true)),
+    row_of_results("aten.fft_ifft.default", "cos, sin, matmul", |c| complex_fft(c, false)),
+    row_of_results("aten.fft_fft2.default", "cos, sin, matmul", |c| complex_fft(c, true)),
+    row_of_results("aten.fft_ifft2.default", "cos, sin, matmul", |c| complex_fft(c, false)),
+    row_of_results("aten.fft_fftn.default", "cos, sin, matmul", |c| complex_fft(c, true)),
+    row_of_results("aten.fft_ifftn.default", "cos, sin, matmul", |c| complex_fft(c, false)),
+    row_of_results("aten.fft_rfft.default", "cos, sin, matmul", real_fft),
+    row_of_results("aten.fft_rfft2.default", "cos, sin, matmul", real_fft),
+    row_of_results("aten.fft_rfftn.default", "cos, sin, matmul", real_fft),
+    row_of_results("aten.fft_irfft.default", "cos, sin, matmul", inverse_real_fft),
+    row_of_results("aten.fft_irfft2.default", "cos, sin, matmul", inverse_real_fft),
+    row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", inverse_real_fft),
 ];
 
 const MOST: i64 = 4096;
 
 /// What each axis is divided by.
 #[derive(Clone, Copy, PartialEq)]
-enum Scale {
+enum FourierScale {
     One,
     Root,
     Extent,
 }
 
 /// Numbers that are transformed: their real parts, and their imaginary parts where these are not all 0.
-struct Signal {
+struct FourierSignal {
     real: ValueId,
     imaginary: Option<ValueId>,
 }
 
-impl Signal {
-    fn of_first(c: &mut Call<'_, '_>) -> Lowered<Signal> {
-        let dtype = declared(c)?.dtype;
-        let x = c.first()?;
+impl FourierSignal {
+    fn from_first_tensor(c: &mut OpCall<'_, '_>) -> RuleResult<FourierSignal> {
+        let dtype = declared_component_type(c)?.dtype;
+        let x = c.first_tensor()?;
         let x = c.cast(x, dtype)?;
-        if !of_first(c) {
-            return Ok(Signal { real: x, imaginary: None });
+        if !is_first_complex(c) {
+            return Ok(FourierSignal { real: x, imaginary: None });
         }
-        let (real, imaginary) = parts(c, x)?;
-        Ok(Signal { real, imaginary: Some(imaginary) })
+        let (real, imaginary) = split_components(c, x)?;
+        Ok(FourierSignal { real, imaginary: Some(imaginary) })
     }
 
-    fn each(&mut self, mut change: impl FnMut(ValueId) -> Emitted) -> Lowered {
+    fn map_components(&mut self, mut change: impl FnMut(ValueId) -> EmitResult) -> RuleResult {
         self.real = change(self.real)?;
         self.imaginary = self.imaginary.map(change).transpose()?;
         Ok(())
     }
 
     /// Cuts an axis off, or fills it up with zeros.
-    fn resize(&mut self, c: &mut Call<'_, '_>, axis: usize, n: &Dim) -> Lowered {
+    fn resize(&mut self, c: &mut OpCall<'_, '_>, axis: usize, n: &Dim) -> RuleResult {
         let own = c.extent(self.real, axis);
         if own == *n {
             return Ok(());
         }
         let missing = n.clone() - own;
-        match c.bounds(&missing) {
-            (_, high) if high <= 0 => self.each(|x| c.slice(x, axis, 0.into(), n.clone(), 1)),
-            (low, _) if low >= 0 => self.each(|x| {
+        match c.dim_bounds(&missing) {
+            (_, high) if high <= 0 => self.map_components(|x| c.slice(x, axis, 0.into(), n.clone(), 1)),
+            (low, _) if low >= 0 => self.map_components(|x| {
                 let mut shape = c.shape(x);
                 if let Some(extent) = shape.get_mut(axis) {
                     *extent = missing.clone();
@@ -98,21 +98,28 @@ impl Signal {
                 let zeros = c.full(Scalar::Int(0), c.dtype(x), shape)?;
                 c.concat(&[x, zeros], axis)
             }),
-            _ => Err(Stop::Opaque("its signal is cut in some runs and filled up in others".into())),
+            _ => Err(RuleFailure::Opaque("its signal is cut in some runs and filled up in others".into())),
         }
     }
 
-    fn turn(&mut self, c: &mut Call<'_, '_>, axis: usize, forward: bool, scale: Scale) -> Lowered {
+    fn transform_axis(
+        &mut self,
+        c: &mut OpCall<'_, '_>,
+        axis: usize,
+        forward: bool,
+        scale: FourierScale,
+    ) -> RuleResult {
         let n = c.extent(self.real, axis);
-        let (cos, sin) = roots(c, &n, [&n, &n], scale, c.dtype(self.real))?;
-        let cos_real = along(c, self.real, axis, cos)?;
-        let sin_real = along(c, self.real, axis, sin)?;
+        let (cos, sin) = root_matrices(c, &n, [&n, &n], scale, c.dtype(self.real))?;
+        let cos_real = multiply_along_axis(c, self.real, axis, cos)?;
+        let sin_real = multiply_along_axis(c, self.real, axis, sin)?;
         // Forward the angles are negative: (a + bi)(C - iS) = aC + bS + (bC - aS)i.
         let (add, sub) =
             if forward { (BinaryOp::Add, BinaryOp::Sub) } else { (BinaryOp::Sub, BinaryOp::Add) };
         (self.real, self.imaginary) = match self.imaginary {
             Some(b) => {
-                let (cos_b, sin_b) = (along(c, b, axis, cos)?, along(c, b, axis, sin)?);
+                let (cos_b, sin_b) =
+                    (multiply_along_axis(c, b, axis, cos)?, multiply_along_axis(c, b, axis, sin)?);
                 (c.binary(add, cos_real, sin_b)?, Some(c.binary(sub, cos_b, sin_real)?))
             }
             None if forward => (cos_real, Some(c.unary(UnaryOp::Neg, sin_real)?)),
@@ -121,57 +128,57 @@ impl Signal {
         Ok(())
     }
 
-    fn done(self, c: &mut Call<'_, '_>) -> Lowered {
+    fn set_as_result(self, c: &mut OpCall<'_, '_>) -> RuleResult {
         let imaginary = match self.imaginary {
             Some(b) => b,
             None => c.full(Scalar::Int(0), c.dtype(self.real), c.shape(self.real))?,
         };
-        done(c, self.real, imaginary)
+        set_complex_result(c, self.real, imaginary)
     }
 }
 
 /// The axes that `dim` lists, of the first operand, each once.
-fn signal_axes(c: &Call<'_, '_>) -> Lowered<Vec<usize>> {
-    let x = c.first()?;
-    let rank = c.rank(x) - usize::from(of_first(c));
+fn signal_axes(c: &OpCall<'_, '_>) -> RuleResult<Vec<usize>> {
+    let x = c.first_tensor()?;
+    let rank = c.rank(x) - usize::from(is_first_complex(c));
     let listed = c.opt_ints("dim")?;
     let axes = match listed {
-        Some(list) => list.into_iter().map(|a| c.axis_of(a, rank)).collect::<Lowered<Vec<_>>>()?,
+        Some(list) => list.into_iter().map(|a| c.resolve_axis(a, rank)).collect::<RuleResult<Vec<_>>>()?,
         None => (0..rank).collect(),
     };
     let mut sorted = axes.clone();
     sorted.sort_unstable();
     if sorted.windows(2).any(|w| w[0] == w[1]) || sorted.last().is_some_and(|&a| a >= rank) {
-        return Err(Stop::Broken(format!("expected distinct axes of {rank}, found {axes:?}")));
+        return Err(RuleFailure::Invalid(format!("expected distinct axes of {rank}, found {axes:?}")));
     }
     Ok(axes)
 }
 
-fn scaling(c: &Call<'_, '_>) -> Lowered<Scale> {
+fn scale_argument(c: &OpCall<'_, '_>) -> RuleResult<FourierScale> {
     match c.int("normalization")? {
-        0 => Ok(Scale::One),
-        1 => Ok(Scale::Root),
-        2 => Ok(Scale::Extent),
-        other => Err(Stop::Broken(format!("expected 0, 1 or 2 as `normalization`, found {other}"))),
+        0 => Ok(FourierScale::One),
+        1 => Ok(FourierScale::Root),
+        2 => Ok(FourierScale::Extent),
+        other => Err(RuleFailure::Invalid(format!("expected 0, 1 or 2 as `normalization`, found {other}"))),
     }
 }
 
-fn norm(c: &Call<'_, '_>, forward: bool) -> Lowered<Scale> {
+fn norm_scale(c: &OpCall<'_, '_>, forward: bool) -> RuleResult<FourierScale> {
     match c.opt_string("norm")? {
-        None | Some("backward") => Ok(if forward { Scale::One } else { Scale::Extent }),
-        Some("ortho") => Ok(Scale::Root),
-        Some("forward") => Ok(if forward { Scale::Extent } else { Scale::One }),
+        None | Some("backward") => Ok(if forward { FourierScale::One } else { FourierScale::Extent }),
+        Some("ortho") => Ok(FourierScale::Root),
+        Some("forward") => Ok(if forward { FourierScale::Extent } else { FourierScale::One }),
         Some(other) => {
-            Err(Stop::Broken(format!("expected backward, ortho or forward as `norm`, found {other}")))
+            Err(RuleFailure::Invalid(format!("expected backward, ortho or forward as `norm`, found {other}")))
         }
     }
 }
 
 /// The axes of the ops of `torch.fft`, with the lengths that these ask for.
-fn lengths(c: &Call<'_, '_>) -> Lowered<(Vec<usize>, Option<Vec<Dim>>)> {
+fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Dim>>)> {
     let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
-    let x = c.first()?;
-    let rank = c.rank(x) - usize::from(of_first(c));
+    let x = c.first_tensor()?;
+    let rank = c.rank(x) - usize::from(is_first_complex(c));
     let asked = match c.opt_dims("s")? {
         Some(s) => Some(s),
         None => c.opt_dim("n")?.map(|n| vec![n]),
@@ -185,7 +192,7 @@ fn lengths(c: &Call<'_, '_>) -> Lowered<(Vec<usize>, Option<Vec<Dim>>)> {
         (false, _) => last(1),
     };
     if axes.is_empty() || asked.as_ref().is_some_and(|s| s.len() != axes.len()) {
-        return Err(Stop::Broken(format!(
+        return Err(RuleFailure::Invalid(format!(
             "expected a length for each of the axes {axes:?}, found {asked:?}"
         )));
     }
@@ -196,33 +203,33 @@ fn lengths(c: &Call<'_, '_>) -> Lowered<(Vec<usize>, Option<Vec<Dim>>)> {
 }
 
 /// A transform of complex numbers to complex numbers, of `torch.fft`.
-fn whole(c: &mut Call<'_, '_>, forward: bool) -> Lowered {
-    let scale = norm(c, forward)?;
-    let (axes, asked) = lengths(c)?;
-    let mut signal = Signal::of_first(c)?;
+fn complex_fft(c: &mut OpCall<'_, '_>, forward: bool) -> RuleResult {
+    let scale = norm_scale(c, forward)?;
+    let (axes, asked) = axes_and_lengths(c)?;
+    let mut signal = FourierSignal::from_first_tensor(c)?;
     for (i, axis) in axes.into_iter().enumerate() {
         if let Some(n) = asked.as_ref().and_then(|s| s.get(i)) {
             signal.resize(c, axis, n)?;
         }
-        signal.turn(c, axis, forward, scale)?;
+        signal.transform_axis(c, axis, forward, scale)?;
     }
-    signal.done(c)
+    signal.set_as_result(c)
 }
 
-fn half(c: &mut Call<'_, '_>) -> Lowered {
-    let scale = norm(c, true)?;
-    let (axes, asked) = lengths(c)?;
-    let mut signal = Signal::of_first(c)?;
+fn real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let scale = norm_scale(c, true)?;
+    let (axes, asked) = axes_and_lengths(c)?;
+    let mut signal = FourierSignal::from_first_tensor(c)?;
     for (axis, n) in axes.iter().zip(asked.iter().flatten()) {
         signal.resize(c, *axis, n)?;
     }
-    from_real(c, signal, &axes, scale, true)
+    transform_real(c, signal, &axes, scale, true)
 }
 
-fn from_half(c: &mut Call<'_, '_>) -> Lowered {
-    let scale = norm(c, false)?;
-    let (axes, asked) = lengths(c)?;
-    let mut signal = Signal::of_first(c)?;
+fn inverse_real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let scale = norm_scale(c, false)?;
+    let (axes, asked) = axes_and_lengths(c)?;
+    let mut signal = FourierSignal::from_first_tensor(c)?;
     let Some((&last, others)) = axes.split_last() else { return Ok(()) };
     let columns = c.extent(signal.real, last);
     let n = asked.as_ref().and_then(|s| s.last().cloned());
@@ -230,102 +237,116 @@ fn from_half(c: &mut Call<'_, '_>) -> Lowered {
     for (axis, n) in others.iter().zip(asked.iter().flatten()) {
         signal.resize(c, *axis, n)?;
     }
-    to_real(c, signal, &axes, scale, &n)
+    transform_to_real(c, signal, &axes, scale, &n)
 }
 
 /// How many numbers of a transform of `n` real ones say all of it.
-fn half_of(n: &Dim) -> Dim {
+fn half_spectrum_length(n: &Dim) -> Dim {
     n.floor_div(&2.into()) + Dim::from(1)
 }
 
 /// Transforms real numbers, the last of the axes first, of which the first half may be all that is wanted.
-fn from_real(c: &mut Call<'_, '_>, signal: Signal, axes: &[usize], scale: Scale, onesided: bool) -> Lowered {
+fn transform_real(
+    c: &mut OpCall<'_, '_>,
+    signal: FourierSignal,
+    axes: &[usize],
+    scale: FourierScale,
+    onesided: bool,
+) -> RuleResult {
     let (x, Some((&last, others))) = (signal.real, axes.split_last()) else {
-        return Err(Stop::Broken("expected an axis, found none".into()));
+        return Err(RuleFailure::Invalid("expected an axis, found none".into()));
     };
     let n = c.extent(x, last);
-    let columns = if onesided { half_of(&n) } else { n.clone() };
-    let (cos, sin) = roots(c, &n, [&n, &columns], scale, c.dtype(x))?;
-    let (real, imaginary) = (along(c, x, last, cos)?, along(c, x, last, sin)?);
-    let mut signal = Signal { real, imaginary: Some(c.unary(UnaryOp::Neg, imaginary)?) };
+    let columns = if onesided { half_spectrum_length(&n) } else { n.clone() };
+    let (cos, sin) = root_matrices(c, &n, [&n, &columns], scale, c.dtype(x))?;
+    let (real, imaginary) = (multiply_along_axis(c, x, last, cos)?, multiply_along_axis(c, x, last, sin)?);
+    let mut signal = FourierSignal { real, imaginary: Some(c.unary(UnaryOp::Neg, imaginary)?) };
     for &axis in others {
-        signal.turn(c, axis, true, scale)?;
+        signal.transform_axis(c, axis, true, scale)?;
     }
-    signal.done(c)
+    signal.set_as_result(c)
 }
 
 /// The `n` real numbers along the last of the axes whose transform has this first half.
-fn to_real(c: &mut Call<'_, '_>, mut signal: Signal, axes: &[usize], scale: Scale, n: &Dim) -> Lowered {
+fn transform_to_real(
+    c: &mut OpCall<'_, '_>,
+    mut signal: FourierSignal,
+    axes: &[usize],
+    scale: FourierScale,
+    n: &Dim,
+) -> RuleResult {
     let Some((&last, others)) = axes.split_last() else {
-        return Err(Stop::Broken("expected an axis, found none".into()));
+        return Err(RuleFailure::Invalid("expected an axis, found none".into()));
     };
-    let rows = half_of(n);
+    let rows = half_spectrum_length(n);
     signal.resize(c, last, &rows)?;
     for &axis in others {
-        signal.turn(c, axis, false, scale)?;
+        signal.transform_axis(c, axis, false, scale)?;
     }
-    let (cos, sin) = roots(c, n, [&rows, n], scale, c.dtype(signal.real))?;
-    let weights = weights(c, n, &rows, c.dtype(signal.real))?;
+    let (cos, sin) = root_matrices(c, n, [&rows, n], scale, c.dtype(signal.real))?;
+    let weights = half_spectrum_weights(c, n, &rows, c.dtype(signal.real))?;
     let (cos, sin) = (c.binary(BinaryOp::Mul, cos, weights)?, c.binary(BinaryOp::Mul, sin, weights)?);
-    let mut y = along(c, signal.real, last, cos)?;
+    let mut y = multiply_along_axis(c, signal.real, last, cos)?;
     if let Some(b) = signal.imaginary {
-        let b = along(c, b, last, sin)?;
+        let b = multiply_along_axis(c, b, last, sin)?;
         y = c.binary(BinaryOp::Sub, y, b)?;
     }
-    c.done(y)
+    c.set_only_result(y)
 }
 
 /// How often each row of a first half is in the whole, as a column: the first, and that in the middle of an even number of
 /// them, once; the others twice.
-fn weights(c: &mut Call<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> Emitted {
+fn half_spectrum_weights(c: &mut OpCall<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> EmitResult {
     let k = c.iota(rows.clone(), 0, 1, DType::I64)?;
-    let is_first = c.with_scalar(BinaryOp::Eq, k, Scalar::Int(0))?;
-    let twice = c.with_scalar(BinaryOp::Mul, k, Scalar::Int(2))?;
-    let n = c.dim_tensor(n, DType::I64)?;
+    let is_first = c.binary_scalar(BinaryOp::Eq, k, Scalar::Int(0))?;
+    let twice = c.binary_scalar(BinaryOp::Mul, k, Scalar::Int(2))?;
+    let n = c.emit_dim(n, DType::I64)?;
     let is_middle = c.binary(BinaryOp::Eq, twice, n)?;
     let once = c.binary(BinaryOp::Or, is_first, is_middle)?;
     let once = c.cast(once, dtype)?;
-    let weights = c.scalar_with(BinaryOp::Sub, Scalar::Int(2), once)?;
+    let weights = c.scalar_binary(BinaryOp::Sub, Scalar::Int(2), once)?;
     c.reshape(weights, vec![rows.clone(), 1.into()])
 }
 
-fn along(c: &mut Call<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> Emitted {
+fn multiply_along_axis(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, matrix: ValueId) -> EmitResult {
     let rank = c.rank(x);
     let order: Vec<usize> = (0..rank).filter(|&a| a != axis).chain([axis]).collect();
     let back: Vec<usize> = (0..axis).chain([rank - 1]).chain(axis..rank - 1).collect();
     let x = c.permute(x, order)?;
-    let y = c.product(x, matrix)?;
+    let y = c.numpy_matmul(x, matrix)?;
     c.permute(y, back)
 }
 
 /// The cosines and sines of `2πjk/n`, by rows `j` and columns `k`.
-fn roots(
-    c: &mut Call<'_, '_>,
+fn root_matrices(
+    c: &mut OpCall<'_, '_>,
     n: &Dim,
     [rows, columns]: [&Dim; 2],
-    scale: Scale,
+    scale: FourierScale,
     dtype: DType,
-) -> Lowered<(ValueId, ValueId)> {
-    if c.bounds(n).1 > MOST {
-        return Err(Stop::Opaque(format!("a transform of {n:?} numbers, which may be more than {MOST}")));
+) -> RuleResult<(ValueId, ValueId)> {
+    if c.dim_bounds(n).1 > MOST {
+        return Err(RuleFailure::Opaque(format!(
+            "a transform of {n:?} numbers, which may be more than {MOST}"
+        )));
     }
-    let extent = c.dim_tensor(n, DType::F64)?;
+    let extent = c.emit_dim(n, DType::F64)?;
     let table = c.iota(n.clone(), 0, 1, DType::I64)?;
     let table = c.cast(table, DType::F64)?;
-    let table = c.with_float(BinaryOp::Mul, table, std::f64::consts::TAU)?;
+    let table = c.binary_float(BinaryOp::Mul, table, std::f64::consts::TAU)?;
     let angles = c.binary(BinaryOp::Div, table, extent)?;
     let divisor = match scale {
-        Scale::One => None,
-        Scale::Root => Some(c.unary(UnaryOp::Sqrt, extent)?),
-        Scale::Extent => Some(extent),
+        FourierScale::One => None,
+        FourierScale::Root => Some(c.unary(UnaryOp::Sqrt, extent)?),
+        FourierScale::Extent => Some(extent),
     };
     let j = c.iota(rows.clone(), 0, 1, DType::I64)?;
     let j = c.reshape(j, vec![rows.clone(), 1.into()])?;
     let k = c.iota(columns.clone(), 0, 1, DType::I64)?;
     let jk = c.binary(BinaryOp::Mul, j, k)?;
-    let modulus = c.dim_tensor(n, DType::I64)?;
+    let modulus = c.emit_dim(n, DType::I64)?;
     let jk = c.binary(BinaryOp::Rem, jk, modulus)?;
-    let mut of = |op: UnaryOp| -> Emitted {
+    let mut of = |op: UnaryOp| -> EmitResult {
         let mut y = c.unary(op, angles)?;
         if let Some(divisor) = divisor {
             y = c.binary(BinaryOp::Div, y, divisor)?;

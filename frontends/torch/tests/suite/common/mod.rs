@@ -11,7 +11,7 @@ pub mod container;
 use std::io::{Cursor, Write};
 
 use serde_json::{Map, Value, json};
-use symmc_torch::{ImportError, ImportOptions, Imported};
+use symmc_torch::{ImportError, ImportOptions, ImportOutput};
 use zip::write::SimpleFileOptions;
 
 pub const DTYPES: [(&str, u32); 12] = [
@@ -317,13 +317,13 @@ impl Fake {
     }
 
     /// Imports with schemas of custom ops.
-    pub fn import_with(&self, schemas: &[&str]) -> Result<Imported, ImportError> {
+    pub fn import_with(&self, schemas: &[&str]) -> Result<ImportOutput, ImportError> {
         let schemas = schemas.iter().map(|s| s.to_string()).collect();
         let options = ImportOptions { ranks: Some(1), schemas, ..ImportOptions::default() };
         symmc_torch::import(&self.bytes(), &options)
     }
 
-    pub fn import(&self) -> Result<Imported, ImportError> {
+    pub fn import(&self) -> Result<ImportOutput, ImportError> {
         symmc_torch::import(&self.bytes(), &ImportOptions::default())
     }
 

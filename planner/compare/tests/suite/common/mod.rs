@@ -5,7 +5,7 @@
 
 use symmc_compare::{SourceComparison, SourceStatus, compare};
 use symmc_ir::text;
-use symmc_plan::{Arenas, Bucket, Plan, ReadPlan, SourceProgram, Totals, VERSION};
+use symmc_plan::{ArenaSizes, Bucket, BucketTotals, ParsedPlan, Plan, SourceProgram, VERSION};
 
 /// Compares two programs over the ranges of the symbols of the second.
 pub fn compared(source: &str, planned: &str) -> SourceComparison {
@@ -18,7 +18,7 @@ pub fn compared(source: &str, planned: &str) -> SourceComparison {
         steps: Vec::new(),
         decisions: Vec::new(),
         copies: Vec::new(),
-        totals: Totals::default(),
+        totals: BucketTotals::default(),
     };
     let plan = Plan {
         version: VERSION,
@@ -28,11 +28,11 @@ pub fn compared(source: &str, planned: &str) -> SourceComparison {
         ranks: graph.ranks.unwrap_or(1),
         programs: vec![planned.into()],
         replacements: Vec::new(),
-        arenas: Arenas { ordinary: 0, symmetric: 0 },
+        arenas: ArenaSizes { ordinary: 0, symmetric: 0 },
         fixed: Vec::new(),
         buckets: vec![bucket],
     };
-    compare(&ReadPlan::read(plan.into()).unwrap_or_else(|e| panic!("{e}\n{source}")))
+    compare(&ParsedPlan::parse(plan.into()).unwrap_or_else(|e| panic!("{e}\n{source}")))
 }
 
 /// A program without nodes.

@@ -3,32 +3,33 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Block, Spans};
+use crate::{Block, BlockSpans};
 
 /// What must come back when a change is undone: heights, what is left and resting, lowest offsets, what crosses, the key.
 type State = (Vec<[u32; 3]>, Vec<u32>, Vec<u32>, u128);
 
 fn state(skyline: &Skyline) -> State {
     let sections = 0..skyline.height.len();
-    let levels = sections.clone().map(|s| [skyline.height[s], skyline.left[s], skyline.resting[s]]).collect();
+    let levels =
+        sections.clone().map(|s| [skyline.height[s], skyline.remaining[s], skyline.resting[s]]).collect();
     // A placed block's offset is not undone but found again.
-    let left: Vec<usize> = skyline.left_in(0, sections.end).collect();
+    let left: Vec<usize> = skyline.unplaced_in(0, sections.end).collect();
     let low = (0..skyline.low.len()).map(|b| if left.contains(&b) { skyline.low[b] } else { 0 }).collect();
     (levels, low, skyline.crossing.clone(), skyline.key(0, sections.end))
 }
 
 fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
     let problem = skyline.problem;
-    let all: Vec<usize> = skyline.left_in(0, problem.sections).collect();
+    let all: Vec<usize> = skyline.unplaced_in(0, problem.sections).collect();
     for s in 0..problem.sections {
         let alive = |b: &usize| (problem.life[*b].0..problem.life[*b].1).contains(&s);
         let left: Vec<usize> = all.iter().copied().filter(alive).collect();
-        prop_assert_eq!(&skyline.alive(s).collect::<Vec<_>>(), &left, "section {}", s);
+        prop_assert_eq!(&skyline.unplaced_at(s).collect::<Vec<_>>(), &left, "section {}", s);
         prop_assert!(left.iter().all(|&b| skyline.low[b] >= skyline.height[s]), "section {}", s);
-        prop_assert_eq!(skyline.left[s], left.iter().map(|&b| problem.size[b]).sum::<u32>());
+        prop_assert_eq!(skyline.remaining[s], left.iter().map(|&b| problem.size[b]).sum::<u32>());
         let resting = left.iter().filter(|&&b| skyline.low[b] == skyline.height[s]).count();
         prop_assert_eq!(skyline.resting[s] as usize, resting, "section {}", s);
-        let tight = left.iter().any(|&b| skyline.low[b] + skyline.left[s] > skyline.capacity);
+        let tight = left.iter().any(|&b| skyline.low[b] + skyline.remaining[s] > skyline.capacity);
         prop_assert!(skyline.tight[s] > 0 || !tight, "section {}", s);
         let crossing = left.iter().filter(|&&b| problem.life[b].0 < s).count();
         prop_assert_eq!(skyline.crossing[s] as usize, crossing, "section {}", s);
@@ -38,14 +39,14 @@ fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
 
 /// The lowest section with blocks that are left.
 fn lowest(skyline: &Skyline) -> Option<usize> {
-    let left = (0..skyline.height.len()).filter(|&s| skyline.left[s] > 0);
+    let left = (0..skyline.height.len()).filter(|&s| skyline.remaining[s] > 0);
     left.min_by_key(|&s| skyline.height[s])
 }
 
 /// Places a block that rests on a section, or, if there is no such block by this number, lifts the section.
 fn change(skyline: &mut Skyline, section: usize, choice: usize) {
     let height = skyline.height[section];
-    let resting: Vec<usize> = skyline.alive(section).filter(|&b| skyline.low[b] == height).collect();
+    let resting: Vec<usize> = skyline.unplaced_at(section).filter(|&b| skyline.low[b] == height).collect();
     match resting.get(choice % (resting.len() + 1)) {
         Some(&b) => skyline.place(b, height),
         None => skyline.lift(section, height + 1 + choice as u32),
@@ -64,11 +65,11 @@ proptest! {
             ..Block::new(start, start + length, size)
         };
         let blocks: Vec<Block> = blocks.iter().map(block).collect();
-        let problem = Exact::new(&blocks, &Spans::new(&blocks), 16).expect("neither wrapped nor given");
-        let bound = (crate::bound(&blocks) / problem.unit) as u32;
+        let problem = ExactProblem::new(&blocks, &BlockSpans::new(&blocks), 16).expect("neither wrapped nor given");
+        let bound = (crate::load_bound(&blocks) / problem.unit) as u32;
         let mut skyline = Skyline::new(&problem, bound + bound * spare / 200);
         recount(&skyline)?;
-        if skyline.conclude().is_err() {
+        if skyline.propagate().is_err() {
             return Ok(());
         }
         let mut marks: Vec<(usize, State)> = Vec::new();
@@ -79,7 +80,7 @@ proptest! {
                 marks.push((skyline.mark(), state(&skyline)));
                 change(&mut skyline, section, choice);
                 recount(&skyline)?;
-                leads_on = skyline.conclude().is_ok();
+                leads_on = skyline.propagate().is_ok();
             }
             if let Some((mark, before)) = marks.pop_if(|_| !leads_on) {
                 skyline.undo(mark);

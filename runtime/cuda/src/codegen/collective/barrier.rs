@@ -1,21 +1,21 @@
 //! Collectives whose ranks meet at barriers, and touch each other's operands and results between them.
 
-use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp};
 use symmc_plan::ExitBarrier;
 
 use super::blocks::MAX_THREADS;
-use super::call::Running;
+use super::call::RankCollective;
 use super::control::MAX_RANKS;
-use super::params::{BarrierParams, Part, PutParams};
-use super::peers::Peers;
-use super::prepared::{Prepared, Sends, pieces, reduction};
-use crate::codegen::command::{Command, Commands};
-use crate::codegen::compile::Source;
-use crate::device::launch::{Address, DevicePtr, Param};
+use super::kernel_call::{KernelCall, SendPattern, message_slices, reduction};
+use super::params::{BarrierParams, CollectiveRegions, PutParams};
+use super::peers::PeerContext;
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::codegen::compile::KernelSource;
+use crate::device::launch::{Address, DevicePtr, KernelParam};
 use crate::device::pointer::all_multiples_of;
 use crate::error::Result;
 
-impl Part {
+impl CollectiveRegions {
     /// The places that are used.
     pub fn addresses(&self, from: usize, to: usize) -> impl Iterator<Item = DevicePtr> + Clone {
         self.from.into_iter().take(from).chain(self.to.into_iter().take(to))
@@ -26,15 +26,15 @@ impl Part {
         all_multiples_of(self.addresses(from, to), 16)
     }
 
-    fn params(&self, running: &Running) -> BarrierParams {
-        let Part { from, to, count } = *self;
+    fn params(&self, running: &RankCollective) -> BarrierParams {
+        let CollectiveRegions { from, to, count } = *self;
         BarrierParams { base: running.group(), from, to, count, row: 0 }
     }
 }
 
 /// An all-reduce of the operands of all ranks.
-pub(super) fn reduced(running: &Running) -> Result<Part> {
-    let mut part = Part { count: running.bound.elements as u64, ..Part::default() };
+pub(super) fn all_reduce_part(running: &RankCollective) -> Result<CollectiveRegions> {
+    let mut part = CollectiveRegions { count: running.bound.elements as u64, ..CollectiveRegions::default() };
     for p in 0..running.n {
         part.from[p] = running.operand_of(p, running.bytes)?;
     }
@@ -43,9 +43,12 @@ pub(super) fn reduced(running: &Running) -> Result<Part> {
 }
 
 /// A reduction of this rank's piece of the operands of all ranks.
-pub(super) fn scattered(running: &Running) -> Result<Part> {
-    let piece = running.piece()?;
-    let mut part = Part { count: (running.bound.elements / running.n) as u64, ..Part::default() };
+pub(super) fn reduce_scatter_part(running: &RankCollective) -> Result<CollectiveRegions> {
+    let piece = running.slice_bytes()?;
+    let mut part = CollectiveRegions {
+        count: (running.bound.elements / running.n) as u64,
+        ..CollectiveRegions::default()
+    };
     for p in 0..running.n {
         part.from[p] = running.operand_of(p, running.bytes)? + (running.me * piece) as Address;
     }
@@ -54,10 +57,10 @@ pub(super) fn scattered(running: &Running) -> Result<Part> {
 }
 
 /// What this rank loads from the operands of all ranks.
-pub(super) fn pulled(running: &Running) -> Result<Part> {
-    let (piece, source) = pieces(running)?;
-    let mut part = Part { count: piece as u64, ..Part::default() };
-    for (i, p) in running.rotated().enumerate() {
+pub(super) fn pull_part(running: &RankCollective) -> Result<CollectiveRegions> {
+    let (piece, source) = message_slices(running)?;
+    let mut part = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
+    for (i, p) in running.peers_then_self().enumerate() {
         part.from[i] = running.operand_of(p, running.bytes)? + source(running.me);
         part.to[i] = running.result + (p * piece) as Address;
     }
@@ -65,26 +68,40 @@ pub(super) fn pulled(running: &Running) -> Result<Part> {
 }
 
 /// What this rank stores into the results of all ranks.
-pub(super) fn pushed(running: &Running) -> Result<Part> {
-    let (piece, source) = pieces(running)?;
-    let mut part = Part { count: piece as u64, ..Part::default() };
-    for (i, p) in running.rotated().enumerate() {
+pub(super) fn push_part(running: &RankCollective) -> Result<CollectiveRegions> {
+    let (piece, source) = message_slices(running)?;
+    let mut part = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
+    for (i, p) in running.peers_then_self().enumerate() {
         part.from[i] = running.operand + source(p);
         part.to[i] = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
     }
     Ok(part)
 }
 
-pub(super) fn one_shot(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared> {
-    let call = reduced(running)?.params(running);
-    let how = Reduction { op, outs: 1, elements: running.bound.elements, exit };
-    Ok(reduce(running, call, how, running.grid(|b| &b.one_shot, running.units(running.bytes)), "one_shot"))
+pub(super) fn one_shot(
+    running: &RankCollective,
+    op: CollectiveReduceOp,
+    exit: ExitBarrier,
+) -> Result<KernelCall> {
+    let call = all_reduce_part(running)?.params(running);
+    let how = BarrierReduction { op, output_count: 1, elements: running.bound.elements, exit };
+    Ok(reduction_kernel(
+        running,
+        call,
+        how,
+        running.grid(|b| &b.one_shot, running.units(running.bytes)),
+        "one_shot",
+    ))
 }
 
-pub(super) fn reduce_scatter(running: &Running, op: ReduceOp, exit: ExitBarrier) -> Result<Prepared> {
-    let (piece, call) = (running.piece()?, scattered(running)?.params(running));
-    let how = Reduction { op, outs: 1, elements: running.bound.elements / running.n, exit };
-    Ok(reduce(
+pub(super) fn reduce_scatter(
+    running: &RankCollective,
+    op: CollectiveReduceOp,
+    exit: ExitBarrier,
+) -> Result<KernelCall> {
+    let (piece, call) = (running.slice_bytes()?, reduce_scatter_part(running)?.params(running));
+    let how = BarrierReduction { op, output_count: 1, elements: running.bound.elements / running.n, exit };
+    Ok(reduction_kernel(
         running,
         call,
         how,
@@ -93,95 +110,103 @@ pub(super) fn reduce_scatter(running: &Running, op: ReduceOp, exit: ExitBarrier)
     ))
 }
 
-pub(super) fn pull(running: &Running, exit: ExitBarrier) -> Result<Prepared> {
-    let part = pulled(running)?;
-    Ok(movement(
+pub(super) fn pull(running: &RankCollective, exit: ExitBarrier) -> Result<KernelCall> {
+    let part = pull_part(running)?;
+    Ok(movement_kernel(
         running,
         part.params(running),
-        Moves { sends: Sends::Each, exit, bytes: part.count as usize },
+        BarrierMovement { sends: SendPattern::OnePerPeer, exit, bytes: part.count as usize },
     ))
 }
 
 /// An all-gather of rows of `row` bytes, in which the rows of all ranks follow each other.
-pub(super) fn pull_rows(running: &Running, row: usize, exit: ExitBarrier) -> Result<Prepared> {
+pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier) -> Result<KernelCall> {
     let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
-    for (i, p) in running.rotated().enumerate() {
+    for (i, p) in running.peers_then_self().enumerate() {
         call.from[i] = running.operand_of(p, running.bytes)?;
         call.to[i] = running.result + (p * row) as Address;
     }
     let (n, exit) = (running.n, exit == ExitBarrier::Kept);
-    let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
+    let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
     (call.count, call.row) = (running.bytes as u64, row as u64);
-    Ok(Prepared {
+    Ok(KernelCall {
         what: format!("{}_rows", running.bound.kind.name()),
         body: format!("move_rows<{unit}, {n}, {exit}>"),
-        params: ("BarrierParams", Param::of(&call)),
-        beside: None,
+        params: ("BarrierParams", KernelParam::from_value(&call)),
+        extra_param: None,
         most_threads: MAX_THREADS,
         blocks: running.grid(|b| &b.pull, running.units(running.bytes)),
     })
 }
 
-pub(super) fn push(running: &Running) -> Result<Prepared> {
-    let (part, sends) = (pushed(running)?, Sends::of(&running.bound.kind));
-    let how = Moves { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
-    Ok(movement(running, part.params(running), how))
+pub(super) fn push(running: &RankCollective) -> Result<KernelCall> {
+    let (part, sends) = (push_part(running)?, SendPattern::of_kind(&running.bound.kind));
+    let how = BarrierMovement { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
+    Ok(movement_kernel(running, part.params(running), how))
 }
 
-pub(super) fn rendezvous(running: &Running) -> Prepared {
+pub(super) fn rendezvous(running: &RankCollective) -> KernelCall {
     let params = BarrierParams { base: running.group(), ..BarrierParams::default() };
-    movement(running, params, Moves { sends: Sends::Each, exit: ExitBarrier::Dropped, bytes: 0 })
+    movement_kernel(
+        running,
+        params,
+        BarrierMovement { sends: SendPattern::OnePerPeer, exit: ExitBarrier::Dropped, bytes: 0 },
+    )
 }
 
 /// Copies into peers between two rendezvous.
-pub(super) fn copies(running: &Running, peers: &Peers, source: &mut Source) -> Commands {
-    let (piece, from) = pieces(running)?;
+pub(super) fn push_copies(
+    running: &RankCollective,
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Commands {
+    let (piece, from) = message_slices(running)?;
     let copy = |p| {
         let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
-        Ok(Command::Copy { to, from: running.operand + from(p), bytes: piece })
+        Ok(GpuCommand::Copy { to, from: running.operand + from(p), bytes: piece })
     };
-    behind_rendezvous(running, copy, ExitBarrier::Kept, peers, source)
+    copies_after_rendezvous(running, copy, ExitBarrier::Kept, peers, source)
 }
 
 /// Copies from peers behind a rendezvous.
 pub(super) fn pull_copies(
-    running: &Running,
+    running: &RankCollective,
     exit: ExitBarrier,
-    peers: &Peers,
-    source: &mut Source,
+    peers: &PeerContext,
+    source: &mut KernelSource,
 ) -> Commands {
-    let (piece, at) = pieces(running)?;
+    let (piece, at) = message_slices(running)?;
     let copy = |p| {
         let from = running.operand_of(p, running.bytes)? + at(running.me);
-        Ok(Command::Copy { to: running.result + (p * piece) as Address, from, bytes: piece })
+        Ok(GpuCommand::Copy { to: running.result + (p * piece) as Address, from, bytes: piece })
     };
-    behind_rendezvous(running, copy, exit, peers, source)
+    copies_after_rendezvous(running, copy, exit, peers, source)
 }
 
 /// A copy for each rank between two rendezvous. The first is the entry. Copies before a kernel on a stream have completed when it
 /// starts, so that the second is the exit, where that is kept.
-fn behind_rendezvous(
-    running: &Running,
-    copy: impl Fn(usize) -> Result<Command>,
+fn copies_after_rendezvous(
+    running: &RankCollective,
+    copy: impl Fn(usize) -> Result<GpuCommand>,
     exit: ExitBarrier,
-    peers: &Peers,
-    source: &mut Source,
+    peers: &PeerContext,
+    source: &mut KernelSource,
 ) -> Commands {
-    let mut work = vec![Command::Kernel(rendezvous(running).launch(peers, source))];
+    let mut work = vec![GpuCommand::Kernel(rendezvous(running).launch(peers, source))];
     // This rank is the last, so that peers need not wait for its own piece.
-    for p in running.rotated() {
+    for p in running.peers_then_self() {
         let copy = copy(p)?;
-        if !matches!(copy, Command::Copy { to, from, .. } if to == from) {
+        if !matches!(copy, GpuCommand::Copy { to, from, .. } if to == from) {
             work.push(copy);
         }
     }
     if exit == ExitBarrier::Kept {
-        work.push(Command::Kernel(rendezvous(running).launch(peers, source)));
+        work.push(GpuCommand::Kernel(rendezvous(running).launch(peers, source)));
     }
     Ok(work)
 }
 
-pub(super) fn put(running: &Running) -> Result<Prepared> {
+pub(super) fn put_kernel(running: &RankCollective) -> Result<KernelCall> {
     let (me, n) = (running.me as u32, running.n as u32);
     let pairs: Vec<(u32, u32)> = match &running.bound.kind {
         Kind::Permute { pairs } => pairs.clone(),
@@ -189,7 +214,7 @@ pub(super) fn put(running: &Running) -> Result<Prepared> {
         _ => vec![],
     };
     if let Some(pair) = pairs.iter().find(|(from, to)| *from >= n || *to >= n) {
-        return Err(running.unfit(format!("expected pairs of ranks below {n}, found {pair:?}")));
+        return Err(running.unsupported(format!("expected pairs of ranks below {n}, found {pair:?}")));
     }
     let sender = pairs.iter().find(|pair| pair.1 == me).map(|pair| pair.0);
     let mut call = PutParams { base: running.group(), ..PutParams::default() };
@@ -198,7 +223,7 @@ pub(super) fn put(running: &Running) -> Result<Prepared> {
     (call.from, call.to) = (running.operand, running.result);
     call.count = running.bytes as u64;
     let mut count = 0;
-    for p in running.rotated().filter(|&p| pairs.contains(&(me, p as u32))) {
+    for p in running.peers_then_self().filter(|&p| pairs.contains(&(me, p as u32))) {
         let to = running.result_of(p, running.bytes)?;
         if to != running.operand {
             (call.out[count], call.receiver[count]) = (to, p as u32);
@@ -207,72 +232,72 @@ pub(super) fn put(running: &Running) -> Result<Prepared> {
     }
     call.receivers = count as u32;
     let addresses = call.out[..count].iter().chain([&call.from, &call.to]);
-    let unit = unit(addresses.copied(), 0, running.bytes);
-    Ok(Prepared {
+    let unit = movement_unit(addresses.copied(), 0, running.bytes);
+    Ok(KernelCall {
         what: running.bound.kind.name().into(),
         body: format!("put<{unit}, {n}>"),
-        params: ("PutParams", Param::of(&call)),
-        beside: None,
+        params: ("PutParams", KernelParam::from_value(&call)),
+        extra_param: None,
         most_threads: MAX_THREADS,
         blocks: running.grid(|b| &b.put, running.units(running.bytes)),
     })
 }
 
 /// A reduction behind a barrier: of `elements` elements at `from` into the first `outs` of `to`.
-pub(super) struct Reduction {
-    pub op: ReduceOp,
-    pub outs: usize,
+pub(super) struct BarrierReduction {
+    pub op: CollectiveReduceOp,
+    pub output_count: usize,
     pub elements: usize,
     pub exit: ExitBarrier,
 }
 
-pub(super) fn reduce(
-    running: &Running,
+pub(super) fn reduction_kernel(
+    running: &RankCollective,
     mut call: BarrierParams,
-    how: Reduction,
+    how: BarrierReduction,
     blocks: [u32; 2],
     what: &str,
-) -> Prepared {
+) -> KernelCall {
     let (element, operation) = reduction(running.bound.dtype, how.op);
-    let (outs, exit) = (how.outs, how.exit == ExitBarrier::Kept);
+    let (outs, exit) = (how.output_count, how.exit == ExitBarrier::Kept);
     let addresses = call.from[..running.n].iter().chain(&call.to[..outs]);
     let vector = all_multiples_of(addresses.copied(), 16);
     call.count = how.elements as u64;
     let n = running.n;
-    Prepared {
+    KernelCall {
         what: format!("{what}_{}", running.bound.dtype),
         body: format!("reduce<{element}, {operation}, {n}, {outs}, {exit}, {vector}>"),
-        params: ("BarrierParams", Param::of(&call)),
-        beside: None,
+        params: ("BarrierParams", KernelParam::from_value(&call)),
+        extra_param: None,
         most_threads: MAX_THREADS,
         blocks,
     }
 }
 
-struct Moves {
-    sends: Sends,
+struct BarrierMovement {
+    sends: SendPattern,
     exit: ExitBarrier,
     bytes: usize,
 }
 
-fn movement(running: &Running, mut call: BarrierParams, how: Moves) -> Prepared {
+fn movement_kernel(running: &RankCollective, mut call: BarrierParams, how: BarrierMovement) -> KernelCall {
     let bytes = how.bytes;
-    let (same, exit) = (how.sends == Sends::One, how.exit == ExitBarrier::Kept);
+    let (same, exit) = (how.sends == SendPattern::SameToAll, how.exit == ExitBarrier::Kept);
     let n = running.n;
-    let unit = unit(call.from[..n].iter().chain(&call.to[..n]).copied(), 0, bytes);
+    let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), 0, bytes);
     call.count = bytes as u64;
-    Prepared {
+    KernelCall {
         what: running.bound.kind.name().into(),
         body: format!("move<{unit}, {n}, {same}, {exit}>"),
-        params: ("BarrierParams", Param::of(&call)),
-        beside: None,
+        params: ("BarrierParams", KernelParam::from_value(&call)),
+        extra_param: None,
         most_threads: MAX_THREADS,
         blocks: running.grid(|b| if same { &b.push } else { &b.pull }, running.units(bytes)),
     }
 }
 
 /// The unit in which `bytes` bytes move between these places, and between places `step` bytes apart.
-pub(super) fn unit(
+pub(super) fn movement_unit(
     places: impl Iterator<Item = DevicePtr> + Clone,
     step: usize,
     bytes: usize,
@@ -287,13 +312,13 @@ pub(super) fn unit(
     }
 }
 
-pub(super) fn alone(running: &Running) -> Vec<Command> {
+pub(super) fn lower_single_rank(running: &RankCollective) -> Vec<GpuCommand> {
     let [from, to] = [running.operand, running.result];
     let nothing_sent = matches!(&running.bound.kind, Kind::Permute { pairs } if pairs.is_empty());
     match (nothing_sent, running.bytes) {
         (_, 0) => vec![],
-        (true, bytes) => vec![Command::Zero { at: to, bytes }],
+        (true, bytes) => vec![GpuCommand::Zero { at: to, bytes }],
         (false, _) if from == to => vec![],
-        (false, bytes) => vec![Command::Copy { to, from, bytes }],
+        (false, bytes) => vec![GpuCommand::Copy { to, from, bytes }],
     }
 }

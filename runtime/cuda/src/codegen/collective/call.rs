@@ -2,19 +2,19 @@
 //!
 //! Every address of a peer is checked here against the arena before a kernel gets it.
 
-use symmc_ir::collective::{LL128_LINE, Thresholds, landing_zone, ll_zone};
-use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
+use symmc_ir::collective::{LL128_LINE, ProtocolThresholds, landing_zone_bytes, ll_zone_bytes};
+use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
 
-use super::blocks::{BlockCounts, Blocks, Protocol};
+use super::blocks::{GridLimits, LlProtocol, VariantGrids};
 use super::control::{self, MAX_RANKS};
 use super::params::{GroupParams, LandingParams};
-use super::peers::Peers;
+use super::peers::PeerContext;
 use crate::device::launch::{Address, DevicePtr};
 use crate::error::{CudaError, Result};
 
-pub(super) struct Running<'a> {
-    pub bound: &'a BoundCollective,
-    peers: &'a Peers,
+pub(super) struct RankCollective<'a> {
+    pub bound: &'a ResolvedCollective,
+    peers: &'a PeerContext,
     step: usize,
     /// This rank's number in its cell.
     pub me: usize,
@@ -27,31 +27,34 @@ pub(super) struct Running<'a> {
     pub result: DevicePtr,
 }
 
-impl<'a> Running<'a> {
+impl<'a> RankCollective<'a> {
     pub fn new(
         step: usize,
-        bound: &'a BoundCollective,
+        bound: &'a ResolvedCollective,
         [operand, result]: [DevicePtr; 2],
-        peers: &'a Peers,
-    ) -> Result<Running<'a>> {
+        peers: &'a PeerContext,
+    ) -> Result<RankCollective<'a>> {
         let n = bound.cell.len();
         let me = bound.cell.iter().position(|&r| r == peers.rank);
         let bytes = bound.elements.checked_mul(bound.dtype.size());
-        let running = Running { bound, peers, step, me: 0, n, bytes: bytes.unwrap_or(0), operand, result };
+        let running =
+            RankCollective { bound, peers, step, me: 0, n, bytes: bytes.unwrap_or(0), operand, result };
         let Some(me) = me.filter(|_| bound.cell.iter().all(|&r| (r as usize) < peers.arenas.len())) else {
             let ranks = peers.arenas.len();
-            return Err(running.unfit(format!(
+            return Err(running.unsupported(format!(
                 "expected a cell of the {ranks} ranks with rank {}, found {:?}",
                 peers.rank, bound.cell
             )));
         };
         if n > MAX_RANKS {
-            return Err(running.unfit(format!("expected at most {MAX_RANKS} ranks in a cell, found {n}")));
+            return Err(
+                running.unsupported(format!("expected at most {MAX_RANKS} ranks in a cell, found {n}"))
+            );
         }
         if bytes.is_none() {
-            return Err(running.unfit(format!("{} elements have no size", bound.elements)));
+            return Err(running.unsupported(format!("{} elements have no size", bound.elements)));
         }
-        Ok(Running { me, ..running })
+        Ok(RankCollective { me, ..running })
     }
 
     pub fn group(&self) -> GroupParams {
@@ -80,28 +83,30 @@ impl<'a> Running<'a> {
     pub fn ll(
         &self,
         message: usize,
-        protocol: Protocol,
+        protocol: LlProtocol,
         units: usize,
         rounds: usize,
     ) -> Result<LandingParams> {
         let Some([first, second]) = self.bound.landing else {
-            return Err(self.unfit("expected landing zones for ll, found none".into()));
+            return Err(self.unsupported("expected landing zones for ll, found none".into()));
         };
         let n = self.n as u64;
-        let most = self.peers.thresholds.ll;
+        let most = self.peers.thresholds.ll_bytes;
         // LL128 lies behind all of LL, so that neither ever finds data of the other where it looks for a flag.
-        let before = if protocol == Protocol::Ll128 { ll_zone(most / n, n) as usize } else { 0 };
-        let (slot, room) = (units * 16, landing_zone(message as u64, n, most) as usize);
+        let before = if protocol == LlProtocol::Ll128 { ll_zone_bytes(most / n, n) as usize } else { 0 };
+        let (slot, room) = (units * 16, landing_zone_bytes(message as u64, n, most) as usize);
         let used = before + slot * (self.n - 1) * rounds;
         if used > room {
-            return Err(self.unfit(format!("expected at most {room} bytes in a landing zone, found {used}")));
+            return Err(
+                self.unsupported(format!("expected at most {room} bytes in a landing zone, found {used}"))
+            );
         }
-        let align = if protocol == Protocol::Ll128 { LL128_LINE as usize } else { 16 };
+        let align = if protocol == LlProtocol::Ll128 { LL128_LINE as usize } else { 16 };
         for zone in [first, second] {
             if !zone.is_multiple_of(align) || zone.checked_add(used).is_none_or(|end| end > self.peers.arena)
             {
                 let arena = self.peers.arena;
-                return Err(self.unfit(format!(
+                return Err(self.unsupported(format!(
                     "expected a landing zone of {used} bytes at a multiple of {align} in an arena of {arena}, \
                      found it at {zone}"
                 )));
@@ -115,7 +120,7 @@ impl<'a> Running<'a> {
         };
         let senders = (0..self.n).filter(|&p| p != self.me);
         senders.for_each(|p| params.slots[p] = at(self.me, p));
-        for (i, p) in self.rotated().filter(|&p| p != self.me).enumerate() {
+        for (i, p) in self.peers_then_self().filter(|&p| p != self.me).enumerate() {
             params.to[i] = at(p, self.me);
         }
         params.zone = self.arena_of(self.me) + first as Address;
@@ -127,11 +132,11 @@ impl<'a> Running<'a> {
 
     /// Where the tables of sizes and the staging areas of all numbers lie, and the bytes that a block stages for one peer
     /// at a time.
-    pub fn exchange(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize)> {
+    pub fn exchange_areas(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize)> {
         let control = &self.peers.control;
-        if self.n > control.exchanging || self.bound.group >= control.groups {
-            let (ranks, groups) = (control.exchanging, control.groups);
-            return Err(self.unfit(format!(
+        if self.n > control.max_exchange_ranks || self.bound.group >= control.groups {
+            let (ranks, groups) = (control.max_exchange_ranks, control.groups);
+            return Err(self.unsupported(format!(
                 "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes, found {} of group {}",
                 self.n, self.bound.group
             )));
@@ -142,24 +147,24 @@ impl<'a> Running<'a> {
             tables[p] = self.arena_of(p) + (base + control.sizes_at(self.bound.group)) as Address;
             staging[p] = self.arena_of(p) + (base + control.staging_at()) as Address;
         }
-        Ok((tables, staging, control.staged))
+        Ok((tables, staging, control.staging_bytes))
     }
 
-    pub fn protocol(&self, message: usize) -> Protocol {
-        if self.peers.thresholds.is_ll(message as u64, self.n as u64) {
-            Protocol::Ll
+    pub fn protocol(&self, message: usize) -> LlProtocol {
+        if self.peers.thresholds.uses_ll(message as u64, self.n as u64) {
+            LlProtocol::Ll
         } else {
-            Protocol::Ll128
+            LlProtocol::Ll128
         }
     }
 
-    pub fn thresholds(&self) -> &Thresholds {
+    pub fn thresholds(&self) -> &ProtocolThresholds {
         &self.peers.thresholds
     }
 
     /// The numbers of the cell, beginning with the one after this rank and ending with this rank, so that not
     /// all begin with the same.
-    pub fn rotated(&self) -> impl Iterator<Item = usize> + use<> {
+    pub fn peers_then_self(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
@@ -172,14 +177,14 @@ impl<'a> Running<'a> {
         if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
     }
 
-    fn region_of(&self, what: &str, at: &BoundRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
-        let offset = at.on(self.bound.cell[p]);
+    fn region_of(&self, what: &str, at: &ResolvedRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
+        let offset = at.offset_on_rank(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
         match inside && at.space == MemorySpace::Symmetric {
             true => Ok((self.arena_of(p) + offset as Address).into()),
             false => {
                 let arena = self.peers.arena;
-                Err(self.unfit(format!(
+                Err(self.unsupported(format!(
                     "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
                 )))
             }
@@ -191,12 +196,12 @@ impl<'a> Running<'a> {
     }
 
     /// The bytes of one of `n` equal pieces of the operand.
-    pub fn piece(&self) -> Result<usize> {
+    pub fn slice_bytes(&self) -> Result<usize> {
         match self.bound.elements.is_multiple_of(self.n) {
             true => Ok(self.bytes / self.n),
             false => {
                 let (n, elements) = (self.n, self.bound.elements);
-                Err(self.unfit(format!("expected a multiple of {n} elements, found {elements}")))
+                Err(self.unsupported(format!("expected a multiple of {n} elements, found {elements}")))
             }
         }
     }
@@ -207,14 +212,14 @@ impl<'a> Running<'a> {
     }
 
     /// The grid of one of the variants for so many units of work, with as many blocks as the plan says.
-    pub fn grid(&self, of: impl FnOnce(&BlockCounts) -> &Blocks, units: usize) -> [u32; 2] {
+    pub fn grid(&self, of: impl FnOnce(&VariantGrids) -> &GridLimits, units: usize) -> [u32; 2] {
         let known = of(&self.peers.blocks);
-        Blocks { blocks: self.bound.blocks.unwrap_or(known.blocks), ..*known }.grid(units)
+        GridLimits { blocks: self.bound.blocks.unwrap_or(known.blocks), ..*known }.grid(units)
     }
 
     /// The error of a call that cannot be served.
     #[cold]
-    pub fn unfit(&self, detail: String) -> CudaError {
+    pub fn unsupported(&self, detail: String) -> CudaError {
         CudaError::Unsupported(format!(
             "step {} ({} as {}): {detail}",
             self.step,

@@ -10,20 +10,20 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use symmc_ir::collective::{CollectiveKind as Kind, Splits};
-use symmc_ir::machine::model::GPU_CELL;
-use symmc_runtime::exec::{BoundStep, Work};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind as Kind};
+use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
+use symmc_runtime::exec::{ExecutableStep, StepWork};
 
-use crate::device::driver::Pinned;
+use crate::device::driver::PinnedBuffer;
 
 /// The most blocks of a kernel that meets peers.
 pub const MAX_BLOCKS: usize = 128;
 /// The most ranks of a cell.
 pub const MAX_RANKS: usize = 8;
-const _: () = assert!(MAX_RANKS == GPU_CELL as usize, "plans leave larger cells to the library");
+const _: () = assert!(MAX_RANKS == MAX_GPU_CELL_RANKS as usize, "plans leave larger cells to the library");
 pub const STATUS_BYTES: usize = 128;
 /// The bytes of a block that are on their way to one peer at a time, where rows go through staging.
-pub const STAGED: usize = 16 << 10;
+pub const STAGING_BYTES: usize = 16 << 10;
 
 /// The control region begins at a multiple of this.
 pub(super) const PAGE: usize = 4096;
@@ -38,17 +38,17 @@ const WORDS: usize = MAX_BLOCKS * 16;
 
 /// What the control region behind the arena of each rank holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Control {
+pub struct ControlRegion {
     pub groups: usize,
     /// The most ranks of a cell that runs an all-to-all with sizes on the device; 0 if none does.
-    pub exchanging: usize,
-    /// The bytes that a block stages for one peer at a time, a multiple of 16: [`STAGED`] wherever a plan runs.
-    pub staged: usize,
+    pub max_exchange_ranks: usize,
+    /// The bytes that a block stages for one peer at a time, a multiple of 16: [`STAGING_BYTES`] wherever a plan runs.
+    pub staging_bytes: usize,
 }
 
-impl Control {
+impl ControlRegion {
     pub fn bytes(&self) -> usize {
-        let staging = 2 * self.exchanging * MAX_BLOCKS * self.staged;
+        let staging = 2 * self.max_exchange_ranks * MAX_BLOCKS * self.staging_bytes;
         (self.staging_at() + staging).next_multiple_of(PAGE)
     }
 
@@ -59,18 +59,18 @@ impl Control {
 
     /// Where the staging area begins: `[round][number][block]` parts of [`staged`](Self::staged) bytes.
     pub(super) fn staging_at(&self) -> usize {
-        if self.exchanging == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
+        if self.max_exchange_ranks == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
     }
 }
 
 /// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
-pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b BoundStep>) -> Control {
-    let mut out = Control { groups: 0, exchanging: 0, staged: STAGED };
-    for work in steps.into_iter().flat_map(|step| step.work.parts()) {
-        let Work::Collective(call) = work else { continue };
+pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> ControlRegion {
+    let mut out = ControlRegion { groups: 0, max_exchange_ranks: 0, staging_bytes: STAGING_BYTES };
+    for work in steps.into_iter().flat_map(|step| step.work.node_work()) {
+        let StepWork::Collective(call) = work else { continue };
         out.groups = out.groups.max(call.group + 1);
-        if call.kind == Kind::AllToAll(Splits::Device) {
-            out.exchanging = out.exchanging.max(call.cell.len());
+        if call.kind == Kind::AllToAll(AllToAllSplits::Device) {
+            out.max_exchange_ranks = out.max_exchange_ranks.max(call.cell.len());
         }
     }
     out
@@ -121,7 +121,7 @@ struct Status {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Missed {
+pub struct MissedPeer {
     /// The number of the program in its session, modulo 256.
     pub program: u8,
     pub step: usize,
@@ -135,21 +135,21 @@ pub struct Missed {
 
 /// Sizes on the device that no rank's rows fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unfit {
+pub struct InvalidSplits {
     /// The number of the program in its session, modulo 256.
     pub program: u8,
     pub step: usize,
     /// The rank whose sizes they are.
     pub rank: u32,
     /// Whether it sends or receives so many rows.
-    pub way: Flow,
+    pub direction: SplitDirection,
     /// The rows to or from each number of the cell; what is behind its ranks means nothing.
     pub sizes: [i64; MAX_RANKS],
 }
 
 /// Which way rows go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Flow {
+pub enum SplitDirection {
     /// From the rank.
     Sent,
     /// To it.
@@ -161,7 +161,7 @@ const MISSED: u32 = 1;
 const SENT: u32 = 2;
 const RECEIVED: u32 = 3;
 
-fn words(status: &Pinned) -> Option<&Status> {
+fn status_words(status: &PinnedBuffer) -> Option<&Status> {
     let at = status.as_ptr().cast::<Status>();
     // SAFETY: the memory is as large, zeroed when it was made, and lives as long as the reference; the words
     // are atomic, and the device writes whole words.
@@ -169,42 +169,42 @@ fn words(status: &Pinned) -> Option<&Status> {
 }
 
 /// Tells this rank's kernels to wait no more. `status` begins with [`STATUS_BYTES`] bytes of status words.
-pub fn end(status: &Pinned) {
-    if let Some(words) = words(status) {
+pub fn abort_waits(status: &PinnedBuffer) {
+    if let Some(words) = status_words(status) {
         words.abort.store(1, Ordering::Release);
     }
 }
 
 /// The first wait of this rank that reached its limit.
-pub fn missed(status: &Pinned) -> Option<Missed> {
-    words(status).and_then(read)
+pub fn read_missed_peer(status: &PinnedBuffer) -> Option<MissedPeer> {
+    status_words(status).and_then(read)
 }
 
 /// The first sizes on the device that do not fit, if this rank saw some.
-pub fn unfit(status: &Pinned) -> Option<Unfit> {
-    words(status).and_then(read_unfit)
+pub fn read_invalid_splits(status: &PinnedBuffer) -> Option<InvalidSplits> {
+    status_words(status).and_then(read_unfit)
 }
 
-fn read_unfit(words: &Status) -> Option<Unfit> {
+fn read_unfit(words: &Status) -> Option<InvalidSplits> {
     let way = match words.code.load(Ordering::Acquire) {
-        SENT => Flow::Sent,
-        RECEIVED => Flow::Received,
+        SENT => SplitDirection::Sent,
+        RECEIVED => SplitDirection::Received,
         _ => return None,
     };
     let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
-    Some(Unfit {
+    Some(InvalidSplits {
         program,
         step,
         rank: words.peer.load(Ordering::Relaxed),
-        way,
+        direction: way,
         sizes: std::array::from_fn(|i| words.sizes[i].load(Ordering::Relaxed).cast_signed()),
     })
 }
 
-fn read(words: &Status) -> Option<Missed> {
+fn read(words: &Status) -> Option<MissedPeer> {
     let is_missed = words.code.load(Ordering::Acquire) == MISSED;
     let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
-    is_missed.then(|| Missed {
+    is_missed.then(|| MissedPeer {
         program,
         step,
         peer: words.peer.load(Ordering::Relaxed),
@@ -215,13 +215,13 @@ fn read(words: &Status) -> Option<Missed> {
 }
 
 #[cfg(test)]
-pub(super) fn unfit_at(status: usize) -> Option<Unfit> {
+pub(super) fn unfit_at(status: usize) -> Option<InvalidSplits> {
     // SAFETY: tests pass the address of live status words.
     read_unfit(unsafe { &*std::ptr::with_exposed_provenance::<Status>(status) })
 }
 
 #[cfg(test)]
-pub(super) fn missed_at(status: usize) -> Option<Missed> {
+pub(super) fn missed_at(status: usize) -> Option<MissedPeer> {
     // SAFETY: tests pass the address of live status words.
     read(unsafe { &*std::ptr::with_exposed_provenance::<Status>(status) })
 }

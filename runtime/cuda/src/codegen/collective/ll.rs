@@ -5,13 +5,13 @@
 //! nearly twice as much. A large all-reduce among more than two ranks goes in two rounds.
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp};
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp};
 
-use super::blocks::{MAX_THREADS, Protocol};
-use super::call::Running;
+use super::blocks::{LlProtocol, MAX_THREADS};
+use super::call::RankCollective;
+use super::kernel_call::{KernelCall, SendPattern, message_slices, reduction};
 use super::params::LandingParams;
-use super::prepared::{Prepared, Sends, pieces, reduction};
-use crate::device::launch::{Address, DevicePtr, Param};
+use crate::device::launch::{Address, DevicePtr, KernelParam};
 use crate::device::pointer::all_multiples_of;
 use crate::error::Result;
 
@@ -19,39 +19,39 @@ use crate::error::Result;
 const LINE: usize = 15;
 
 /// The units of 16 bytes of a message.
-pub(super) fn units(protocol: Protocol, message: usize) -> usize {
+pub(super) fn units(protocol: LlProtocol, message: usize) -> usize {
     let words = message.div_ceil(8);
     match protocol {
-        Protocol::Ll => words,
-        Protocol::Ll128 => words.div_ceil(LINE) * 8,
+        LlProtocol::Ll => words,
+        LlProtocol::Ll128 => words.div_ceil(LINE) * 8,
     }
 }
 
 /// An all-reduce from the operand to the result.
-pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared> {
+pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result<KernelCall> {
     let vector = all_multiples_of([running.operand, running.result], 8);
-    reduce_to(running, op, vector, None)
+    build_reduction(running, op, vector, None)
 }
 
 /// An all-reduce in two rounds to which `beside` says what is added; with `vector` all addresses are multiples of 8.
 pub(super) fn reduce_and_add(
-    running: &Running,
-    op: ReduceOp,
+    running: &RankCollective,
+    op: CollectiveReduceOp,
     vector: bool,
-    beside: (&'static str, Param),
-) -> Result<Prepared> {
-    reduce_to(running, op, vector, Some(beside))
+    beside: (&'static str, KernelParam),
+) -> Result<KernelCall> {
+    build_reduction(running, op, vector, Some(beside))
 }
 
-fn reduce_to(
-    running: &Running,
-    op: ReduceOp,
+fn build_reduction(
+    running: &RankCollective,
+    op: CollectiveReduceOp,
     vector: bool,
-    beside: Option<(&'static str, Param)>,
-) -> Result<Prepared> {
+    beside: Option<(&'static str, KernelParam)>,
+) -> Result<KernelCall> {
     let n = running.n;
     let protocol = running.protocol(running.bytes);
-    let two_rounds = running.thresholds().two_rounds(running.bytes as u64, n as u64);
+    let two_rounds = running.thresholds().uses_two_rounds(running.bytes as u64, n as u64);
     let slice = running.bytes.div_ceil(n).next_multiple_of(8);
     let (units, rounds) =
         if two_rounds { (units(protocol, slice), 2) } else { (units(protocol, running.bytes), 1) };
@@ -62,54 +62,57 @@ fn reduce_to(
     let (element, operation) = reduction(running.bound.dtype, op);
     let blocks = grid(running, protocol, units);
     let body = match (two_rounds, beside.is_some()) {
-        (false, _) => of_one_round(protocol, (element, operation), n, Sends::One, vector),
+        (false, _) => one_round_body(protocol, (element, operation), n, SendPattern::SameToAll, vector),
         (true, false) => format!("ll128_reduce_twice<{element}, {operation}, {n}, {vector}>"),
         (true, true) => format!("ll128_add_twice<{element}, {operation}, {n}, {vector}>"),
     };
-    Ok(Prepared { beside, ..prepared(format!("ll_{}", running.bound.dtype), body, call, blocks) })
+    Ok(KernelCall {
+        extra_param: beside,
+        ..landing_kernel(format!("ll_{}", running.bound.dtype), body, call, blocks)
+    })
 }
 
 /// A reduction in one round of what all ranks send.
-fn of_one_round(
-    protocol: Protocol,
+fn one_round_body(
+    protocol: LlProtocol,
     (element, operation): (String, &str),
     n: usize,
-    sends: Sends,
+    sends: SendPattern,
     vector: bool,
 ) -> String {
-    let same = sends == Sends::One;
+    let same = sends == SendPattern::SameToAll;
     format!("ll_reduce<{}, {element}, {operation}, {n}, {same}, {vector}>", protocol.name())
 }
 
 /// A reduce-scatter: each rank sends every other the piece that it reduces.
-pub(super) fn reduce_scatter(running: &Running, op: ReduceOp) -> Result<Prepared> {
-    let Pieces { mut call, protocol, blocks, .. } = Pieces::of(running)?;
+pub(super) fn reduce_scatter(running: &RankCollective, op: CollectiveReduceOp) -> Result<KernelCall> {
+    let LandingSend { mut call, protocol, blocks, .. } = LandingSend::from_call(running)?;
     call.out[0] = running.result;
     let vector = all_vectors(&call.from[..running.n], &call.out[..1]);
     let dtype = running.bound.dtype;
-    let body = of_one_round(protocol, reduction(dtype, op), running.n, Sends::Each, vector);
-    Ok(prepared(format!("ll_reduce_scatter_{dtype}"), body, call, blocks))
+    let body = one_round_body(protocol, reduction(dtype, op), running.n, SendPattern::OnePerPeer, vector);
+    Ok(landing_kernel(format!("ll_reduce_scatter_{dtype}"), body, call, blocks))
 }
 
 /// What each rank sends to every other, and its own piece.
-struct Pieces {
+struct LandingSend {
     call: LandingParams,
     /// The bytes of each.
     piece: usize,
-    protocol: Protocol,
+    protocol: LlProtocol,
     blocks: [u32; 2],
 }
 
-impl Pieces {
-    fn of(running: &Running) -> Result<Pieces> {
-        let (piece, source) = pieces(running)?;
+impl LandingSend {
+    fn from_call(running: &RankCollective) -> Result<LandingSend> {
+        let (piece, source) = message_slices(running)?;
         let protocol = running.protocol(piece);
         let units = units(protocol, piece);
         let mut call = running.ll(piece, protocol, units, 1)?;
-        for (from, p) in call.from.iter_mut().zip(running.rotated()) {
+        for (from, p) in call.from.iter_mut().zip(running.peers_then_self()) {
             *from = running.operand + source(p);
         }
-        Ok(Pieces { call, piece, protocol, blocks: grid(running, protocol, units) })
+        Ok(LandingSend { call, piece, protocol, blocks: grid(running, protocol, units) })
     }
 }
 
@@ -117,31 +120,36 @@ fn all_vectors(from: &[DevicePtr], out: &[DevicePtr]) -> bool {
     all_multiples_of(from.iter().chain(out).copied(), 8)
 }
 
-pub(super) fn movement(running: &Running) -> Result<Prepared> {
-    let pieces = Pieces::of(running)?;
+pub(super) fn movement(running: &RankCollective) -> Result<KernelCall> {
+    let pieces = LandingSend::from_call(running)?;
     let apart = pieces.piece;
-    movement_to(running, pieces, apart, false)
+    build_movement(running, pieces, apart, false)
 }
 
 /// An all-gather of rows of `row` bytes, a multiple of 8, in which the rows of all ranks follow each other.
-pub(super) fn gather_rows(running: &Running, row: usize) -> Result<Prepared> {
-    let mut pieces = Pieces::of(running)?;
+pub(super) fn gather_rows(running: &RankCollective, row: usize) -> Result<KernelCall> {
+    let mut pieces = LandingSend::from_call(running)?;
     pieces.call.slice = row as u64;
-    movement_to(running, pieces, row, true)
+    build_movement(running, pieces, row, true)
 }
 
 /// What ranks send, to places that are `apart` bytes from each other, perhaps in rows.
-fn movement_to(running: &Running, pieces: Pieces, apart: usize, rows: bool) -> Result<Prepared> {
+fn build_movement(
+    running: &RankCollective,
+    pieces: LandingSend,
+    apart: usize,
+    rows: bool,
+) -> Result<KernelCall> {
     let n = running.n;
-    let Pieces { mut call, protocol, blocks, .. } = pieces;
+    let LandingSend { mut call, protocol, blocks, .. } = pieces;
     for (i, out) in call.out[..n].iter_mut().enumerate() {
         *out = running.result + (i * apart) as Address;
     }
     let vector = all_vectors(&call.from[..n], &call.out[..n]);
     let element = element(running.bound.dtype);
-    let same = Sends::of(&running.bound.kind) == Sends::One;
+    let same = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
     let body = format!("ll_move<{}, {element}, {n}, {same}, {vector}, {rows}>", protocol.name());
-    Ok(prepared(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
+    Ok(landing_kernel(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
 }
 
 /// An element that only moves.
@@ -154,14 +162,14 @@ fn element(dtype: DType) -> &'static str {
     }
 }
 
-fn grid(running: &Running, protocol: Protocol, units: usize) -> [u32; 2] {
+fn grid(running: &RankCollective, protocol: LlProtocol, units: usize) -> [u32; 2] {
     match protocol {
-        Protocol::Ll => running.grid(|b| &b.ll, units),
-        Protocol::Ll128 => running.grid(|b| &b.ll128, units),
+        LlProtocol::Ll => running.grid(|b| &b.ll, units),
+        LlProtocol::Ll128 => running.grid(|b| &b.ll128, units),
     }
 }
 
-fn prepared(what: String, body: String, call: LandingParams, blocks: [u32; 2]) -> Prepared {
-    let params = ("LandingParams", Param::of(&call));
-    Prepared { what, body, params, beside: None, most_threads: MAX_THREADS, blocks }
+fn landing_kernel(what: String, body: String, call: LandingParams, blocks: [u32; 2]) -> KernelCall {
+    let params = ("LandingParams", KernelParam::from_value(&call));
+    KernelCall { what, body, params, extra_param: None, most_threads: MAX_THREADS, blocks }
 }

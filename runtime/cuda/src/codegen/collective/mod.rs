@@ -54,11 +54,11 @@
 //! grid must be resident.) The collectives of a rank run in one lane, one after another, and grids have at most
 //! [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as many multiprocessors; compute kernels
 //! beside it end by themselves and make room. Those behind it are launched once it is resident as a whole, not sooner
-//! ([`Start::Dependent`](crate::device::launch::Start)).
+//! ([`Start::Dependent`](crate::device::launch::LaunchOrder)).
 //!
 //! # Waits
-//! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`missed`]) and
-//! stops all waits of this rank, as does the host by [`end`]; kernels that follow go through without waiting
+//! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`read_missed_peer`]) and
+//! stops all waits of this rank, as does the host by [`abort_waits`]; kernels that follow go through without waiting
 //! for long, and what they leave in memory is meaningless.
 //!
 //! [`lower_norm`] is the all-reduce by `ll` with what often follows it in a model, [`lower_addition`] the two-shot of large
@@ -71,81 +71,85 @@ mod barrier;
 mod blocks;
 mod call;
 mod control;
-pub(crate) mod follow;
+pub(crate) mod fused_tail;
+mod kernel_call;
 mod ll;
+mod multi_collective;
 mod norm;
 mod params;
 mod peers;
-mod prepared;
 pub(crate) mod rows;
-mod several;
 mod splits;
 #[cfg(test)]
 mod tests;
 mod two_shot;
 
-use symmc_ir::collective::{CollectiveKind as Kind, Splits, Variant};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind as Kind, CollectiveVariant};
 use symmc_plan::ExitBarrier;
-use symmc_runtime::exec::BoundCollective;
+use symmc_runtime::exec::ResolvedCollective;
 
-pub use self::blocks::{BlockCounts, Blocks};
-use self::call::Running;
+pub use self::blocks::{GridLimits, VariantGrids};
+use self::call::RankCollective;
 pub use self::control::{
-    Control, Flow, MAX_BLOCKS, MAX_RANKS, Missed, STAGED, STATUS_BYTES, Unfit, control_of, end, local_bytes,
-    missed, unfit,
+    ControlRegion, InvalidSplits, MAX_BLOCKS, MAX_RANKS, MissedPeer, STAGING_BYTES, STATUS_BYTES,
+    SplitDirection, abort_waits, control_of, local_bytes, read_invalid_splits, read_missed_peer,
 };
-pub use self::norm::{FusedNorm, lower_norm};
+pub use self::multi_collective::lower_several;
+pub use self::norm::{AllReduceNorm, lower_norm};
 pub use self::params::Addition;
-pub use self::peers::{Ends, Peers, Sizes, unread};
-pub use self::several::lower_several;
+pub use self::peers::{CollectivePointers, PeerContext, SplitPointers, unread};
 pub use self::two_shot::lower_addition;
-use crate::codegen::command::Command;
-use crate::codegen::compile::Source;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compile::KernelSource;
 use crate::error::{CudaError, Result};
-use crate::nccl::by_library;
+use crate::nccl::is_run_by_library;
 
 /// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports. Fails if the
 /// group has more ranks than kernels are made for, or the call does not fit its memory.
 pub fn lower(
     step: usize,
-    call: &BoundCollective,
-    ends: &Ends,
-    peers: &Peers,
-    source: &mut Source,
-) -> Result<Option<Vec<Command>>> {
-    if by_library(call) {
+    call: &ResolvedCollective,
+    ends: &CollectivePointers,
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Result<Option<Vec<GpuCommand>>> {
+    if is_run_by_library(call) {
         return Ok(None);
     }
-    let running = Running::new(step, call, [ends.operand, ends.result], peers)?;
-    if let (Variant::Plain | Variant::Pull, Kind::AllToAll(Splits::Device)) = (call.variant, &call.kind) {
+    let running = RankCollective::new(step, call, [ends.operand, ends.result], peers)?;
+    if let (CollectiveVariant::Plain | CollectiveVariant::Pull, Kind::AllToAll(AllToAllSplits::Device)) =
+        (call.variant, &call.kind)
+    {
         let kernel = splits::exchange(&running, ends.sizes)?;
-        return Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]));
+        return Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]));
     }
     if running.n == 1 {
-        return Ok(Some(barrier::alone(&running)));
+        return Ok(Some(barrier::lower_single_rank(&running)));
     }
     let exit = call.exit.unwrap_or(ExitBarrier::Kept);
     let kernel = match (call.variant, &call.kind) {
-        (Variant::Copies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
-            return barrier::copies(&running, peers, source).map(Some);
+        (CollectiveVariant::Copies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
+            return barrier::push_copies(&running, peers, source).map(Some);
         }
-        (Variant::PullCopies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
+        (CollectiveVariant::PullCopies, Kind::AllGather | Kind::AllToAll(_)) if running.bytes > 0 => {
             return barrier::pull_copies(&running, exit, peers, source).map(Some);
         }
-        (Variant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => barrier::put(&running)?,
+        (CollectiveVariant::Put, Kind::Broadcast { .. } | Kind::Permute { .. }) => {
+            barrier::put_kernel(&running)?
+        }
         _ if running.bytes == 0 => barrier::rendezvous(&running),
-        (Variant::OneShot, Kind::AllReduce(op)) => barrier::one_shot(&running, *op, exit)?,
-        (Variant::TwoShot, Kind::AllReduce(op)) => two_shot::reduce(&running, *op)?,
-        (Variant::Pull, Kind::ReduceScatter(op)) => barrier::reduce_scatter(&running, *op, exit)?,
-        (Variant::Pull, Kind::AllGather | Kind::AllToAll(_)) => barrier::pull(&running, exit)?,
-        (Variant::Push, Kind::AllGather | Kind::AllToAll(_)) => barrier::push(&running)?,
-        (Variant::Ll, Kind::AllReduce(op)) => ll::reduce(&running, *op)?,
-        (Variant::Ll, Kind::ReduceScatter(op)) => ll::reduce_scatter(&running, *op)?,
-        (Variant::Ll, Kind::AllGather | Kind::AllToAll(_)) => ll::movement(&running)?,
+        (CollectiveVariant::OneShot, Kind::AllReduce(op)) => barrier::one_shot(&running, *op, exit)?,
+        (CollectiveVariant::TwoShot, Kind::AllReduce(op)) => two_shot::reduce(&running, *op)?,
+        (CollectiveVariant::Pull, Kind::ReduceScatter(op)) => barrier::reduce_scatter(&running, *op, exit)?,
+        (CollectiveVariant::Pull, Kind::AllGather | Kind::AllToAll(_)) => barrier::pull(&running, exit)?,
+        (CollectiveVariant::Push, Kind::AllGather | Kind::AllToAll(_)) => barrier::push(&running)?,
+        (CollectiveVariant::Ll, Kind::AllReduce(op)) => ll::reduce(&running, *op)?,
+        (CollectiveVariant::Ll, Kind::ReduceScatter(op)) => ll::reduce_scatter(&running, *op)?,
+        (CollectiveVariant::Ll, Kind::AllGather | Kind::AllToAll(_)) => ll::movement(&running)?,
         (variant, kind) => {
             let text = format!("{} as {variant}: GPUs have no kernel for it", kind.name());
             return Err(CudaError::Unsupported(text));
         }
     };
-    Ok(Some(vec![Command::Kernel(kernel.launch(peers, source))]))
+    Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]))
 }

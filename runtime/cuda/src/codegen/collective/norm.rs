@@ -6,25 +6,25 @@
 //! itself.
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind as Kind, Variant};
-use symmc_runtime::exec::BoundCollective;
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
+use symmc_runtime::exec::ResolvedCollective;
 
-use super::blocks::{MAX_THREADS, Protocol, RowGrid};
-use super::call::Running;
+use super::blocks::{LlProtocol, MAX_THREADS, RowGrid};
+use super::call::RankCollective;
+use super::kernel_call::{KernelCall, reduction};
 use super::ll;
 use super::params::Norm;
-use super::peers::Peers;
-use super::prepared::{Prepared, reduction};
-use crate::codegen::command::Command;
-use crate::codegen::compile::Source;
-use crate::device::launch::{DevicePtr, Param};
+use super::peers::PeerContext;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compile::KernelSource;
+use crate::device::launch::{DevicePtr, KernelParam};
 use crate::device::pointer::all_multiples_of;
 use crate::error::Result;
 
 /// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
 /// element.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct FusedNorm {
+pub struct AllReduceNorm {
     pub operand: DevicePtr,
     /// What is added to the reduction.
     pub residual: DevicePtr,
@@ -44,7 +44,7 @@ pub struct FusedNorm {
     pub round_first: bool,
 }
 
-impl FusedNorm {
+impl AllReduceNorm {
     /// Whether a result shares memory with the operand of `bytes` bytes. Ranks need not answer alike.
     fn is_in_place(&self, bytes: usize) -> bool {
         let results = [self.reduced, Some(self.added), self.normed];
@@ -73,12 +73,12 @@ impl FusedNorm {
 /// The launch that runs `call` and what follows it; `None` if they do not fit one kernel.
 pub fn lower_norm(
     step: usize,
-    call: &BoundCollective,
-    norm: &FusedNorm,
-    peers: &Peers,
-    source: &mut Source,
-) -> Result<Option<Command>> {
-    let (Variant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
+    call: &ResolvedCollective,
+    norm: &AllReduceNorm,
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Result<Option<GpuCommand>> {
+    let (CollectiveVariant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
     let all = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
@@ -92,11 +92,11 @@ pub fn lower_norm(
     if !fits {
         return Ok(None);
     }
-    let running = Running::new(step, call, [norm.operand, norm.added], peers)?;
+    let running = RankCollective::new(step, call, [norm.operand, norm.added], peers)?;
     let beside = norm.parameters(running.bytes, row);
-    if norm.normed.is_none() && peers.thresholds.two_rounds(running.bytes as u64, running.n as u64) {
-        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", Param::of(&beside)))?;
-        return Ok(Some(Command::Kernel(prepared.launch(peers, source))));
+    if norm.normed.is_none() && peers.thresholds.uses_two_rounds(running.bytes as u64, running.n as u64) {
+        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", KernelParam::from_value(&beside)))?;
+        return Ok(Some(GpuCommand::Kernel(prepared.launch(peers, source))));
     }
     let protocol = running.protocol(running.bytes);
     let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
@@ -104,7 +104,7 @@ pub fn lower_norm(
         return Ok(None);
     };
     // Rows begin with a line of LL128, so short ones may need more lines than the zone has.
-    if protocol == Protocol::Ll128 && units * 16 * 15 > row * 17 {
+    if protocol == LlProtocol::Ll128 && units * 16 * 15 > row * 17 {
         return Ok(None);
     }
     let mut parameters = running.ll(running.bytes, protocol, rows * units, 1)?;
@@ -112,16 +112,16 @@ pub fn lower_norm(
     let beside = Norm { share, ..beside };
     let (element, operation) = reduction(call.dtype, *op);
     let (n, first) = (running.n, norm.round_first);
-    let prepared = Prepared {
+    let prepared = KernelCall {
         what: format!("ll_norm_{}", call.dtype),
         body: format!(
             "ll_norm<{element}, {operation}, {n}, {}, {pieces}, {first}, {vector}>",
             protocol.name()
         ),
-        params: ("LandingParams", Param::of(&parameters)),
-        beside: Some(("Norm", Param::of(&beside))),
+        params: ("LandingParams", KernelParam::from_value(&parameters)),
+        extra_param: Some(("Norm", KernelParam::from_value(&beside))),
         most_threads: MAX_THREADS,
         blocks,
     };
-    Ok(Some(Command::Kernel(prepared.launch(peers, source))))
+    Ok(Some(GpuCommand::Kernel(prepared.launch(peers, source))))
 }

@@ -154,7 +154,7 @@ plain! {
 plain! {
     /// Where a kernel reads and writes for one of several collectives, as in [`BarrierParams`].
     #[derive(PartialEq, Default, Debug)]
-    pub(super) struct Part {
+    pub(super) struct CollectiveRegions {
         pub from: [DevicePtr; MAX_RANKS],
         pub to: [DevicePtr; MAX_RANKS],
         pub count: u64,
@@ -165,7 +165,7 @@ plain! {
     /// A collective among several, and the number of the thread that begins with it.
     #[derive(PartialEq, Default, Debug)]
     pub(super) struct Turn {
-        pub part: Part,
+        pub part: CollectiveRegions,
         pub start: u64,
     }
 }
@@ -193,7 +193,7 @@ pub(super) fn declarations() -> &'static str {
             SplitsParams::declaration(),
             Norm::declaration(),
             Addition::declaration(),
-            Part::declaration(),
+            CollectiveRegions::declaration(),
             Turn::declaration(),
             Turns::declaration(),
         ];

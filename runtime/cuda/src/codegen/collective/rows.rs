@@ -5,49 +5,52 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
-use symmc_ir::collective::{CollectiveKind as Kind, Variant};
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
 use symmc_plan::ExitBarrier;
-use symmc_runtime::exec::{BoundCollective, Located, Member, Work};
+use symmc_runtime::exec::{LocatedTensor, ResolvedCollective, ResolvedMember, StepWork};
 
-use super::call::Running;
-use super::peers::Ends;
+use super::call::RankCollective;
+use super::peers::CollectivePointers;
 use super::{barrier, ll};
-use crate::codegen::command::Command;
-use crate::codegen::compute::Lowering;
-use crate::codegen::setting::Setting;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compute::KernelLowering;
+use crate::codegen::lowering_context::LoweringContext;
 use crate::error::Result;
 
 /// The kernel of an all-gather and of a copy of a view of its result. `None` where their layouts do not allow one.
 pub fn lower(
     step: usize,
-    members: &[Member],
-    setting: &Setting<'_>,
-    l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>> {
-    let Setting { addresses, peers, .. } = *setting;
-    let parts: SmallVec<[&Work; 2]> = members.iter().map(|m| &m.work).collect();
-    let [Work::Collective(call), Work::Kernel { op: Op::Reshape | Op::Copy, operands, results }] = parts[..]
+    members: &[ResolvedMember],
+    setting: &LoweringContext<'_>,
+    l: &mut KernelLowering<'_>,
+) -> Result<Option<Vec<GpuCommand>>> {
+    let LoweringContext { addresses, peers, .. } = *setting;
+    let parts: SmallVec<[&StepWork; 2]> = members.iter().map(|m| &m.work).collect();
+    let [StepWork::Collective(call), StepWork::Kernel { op: Op::Reshape | Op::Copy, operands, results }] =
+        parts[..]
     else {
         return Ok(None);
     };
     let ([view], [result]) = (&operands[..], &results[..]) else { return Ok(None) };
-    let (true, Some(row)) = (call.kind == Kind::AllGather, row_of(call, view)) else { return Ok(None) };
-    let ends = Ends::new(addresses.region(&call.operand), addresses.at(result));
+    let (true, Some(row)) = (call.kind == Kind::AllGather, gathered_row_elements(call, view)) else {
+        return Ok(None);
+    };
+    let ends = CollectivePointers::new(addresses.region(&call.operand), addresses.address_of(result));
     if row == call.elements || call.cell.len() == 1 {
         return super::lower(step, call, &ends, peers, &mut l.source);
     }
-    let running = Running::new(step, call, [ends.operand, ends.result], peers)?;
+    let running = RankCollective::new(step, call, [ends.operand, ends.result], peers)?;
     let row = row * call.dtype.size();
     let prepared = match call.variant {
-        Variant::Pull => barrier::pull_rows(&running, row, call.exit.unwrap_or(ExitBarrier::Kept))?,
-        Variant::Ll if row.is_multiple_of(8) => ll::gather_rows(&running, row)?,
+        CollectiveVariant::Pull => barrier::pull_rows(&running, row, call.exit.unwrap_or(ExitBarrier::Kept))?,
+        CollectiveVariant::Ll if row.is_multiple_of(8) => ll::gather_rows(&running, row)?,
         _ => return Ok(None),
     };
-    Ok(Some(vec![Command::Kernel(prepared.launch(peers, &mut l.source))]))
+    Ok(Some(vec![GpuCommand::Kernel(prepared.launch(peers, &mut l.source))]))
 }
 
 /// The elements of a row, if a view of the result of an all-gather has all of its elements, with the rows of all ranks in turn.
-fn row_of(call: &BoundCollective, view: &Located) -> Option<usize> {
+fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Option<usize> {
     let (ranks, all) = (call.cell.len(), call.elements.checked_mul(call.cell.len())?);
     let at = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
     if !at || view.shape.iter().product::<usize>() != all {

@@ -3,28 +3,28 @@
 //! Large tensors go by stores alone. Then the kernel can also add a residual to the result, chunk by chunk as it comes.
 
 use symmc_ir::DType;
-use symmc_ir::collective::{CollectiveKind as Kind, ReduceOp, Variant};
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp, CollectiveVariant};
 use symmc_plan::ExitBarrier;
-use symmc_runtime::exec::{BoundCollective, MemorySpace};
+use symmc_runtime::exec::{MemorySpace, ResolvedCollective};
 
-use super::barrier::{self, Reduction};
+use super::barrier::{self, BarrierReduction};
 use super::blocks::MAX_THREADS;
-use super::call::Running;
+use super::call::RankCollective;
+use super::kernel_call::{KernelCall, reduction};
 use super::params::{Addition, BarrierParams, PushedParams};
-use super::peers::Peers;
-use super::prepared::{Prepared, reduction};
-use crate::codegen::command::Command;
-use crate::codegen::compile::Source;
-use crate::device::launch::{Address, DevicePtr, Param};
+use super::peers::PeerContext;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compile::KernelSource;
+use crate::device::launch::{Address, DevicePtr, KernelParam};
 use crate::error::Result;
 
 /// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
 /// difference to the grid, which is the same on all ranks.
 const PUSHED_THREADS: u32 = 512;
 
-pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared> {
-    if let Some(slice) = pushes(running) {
-        return pushed(running, op, slice, None);
+pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result<KernelCall> {
+    if let Some(slice) = pushed_slice_bytes(running) {
+        return pushed_kernel(running, op, slice, None);
     }
     let (size, elements) = (running.bound.dtype.size(), running.bound.elements);
     let (units, unit) = (running.units(running.bytes), 16 / size);
@@ -35,21 +35,21 @@ pub(super) fn reduce(running: &Running, op: ReduceOp) -> Result<Prepared> {
     for p in 0..running.n {
         call.from[p] = running.operand_of(p, running.bytes)? + offset;
     }
-    for (slot, p) in call.to.iter_mut().zip(running.rotated()) {
+    for (slot, p) in call.to.iter_mut().zip(running.peers_then_self()) {
         *slot = running.result_of(p, running.bytes)? + offset;
     }
-    let how = Reduction { op, outs: running.n, elements: to - from, exit: ExitBarrier::Kept };
+    let how = BarrierReduction { op, output_count: running.n, elements: to - from, exit: ExitBarrier::Kept };
     // Slices differ by a unit at most; grids are equal.
     let blocks = running.grid(|b| &b.two_shot, units.div_ceil(running.n));
-    Ok(barrier::reduce(running, call, how, blocks, "two_shot"))
+    Ok(barrier::reduction_kernel(running, call, how, blocks, "two_shot"))
 }
 
 /// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for
 /// offsets are equal on all.
-fn pushes(running: &Running) -> Option<usize> {
+fn pushed_slice_bytes(running: &RankCollective) -> Option<usize> {
     let [operand, result] = [&running.bound.operand, &running.bound.result];
     let slice = running.bytes / running.n;
-    let fits = running.thresholds().stores(running.bytes as u64, running.n as u64)
+    let fits = running.thresholds().uses_stores_only(running.bytes as u64, running.n as u64)
         && slice.is_multiple_of(16)
         && running.bytes.is_multiple_of(running.n)
         && [operand, result].iter().all(|r| r.space == MemorySpace::Symmetric && r.by_rank.is_none())
@@ -58,11 +58,16 @@ fn pushes(running: &Running) -> Option<usize> {
     fits.then_some(slice)
 }
 
-fn pushed(running: &Running, op: ReduceOp, slice: usize, addition: Option<&Addition>) -> Result<Prepared> {
+fn pushed_kernel(
+    running: &RankCollective,
+    op: CollectiveReduceOp,
+    slice: usize,
+    addition: Option<&Addition>,
+) -> Result<KernelCall> {
     let (element, operation) = reduction(running.bound.dtype, op);
     let (n, at) = (running.n, |p: usize| (p * slice) as Address);
     let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
-    for (i, p) in running.rotated().enumerate() {
+    for (i, p) in running.peers_then_self().enumerate() {
         call.from[i] = running.operand + at(p);
         call.to[i] = running.result_of(p, running.bytes)? + at(running.me);
         call.slots[p] = running.result + at(p);
@@ -74,11 +79,11 @@ fn pushed(running: &Running, op: ReduceOp, slice: usize, addition: Option<&Addit
         Some(_) => ("pushed_add", PUSHED_THREADS),
         None => ("pushed_reduce", MAX_THREADS),
     };
-    Ok(Prepared {
+    Ok(KernelCall {
         what: format!("{kernel}_{}", running.bound.dtype),
         body: format!("{kernel}<{element}, {operation}, {n}, {}, {in_place}>", (8 / n).max(1)),
-        params: ("PushedParams", Param::of(&call)),
-        beside: addition.map(|a| ("Addition", Param::of(a))),
+        params: ("PushedParams", KernelParam::from_value(&call)),
+        extra_param: addition.map(|a| ("Addition", KernelParam::from_value(a))),
         most_threads,
         blocks: [blocks, threads.min(PUSHED_THREADS)],
     })
@@ -88,13 +93,15 @@ fn pushed(running: &Running, op: ReduceOp, slice: usize, addition: Option<&Addit
 /// `None` if it does not go by stores alone.
 pub fn lower_addition(
     step: usize,
-    call: &BoundCollective,
+    call: &ResolvedCollective,
     [operand, result]: [DevicePtr; 2],
     addition: &Addition,
-    peers: &Peers,
-    source: &mut Source,
-) -> Result<Option<Command>> {
-    let (Variant::TwoShot, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Result<Option<GpuCommand>> {
+    let (CollectiveVariant::TwoShot, Kind::AllReduce(op)) = (call.variant, &call.kind) else {
+        return Ok(None);
+    };
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
         && addition.residual.is_multiple_of(16)
@@ -102,8 +109,8 @@ pub fn lower_addition(
     if !fits {
         return Ok(None);
     }
-    let running = Running::new(step, call, [operand, result], peers)?;
-    let Some(slice) = pushes(&running) else { return Ok(None) };
-    let kernel = pushed(&running, *op, slice, Some(addition))?.launch(peers, source);
-    Ok(Some(Command::Kernel(kernel)))
+    let running = RankCollective::new(step, call, [operand, result], peers)?;
+    let Some(slice) = pushed_slice_bytes(&running) else { return Ok(None) };
+    let kernel = pushed_kernel(&running, *op, slice, Some(addition))?.launch(peers, source);
+    Ok(Some(GpuCommand::Kernel(kernel)))
 }

@@ -7,14 +7,14 @@ use symmc_runtime::kernels::KernelError;
 
 /// A device-side assertion: a place in the program where data can be out of range.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Assertion {
+pub struct DeviceAssertion {
     pub step: usize,
-    pub fault: Fault,
+    pub fault: AssertedFault,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
-    Index(Indexed),
+pub enum AssertedFault {
+    Index(IndexedAxis),
     /// End a group before the one in front of it, or beyond so many rows.
     GroupEnd {
         rows: usize,
@@ -23,34 +23,36 @@ pub enum Fault {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Indexed {
+pub struct IndexedAxis {
     pub axis: usize,
     pub extent: usize,
 }
 
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Assertions {
-    list: Vec<Assertion>,
+pub struct DeviceAssertions {
+    assertions: Vec<DeviceAssertion>,
 }
 
-impl Assertions {
-    pub fn new() -> Assertions {
-        Assertions::default()
+impl DeviceAssertions {
+    pub fn new() -> DeviceAssertions {
+        DeviceAssertions::default()
     }
 
-    pub(super) fn add(&mut self, assertion: Assertion) -> u32 {
+    pub(super) fn add(&mut self, assertion: DeviceAssertion) -> u32 {
         // 0 in the status word means that nothing was reported.
-        self.list.push(assertion);
-        self.list.len() as u32
+        self.assertions.push(assertion);
+        self.assertions.len() as u32
     }
 
-    pub fn failure(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
-        let assertion = self.list.get((status[1] as usize).checked_sub(1)?)?;
+    pub fn failed_assertion(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
+        let assertion = self.assertions.get((status[1] as usize).checked_sub(1)?)?;
         let found = status[0] as i64;
         let error = match assertion.fault {
-            Fault::Index(Indexed { axis, extent }) => KernelError::Index { index: found, axis, extent },
-            Fault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
-            Fault::Divisor => KernelError::ZeroDivisor,
+            AssertedFault::Index(IndexedAxis { axis, extent }) => {
+                KernelError::Index { index: found, axis, extent }
+            }
+            AssertedFault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
+            AssertedFault::Divisor => KernelError::ZeroDivisor,
         };
         Some((assertion.step, error))
     }

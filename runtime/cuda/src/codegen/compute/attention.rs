@@ -11,20 +11,20 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::attention::{Bound, Operands};
-use symmc_ir::{DType, Float};
-use symmc_runtime::exec::Located;
+use symmc_ir::attention::{AttentionBound, AttentionOperands};
+use symmc_ir::{DType, FloatAttribute};
+use symmc_runtime::exec::LocatedTensor;
 
-use super::bounds::{self, Position};
-use super::fused::{self, Candidates, Form, Mask};
-use super::lowering::{Lowering, misfit};
-use super::machine::{Attentions, Machine};
-use super::numbers;
-use super::space::{Axis, Rows, broadcast};
-use super::text::{self, offset, real, stored};
-use crate::codegen::command::{Command, Commands};
+use super::bounds::{self, BoundPosition};
+use super::library_attention::{self, AttentionCandidates, AttentionForm, PlacedMask};
+use super::lowering::{KernelLowering, mismatch_error};
+use super::machine::{AttentionBackend, KernelTarget};
+use super::mask_bias;
+use super::space::{HeadRows, IterationAxis, broadcast};
+use super::text::{self, float_literal, offset_function, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
 use crate::cudnn;
-use crate::device::launch::{DevicePtr, Kernel};
+use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::{CudaError, Result};
 
 /// Warps of a block.
@@ -37,7 +37,7 @@ const MOST_SPLITS: usize = 64;
 pub(super) const MOST_SHARED: usize = 160 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Extents {
+pub(super) struct AttentionSizes {
     /// Heads of keys over the batch.
     pub heads: usize,
     /// Query heads for each of them.
@@ -49,7 +49,7 @@ pub(super) struct Extents {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Algorithm {
+enum AttentionAlgorithm {
     /// A lane scores a key; a warp works on this many rows.
     CudaCores(usize),
     /// Tensor cores on so many times 64 rows, and on 64 keys.
@@ -61,53 +61,63 @@ enum Algorithm {
 /// From how many rows on they count as many.
 const MANY_ROWS: usize = 32;
 
-impl Algorithm {
+impl AttentionAlgorithm {
     fn rows(self) -> usize {
         match self {
-            Algorithm::CudaCores(rows) => rows * WARPS,
-            Algorithm::TensorCores(times) => 64 * times,
-            Algorithm::Decode => 16,
+            AttentionAlgorithm::CudaCores(rows) => rows * WARPS,
+            AttentionAlgorithm::TensorCores(times) => 64 * times,
+            AttentionAlgorithm::Decode => 16,
         }
     }
 
     /// Keys of a tile: what a block takes at once.
     fn keys(self) -> usize {
         match self {
-            Algorithm::CudaCores(_) => KEYS,
-            Algorithm::TensorCores(_) | Algorithm::Decode => 64,
+            AttentionAlgorithm::CudaCores(_) => KEYS,
+            AttentionAlgorithm::TensorCores(_) | AttentionAlgorithm::Decode => 64,
         }
     }
 
     /// Bytes of shared memory of a block.
-    fn shared(self, x: &Extents, dtype: DType) -> usize {
+    fn shared(self, x: &AttentionSizes, dtype: DType) -> usize {
         match self {
-            Algorithm::CudaCores(_) => {
-                let pitch = if x.e.is_multiple_of(4) && wide(dtype) == 4 { x.e + 4 } else { x.e + 1 };
-                (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * wide(dtype)
+            AttentionAlgorithm::CudaCores(_) => {
+                let pitch =
+                    if x.e.is_multiple_of(4) && accumulator_bytes(dtype) == 4 { x.e + 4 } else { x.e + 1 };
+                (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * accumulator_bytes(dtype)
             }
             // Two tiles of keys and values, and the queries.
-            Algorithm::TensorCores(times) => {
+            AttentionAlgorithm::TensorCores(times) => {
                 (2 * 64 * (x.e + 8 + x.f + 8) + 64 * times * (x.e + 8)) * dtype.size()
             }
-            Algorithm::Decode => WARPS * (x.group * x.queries).min(16) * (x.f + 2) * wide(dtype),
+            AttentionAlgorithm::Decode => {
+                WARPS * (x.group * x.queries).min(16) * (x.f + 2) * accumulator_bytes(dtype)
+            }
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Split {
-    algorithm: Algorithm,
+struct KeySplit {
+    algorithm: AttentionAlgorithm,
     splits: usize,
     /// Keys of a split.
     chunk: usize,
 }
 
-pub(super) fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Extents> {
+pub(super) fn extents(
+    x: &AttentionOperands<'_, LocatedTensor>,
+    result: &LocatedTensor,
+) -> Result<AttentionSizes> {
     let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
     let r = q.len();
     let bad = || {
         let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
-        misfit("attention", "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]", found)
+        mismatch_error(
+            "attention",
+            "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]",
+            found,
+        )
     };
     let same = |d: DType| d == x.q.dtype && d.is_float();
     if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
@@ -129,11 +139,11 @@ pub(super) fn extents(x: &Operands<'_, Located>, result: &Located) -> Result<Ext
     }
     let heads = q[..r - 3].iter().product::<usize>() * g;
     let group = h.checked_div(g).unwrap_or(0);
-    Ok(Extents { heads, group, queries: q[r - 2], keys: k[r - 2], e: q[r - 1], f: v[r - 1] })
+    Ok(AttentionSizes { heads, group, queries: q[r - 2], keys: k[r - 2], e: q[r - 1], f: v[r - 1] })
 }
 
 /// The kernel for rows of an attention whose keys and values lie so.
-fn algorithm(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Algorithm {
+fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> AttentionAlgorithm {
     let rows = x.group * x.queries;
     let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
@@ -141,26 +151,26 @@ fn algorithm(x: &Extents, dtype: DType, k: &Rows, v: &Rows) -> Algorithm {
     // Positions are numbers of 32 bits there.
     let small = rows.max(x.keys) < 1 << 30;
     if half && rows >= MANY_ROWS && short(x.e) && short(x.f) && small {
-        return tensor(rows);
+        return tensor_core_kernel(rows);
     }
-    if half && rows < MANY_ROWS && is_decode(x) {
-        return Algorithm::Decode;
+    if half && rows < MANY_ROWS && fits_decode(x) {
+        return AttentionAlgorithm::Decode;
     }
-    lanes(rows)
+    cuda_core_kernel(rows)
 }
 
 /// Each warp reads all keys and values, so twice the rows halve what shared memory gives.
-fn tensor(rows: usize) -> Algorithm {
-    Algorithm::TensorCores(if rows > 64 { 2 } else { 1 })
+fn tensor_core_kernel(rows: usize) -> AttentionAlgorithm {
+    AttentionAlgorithm::TensorCores(if rows > 64 { 2 } else { 1 })
 }
 
 /// Whether the registers of a warp hold what [`Algorithm::Decode`] reads at once, in whole accesses.
-fn is_decode(x: &Extents) -> bool {
+fn fits_decode(x: &AttentionSizes) -> bool {
     matches!(x.e, 32 | 64 | 96 | 128) && matches!(x.f, 64 | 128)
 }
 
-fn lanes(rows: usize) -> Algorithm {
-    Algorithm::CudaCores(match rows {
+fn cuda_core_kernel(rows: usize) -> AttentionAlgorithm {
+    AttentionAlgorithm::CudaCores(match rows {
         0..=4 => 1,
         5..=8 => 2,
         9..=64 => 4,
@@ -168,11 +178,11 @@ fn lanes(rows: usize) -> Algorithm {
     })
 }
 
-fn split(x: &Extents, algorithm: Algorithm, multiprocessors: usize) -> Split {
+fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usize) -> KeySplit {
     let blocks = x.heads * (x.group * x.queries).div_ceil(algorithm.rows());
     let tiles = x.keys.div_ceil(algorithm.keys()).max(1);
     let splits = match algorithm {
-        Algorithm::Decode => decode_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
+        AttentionAlgorithm::Decode => decode_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
         _ => {
             // Two blocks of a multiprocessor work at once; a part is worth a block from a few tiles on.
             let wanted = 2 * multiprocessors / blocks.max(1);
@@ -180,7 +190,7 @@ fn split(x: &Extents, algorithm: Algorithm, multiprocessors: usize) -> Split {
         }
     };
     let chunk = tiles.div_ceil(splits) * algorithm.keys();
-    Split { algorithm, splits: x.keys.div_ceil(chunk).max(1), chunk }
+    KeySplit { algorithm, splits: x.keys.div_ceil(chunk).max(1), chunk }
 }
 
 /// The fewest splits with which every multiprocessor has about as many blocks as the others and two at least, which
@@ -193,53 +203,56 @@ fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     (1..most).find(even).unwrap_or(most)
 }
 
-pub(super) fn wide(dtype: DType) -> usize {
+pub(super) fn accumulator_bytes(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
 /// What scores are, and which of them count.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Scores<'a> {
-    pub scale: Float,
-    pub cap: Option<Float>,
-    pub bounds: &'a [Bound],
+pub(super) struct ScoreOptions<'a> {
+    pub scale: FloatAttribute,
+    pub cap: Option<FloatAttribute>,
+    pub bounds: &'a [AttentionBound],
     pub sink: bool,
 }
 
 pub(super) fn workspace(
-    scores: &Scores<'_>,
-    operands: &[Located],
-    result: &Located,
-    machine: &Machine,
+    scores: &ScoreOptions<'_>,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    machine: &KernelTarget,
 ) -> usize {
-    let Some(o) = Operands::of(scores.bounds, scores.sink, operands) else { return 0 };
+    let Some(o) = AttentionOperands::from_operands(scores.bounds, scores.sink, operands) else { return 0 };
     let Ok(x) = extents(&o, result) else { return 0 };
     // Which algorithm it is depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
-    let algorithms = [lanes(rows), tensor(rows), Algorithm::Decode];
+    let algorithms = [cuda_core_kernel(rows), tensor_core_kernel(rows), AttentionAlgorithm::Decode];
     let bytes =
-        |algorithm| parts_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
+        |algorithm| partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
     let own = algorithms.into_iter().map(bytes).max().unwrap_or(0);
-    if machine.attention == Attentions::Kernels || o.q.dtype.size() != 2 {
+    if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
         return own;
     }
-    let numbers =
-        if numbers::wanted(&o, scores.bounds) { numbers::of(&o, scores.bounds, x.keys) } else { None };
-    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, numbers::bytes))
+    let numbers = if mask_bias::needs_bias(&o, scores.bounds) {
+        mask_bias::bias_layout(&o, scores.bounds, x.keys)
+    } else {
+        None
+    };
+    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, mask_bias::bytes))
 }
 
-fn parts_bytes(x: &Extents, split: &Split, dtype: DType) -> usize {
+fn partial_bytes(x: &AttentionSizes, split: &KeySplit, dtype: DType) -> usize {
     if split.splits == 1 {
         return 0;
     }
-    x.heads * x.group * x.queries * split.splits * (x.f + 2) * wide(dtype)
+    x.heads * x.group * x.queries * split.splits * (x.f + 2) * accumulator_bytes(dtype)
 }
 
 /// The width of an access to rows of `n` elements.
-pub(super) fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
+pub(super) fn width(rows: &HeadRows, n: usize, dtype: DType) -> usize {
     let mut width = 16 / dtype.size();
     let fits = |w: usize| {
-        let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(w);
+        let whole = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(w);
         rows.step == 1
             && n.is_multiple_of(w)
             && rows.at.is_multiple_of((w * dtype.size()) as u64)
@@ -251,14 +264,14 @@ pub(super) fn width(rows: &Rows, n: usize, dtype: DType) -> usize {
     width
 }
 
-struct Lowered<'a> {
-    x: Extents,
+struct AttentionLowering<'a> {
+    x: AttentionSizes,
     dtype: DType,
-    mask: Option<&'a Located>,
+    mask: Option<&'a LocatedTensor>,
     /// Where q, k, v, the mask and the result lie.
-    places: [Rows; 5],
+    places: [HeadRows; 5],
     /// The operands of the bounds, the sink, and where the log-sum-exp goes.
-    operands: Vec<Position>,
+    operands: Vec<BoundPosition>,
     /// The members of the layout that depend on neither algorithm nor split.
     layout: String,
     /// Whether keys and values lie still while the program runs, and no data say which are seen.
@@ -266,123 +279,133 @@ struct Lowered<'a> {
 }
 
 pub(super) fn lower(
-    scores: &Scores<'_>,
-    operands: &[Located],
-    results: &[Located],
-    l: &mut Lowering<'_>,
+    scores: &ScoreOptions<'_>,
+    operands: &[LocatedTensor],
+    results: &[LocatedTensor],
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let (result, sums) = (&results[0], results.get(1));
     let few = || {
-        misfit(
+        mismatch_error(
             "attention",
             "q, k, v, a mask or none, an operand for each bound that has one, and a sink if there is one",
             operands.len(),
         )
     };
-    let o = Operands::of(scores.bounds, scores.sink, operands).ok_or_else(few)?;
+    let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(few)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
         // Sums of rows whose values have no elements are computed by no kernel.
         return match sums {
             Some(sums) if !sums.shape.contains(&0) => {
-                Err(misfit("attention with log_sum_exp", "values that have elements", x.f))
+                Err(mismatch_error("attention with log_sum_exp", "values that have elements", x.f))
             }
             _ => Ok(Vec::new()),
         };
     }
-    let open = || misfit("the bounds of attention", "positions of known size", scores.bounds);
+    let open = || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
     let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
-    let places = places(&x, &o, result, l)?;
-    let positions = positions(&x, &o, result, l)?;
+    let places = operand_rows(&x, &o, result, l)?;
+    let positions = bound_operands(&x, &o, result, l)?;
     let sink = o.sink.map(|v| sink(&x, v, result, l)).transpose()?;
-    let at_sums = sums.map(|v| sums_of(&x, v, result, l)).transpose()?;
-    let steady = positions.is_empty() && l.is_steady(o.k) && l.is_steady(o.v);
+    let at_sums = sums.map(|v| log_sum_exp_operand(&x, v, result, l)).transpose()?;
+    let steady = positions.is_empty() && l.is_never_written(o.k) && l.is_never_written(o.v);
     let mut layout = layout(&x, scores, o.mask, result.dtype, &places, l.machine.multiprocessors);
     layout.push_str(&bounds::layout(&limits, &positions));
     layout.push_str(&bounds::sink(sink.as_ref(), positions.len()));
     let number = positions.len() + usize::from(sink.is_some());
     layout.push_str(&bounds::sums(at_sums.as_ref(), number));
     let steady = steady && sink.is_none();
-    let operands: Vec<Position> = positions.into_iter().chain(sink).chain(at_sums).collect();
-    let a = Lowered { x, dtype: result.dtype, mask: o.mask, places, operands, layout, steady };
+    let operands: Vec<BoundPosition> = positions.into_iter().chain(sink).chain(at_sums).collect();
+    let a = AttentionLowering { x, dtype: result.dtype, mask: o.mask, places, operands, layout, steady };
     l.preludes();
     l.source.prelude(text::ATTENTION);
     let algorithm = match algorithm(&x, a.dtype, &a.places[1], &a.places[2]) {
         // It keeps no sums.
-        Algorithm::Decode if sums.is_some() => lanes(x.group * x.queries),
+        AttentionAlgorithm::Decode if sums.is_some() => cuda_core_kernel(x.group * x.queries),
         algorithm => algorithm,
     };
-    let own = a.kernels(algorithm, Redo::All, l)?;
-    if l.machine.attention == Attentions::Chosen
+    let own = a.kernels(algorithm, RecomputeRows::All, l)?;
+    if l.machine.attention == AttentionBackend::Measured
         && !scores.sink
         && let Some(of) = a.candidates(scores, &limits, &o, (result, sums), &own, l)?
     {
-        return Ok(vec![Command::Attention(Box::new(of))]);
+        return Ok(vec![GpuCommand::Attention(Box::new(of))]);
     }
-    Ok(own.into_iter().map(Command::Kernel).collect())
+    Ok(own.into_iter().map(GpuCommand::Kernel).collect())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Redo {
+enum RecomputeRows {
     All,
     /// Those in which something is not finite: of every so manyth row, all elements are looked at.
     Damaged(usize),
 }
 
 /// Neighbouring rows that an instruction of the library multiplies at once, at least.
-const TOGETHER: usize = 16;
+const LIBRARY_TILE_ROWS: usize = 16;
 
-impl Lowered<'_> {
+impl AttentionLowering<'_> {
     /// The attention in both forms, if the library takes it.
     fn candidates(
         &self,
-        scores: &Scores<'_>,
-        limits: &[(&Bound, i64)],
-        o: &Operands<'_, Located>,
-        (result, sums): (&Located, Option<&Located>),
-        own: &[Kernel],
-        l: &mut Lowering<'_>,
-    ) -> Result<Option<Candidates>> {
+        scores: &ScoreOptions<'_>,
+        limits: &[(&AttentionBound, i64)],
+        o: &AttentionOperands<'_, LocatedTensor>,
+        (result, sums): (&LocatedTensor, Option<&LocatedTensor>),
+        own: &[KernelLaunch],
+        l: &mut KernelLowering<'_>,
+    ) -> Result<Option<AttentionCandidates>> {
         let (by_data, rest): (Vec<_>, Vec<_>) = limits.iter().copied().partition(|(bound, _)| bound.operand);
         let Some((band, keys)) = bounds::band(&rest, self.x.queries, self.x.keys) else { return Ok(None) };
-        let form = Form { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
-        let made = numbers::of(o, scores.bounds, self.x.keys).and_then(|n| {
-            let (at, before) = numbers::place(&n, &l.machine)?;
+        let form = AttentionForm { scale: scores.scale.0, cap: scores.cap.map(|c| c.0), band, keys };
+        let made = mask_bias::bias_layout(o, scores.bounds, self.x.keys).and_then(|n| {
+            let (at, before) = mask_bias::place_bias(&n, &l.machine)?;
             Some((n, at, before))
         });
-        let wanted = numbers::wanted(o, scores.bounds);
+        let wanted = mask_bias::needs_bias(o, scores.bounds);
         let (mask, room) = match (wanted, &made) {
-            (false, _) => (o.mask.map(|mask| Mask { at: l.at(mask), mask }), l.machine.workspace_bytes),
-            (true, Some((mask, at, before))) => (Some(Mask { at: *at, mask }), *before),
+            (false, _) => {
+                (o.mask.map(|mask| PlacedMask { at: l.address_of(mask), mask }), l.machine.workspace_bytes)
+            }
+            (true, Some((mask, at, before))) => (Some(PlacedMask { at: *at, mask }), *before),
             (true, None) => return Ok(None),
         };
-        let tensors = fused::Tensors { q: o.q, k: o.k, v: o.v, r: result, sums, gradients: None };
-        let attention = fused::attention(&form, &tensors, mask, &|v| l.at(v));
+        let tensors =
+            library_attention::AttentionTensors { q: o.q, k: o.k, v: o.v, r: result, sums, gradients: None };
+        let attention = library_attention::attention(&form, &tensors, mask, &|v| l.address_of(v));
         let Some(attention) = attention else { return Ok(None) };
         let numbers = mask.filter(|_| wanted);
-        let numbers = numbers.map(|n| numbers::kernel(o, &by_data, n.mask, n.at, l));
-        let hides = attention.band != cudnn::Band::default() || attention.bias.is_some();
+        let numbers = numbers.map(|n| mask_bias::kernel(o, &by_data, n.mask, n.at, l));
+        let hides = attention.band != cudnn::VisibleBand::default() || attention.bias.is_some();
         let amend = if hides { Some(self.amend(l)?) } else { None };
-        let filled = numbers::filled(o, &by_data, l);
-        Ok(Some(Candidates { attention, room, numbers, filled, amend, own: own.to_vec() }))
+        let filled = mask_bias::timing_fills(o, &by_data, l);
+        Ok(Some(AttentionCandidates {
+            attention,
+            library_workspace_bytes: room,
+            numbers,
+            filled,
+            amend,
+            kernels: own.to_vec(),
+        }))
     }
 
     /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of
     /// keys side by side.
-    fn amend(&self, l: &mut Lowering<'_>) -> Result<Kernel> {
+    fn amend(&self, l: &mut KernelLowering<'_>) -> Result<KernelLaunch> {
         let x = &self.x;
         let rows = x.group * x.queries;
         let algorithm = match algorithm(
-            &Extents { queries: x.queries.max(MANY_ROWS), ..*x },
+            &AttentionSizes { queries: x.queries.max(MANY_ROWS), ..*x },
             self.dtype,
             &self.places[1],
             &self.places[2],
         ) {
-            Algorithm::TensorCores(_) => tensor(rows),
-            _ => lanes(rows),
+            AttentionAlgorithm::TensorCores(_) => tensor_core_kernel(rows),
+            _ => cuda_core_kernel(rows),
         };
-        let step = (TOGETHER / x.group.next_power_of_two()).max(1);
-        let kernels = self.kernels(algorithm, Redo::Damaged(step), l)?;
+        let step = (LIBRARY_TILE_ROWS / x.group.next_power_of_two()).max(1);
+        let kernels = self.kernels(algorithm, RecomputeRows::Damaged(step), l)?;
         let missing = || CudaError::Unsupported("an attention without a kernel".into());
         kernels.into_iter().next().ok_or_else(missing)
     }
@@ -394,27 +417,32 @@ impl Lowered<'_> {
         splits: usize,
         rows: usize,
         addresses: [DevicePtr; 2],
-        l: &mut Lowering<'_>,
-    ) -> Kernel {
-        let (parameters, given) = given(self.operands.len());
+        l: &mut KernelLowering<'_>,
+    ) -> KernelLaunch {
+        let (parameters, given) = extra_pointers(self.operands.len());
         let text = format!(
             "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r{parameters}) {{\n    \
              symmc_enter();\n    const void *const given[] = {{{given}}};\n    sc::combine<sc::@_L, {splits}>(partial, r, given);\n}}\n"
         );
         let entry = l.source.function("attention_combine", text);
         let params = addresses.into_iter().chain(self.operands.iter().map(|p| p.at.at));
-        Kernel::flat(entry, rows, 128, params.map(Into::into).collect())
+        KernelLaunch::flat(entry, rows, 128, params.map(Into::into).collect())
     }
 
-    fn kernels(&self, algorithm: Algorithm, redo: Redo, l: &mut Lowering<'_>) -> Result<Vec<Kernel>> {
+    fn kernels(
+        &self,
+        algorithm: AttentionAlgorithm,
+        redo: RecomputeRows,
+        l: &mut KernelLowering<'_>,
+    ) -> Result<Vec<KernelLaunch>> {
         let (x, dtype) = (&self.x, self.dtype);
         let mut split = split(x, algorithm, l.machine.multiprocessors as usize);
         let step = match redo {
-            Redo::All => 0,
-            Redo::Damaged(step) => step,
+            RecomputeRows::All => 0,
+            RecomputeRows::Damaged(step) => step,
         };
-        if redo != Redo::All {
-            split = Split {
+        if redo != RecomputeRows::All {
+            split = KeySplit {
                 algorithm,
                 splits: 1,
                 chunk: x.keys.div_ceil(algorithm.keys()).max(1) * algorithm.keys(),
@@ -422,14 +450,16 @@ impl Lowered<'_> {
         }
         let shared = match (algorithm, redo) {
             // 64 rows at a time, and a tile of keys and values.
-            (Algorithm::TensorCores(_), Redo::Damaged(_)) => 64 * (2 * (x.e + 8) + x.f + 8) * dtype.size(),
+            (AttentionAlgorithm::TensorCores(_), RecomputeRows::Damaged(_)) => {
+                64 * (2 * (x.e + 8) + x.f + 8) * dtype.size()
+            }
             _ => algorithm.shared(x, dtype),
         };
         if shared > MOST_SHARED {
             let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
             return Err(CudaError::Unsupported(text));
         }
-        let partial = l.room("attention", parts_bytes(x, &split, dtype))?;
+        let partial = l.workspace_for("attention", partial_bytes(x, &split, dtype))?;
         let splits = split.splits;
         let layout = format!(
             "namespace sc {{ struct @_L {{\n{}static const i64 CHUNK = {};\n}}; }}\n",
@@ -441,7 +471,8 @@ impl Lowered<'_> {
         let rows = x.group * x.queries;
         let params = [q, k, v, m, r, partial].into_iter().chain(positions).map(Into::into).collect();
         let blocks = x.heads * rows.div_ceil(algorithm.rows()) * splits;
-        let mut out = vec![Kernel { shared: shared as u32, ..Kernel::flat(entry, blocks, 128, params) }];
+        let mut out =
+            vec![KernelLaunch { shared: shared as u32, ..KernelLaunch::flat(entry, blocks, 128, params) }];
         if splits > 1 {
             out.push(self.combine(&layout, splits, x.heads * rows, [partial, r], l));
         }
@@ -451,11 +482,11 @@ impl Lowered<'_> {
     /// Adds the kernel's text; gives its name.
     fn entry(
         &self,
-        algorithm: Algorithm,
+        algorithm: AttentionAlgorithm,
         splits: usize,
         step: usize,
         layout: &str,
-        l: &mut Lowering<'_>,
+        l: &mut KernelLowering<'_>,
     ) -> String {
         let mask = match self.mask.map(|m| m.dtype) {
             None => 0,
@@ -463,21 +494,23 @@ impl Lowered<'_> {
             Some(_) => 2,
         };
         // Only the few begin to read before what is in front has ended.
-        let enter = if algorithm == Algorithm::Decode { "" } else { "symmc_enter();\n    " };
+        let enter = if algorithm == AttentionAlgorithm::Decode { "" } else { "symmc_enter();\n    " };
         let call = match algorithm {
-            Algorithm::CudaCores(rows) => format!("attend<sc::@_L, {rows}, {splits}, {step}, {mask}>"),
-            Algorithm::Decode => {
+            AttentionAlgorithm::CudaCores(rows) => {
+                format!("attend<sc::@_L, {rows}, {splits}, {step}, {mask}>")
+            }
+            AttentionAlgorithm::Decode => {
                 l.source.prelude(text::MATRIX);
                 l.source.prelude(text::DECODE);
                 format!("attend_decode<sc::@_L, {splits}, {}, {mask}>", self.steady)
             }
-            Algorithm::TensorCores(times) => {
+            AttentionAlgorithm::TensorCores(times) => {
                 l.source.prelude(text::MATRIX);
                 l.source.prelude(text::TENSOR);
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
             }
         };
-        let (parameters, given) = given(self.operands.len());
+        let (parameters, given) = extra_pointers(self.operands.len());
         let text = format!(
             "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *q, const void *k, const void *v, const void *m, void *r, void *partial{parameters}) {{\n    {enter}const void *const given[] = {{{given}}};\n    sc::{call}(q, k, v, m, r, partial, given);\n}}\n"
         );
@@ -486,7 +519,7 @@ impl Lowered<'_> {
 }
 
 /// Parameters for so many addresses besides the others, and the elements of an array of them.
-pub(super) fn given(n: usize) -> (String, String) {
+pub(super) fn extra_pointers(n: usize) -> (String, String) {
     let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
     let given = if n == 0 { "0".into() } else { names.join(", ") };
@@ -494,16 +527,22 @@ pub(super) fn given(n: usize) -> (String, String) {
 }
 
 /// An operand that broadcasts to rows of all query heads with so many columns.
-fn broadcast_rows(v: &Located, scores: &[usize], group: usize, what: &str, l: &Lowering<'_>) -> Result<Rows> {
+fn broadcast_rows(
+    v: &LocatedTensor,
+    scores: &[usize],
+    group: usize,
+    what: &str,
+    l: &KernelLowering<'_>,
+) -> Result<HeadRows> {
     let skip = scores.len().checked_sub(v.shape.len());
     let fits = skip.is_some_and(|s| v.shape.iter().zip(&scores[s..]).all(|(a, b)| a == b || *a == 1));
     if !fits {
-        return Err(misfit(what, scores, &v.shape));
+        return Err(mismatch_error(what, scores, &v.shape));
     }
-    Ok(Rows::new(l.at(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
+    Ok(HeadRows::new(l.address_of(v), scores, &broadcast(scores, &v.shape, &v.strides), group))
 }
 
-fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
+fn with_columns(q: &LocatedTensor, columns: usize) -> Vec<usize> {
     let mut shape = q.shape.to_vec();
     if let Some(last) = shape.last_mut() {
         *last = columns;
@@ -511,71 +550,85 @@ fn with_columns(q: &Located, columns: usize) -> Vec<usize> {
     shape
 }
 
-pub(super) fn places(
-    x: &Extents,
-    o: &Operands<'_, Located>,
-    result: &Located,
-    l: &Lowering<'_>,
-) -> Result<[Rows; 5]> {
-    let place = |v: &Located, group| Rows::new(l.at(v), &v.shape, &v.strides, group);
+pub(super) fn operand_rows(
+    x: &AttentionSizes,
+    o: &AttentionOperands<'_, LocatedTensor>,
+    result: &LocatedTensor,
+    l: &KernelLowering<'_>,
+) -> Result<[HeadRows; 5]> {
+    let place = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
     let mask = match o.mask {
-        None => Rows { at: DevicePtr::NULL, head: Vec::new(), row: Vec::new(), step: 0 },
+        None => HeadRows { at: DevicePtr::NULL, head: Vec::new(), row: Vec::new(), step: 0 },
         Some(m) => broadcast_rows(m, &with_columns(o.q, x.keys), x.group, "the mask of attention", l)?,
     };
     Ok([place(o.q, x.group), place(o.k, 1), place(o.v, 1), mask, place(result, x.group)])
 }
 
 /// Where the operands of the bounds lie.
-pub(super) fn positions(
-    x: &Extents,
-    o: &Operands<'_, Located>,
-    result: &Located,
-    l: &Lowering<'_>,
-) -> Result<Vec<Position>> {
-    let one = |v: &Located| {
+pub(super) fn bound_operands(
+    x: &AttentionSizes,
+    o: &AttentionOperands<'_, LocatedTensor>,
+    result: &LocatedTensor,
+    l: &KernelLowering<'_>,
+) -> Result<Vec<BoundPosition>> {
+    let one = |v: &LocatedTensor| {
         if !matches!(v.dtype, DType::I32 | DType::I64) {
-            return Err(misfit("an operand of the bounds of attention", "i32 or i64", v.dtype));
+            return Err(mismatch_error("an operand of the bounds of attention", "i32 or i64", v.dtype));
         }
         let at =
             broadcast_rows(v, &with_columns(result, 1), x.group, "an operand of the bounds of attention", l)?;
-        Ok(Position { at, dtype: v.dtype })
+        Ok(BoundPosition { at, dtype: v.dtype })
     };
     o.positions.iter().map(one).collect()
 }
 
 /// Where the sinks of the rows lie.
-fn sink(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<Position> {
+fn sink(
+    x: &AttentionSizes,
+    v: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &KernelLowering<'_>,
+) -> Result<BoundPosition> {
     if !v.dtype.is_float() {
-        return Err(misfit("the sink of attention", "a float", v.dtype));
+        return Err(mismatch_error("the sink of attention", "a float", v.dtype));
     }
     let at = broadcast_rows(v, &with_columns(result, 1), x.group, "the sink of attention", l)?;
-    Ok(Position { at, dtype: v.dtype })
+    Ok(BoundPosition { at, dtype: v.dtype })
 }
 
 /// Where the log-sum-exp of each row goes.
-pub(super) fn sums_of(x: &Extents, v: &Located, result: &Located, l: &Lowering<'_>) -> Result<Position> {
+pub(super) fn log_sum_exp_operand(
+    x: &AttentionSizes,
+    v: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &KernelLowering<'_>,
+) -> Result<BoundPosition> {
     let rows = &result.shape[..result.shape.len() - 1];
-    if *v.shape != *rows || v.dtype != result.dtype.wide() {
-        return Err(misfit("the log-sum-exp of attention", (result.dtype.wide(), rows), (v.dtype, &v.shape)));
+    if *v.shape != *rows || v.dtype != result.dtype.compute_dtype() {
+        return Err(mismatch_error(
+            "the log-sum-exp of attention",
+            (result.dtype.compute_dtype(), rows),
+            (v.dtype, &v.shape),
+        ));
     }
     let (shape, strides) = ([&v.shape[..], &[1]].concat(), [&v.strides[..], &[1]].concat());
-    Ok(Position { at: Rows::new(l.at(v), &shape, &strides, x.group), dtype: v.dtype })
+    Ok(BoundPosition { at: HeadRows::new(l.address_of(v), &shape, &strides, x.group), dtype: v.dtype })
 }
 
 /// The members of the layout struct that all kernels of an attention have.
 pub(super) fn layout(
-    x: &Extents,
-    scores: &Scores<'_>,
-    mask: Option<&Located>,
+    x: &AttentionSizes,
+    scores: &ScoreOptions<'_>,
+    mask: Option<&LocatedTensor>,
     dtype: DType,
-    places: &[Rows; 5],
+    places: &[HeadRows; 5],
     multiprocessors: u32,
 ) -> String {
     let [q, k, v, _, r] = places;
-    let mask_type = mask.map_or("boolean", |m| stored(m.dtype));
+    let mask_type = mask.map_or("boolean", |m| stored_type(m.dtype));
     let mut out = format!(
         "typedef {} T; typedef {mask_type} M;\nstatic const i64 HEADS = {}, ROWS = {}, Q = {}, S = {};\nstatic const int E = {}, F = {}, QW = {}, KW = {}, VW = {}, RW = {};\nstatic const u32 PROCESSORS = {multiprocessors};\nstatic const bool CAPPED = {};\n",
-        stored(dtype),
+        stored_type(dtype),
         x.heads,
         x.group * x.queries,
         x.queries,
@@ -589,8 +642,8 @@ pub(super) fn layout(
         scores.cap.is_some(),
     );
     for (name, rows) in ["q", "k", "v", "m", "r"].into_iter().zip(places) {
-        out.push_str(&offset(&format!("{name}_head"), &rows.head));
-        out.push_str(&offset(&format!("{name}_row"), &rows.row));
+        out.push_str(&offset_function(&format!("{name}_head"), &rows.head));
+        out.push_str(&offset_function(&format!("{name}_row"), &rows.row));
         let row_step = rows.row.last().map_or(0, |a| a.stride);
         let _ =
             writeln!(out, "static const i64 {name}_step = {}ll, {name}_row_step = {row_step}ll;", rows.step);
@@ -599,8 +652,8 @@ pub(super) fn layout(
     let _ = writeln!(
         out,
         "SC_FN {number} scale() {{ return {}; }}\nSC_FN {number} cap() {{ return {}; }}\nSC_FN void enter() {{ symmc_enter(); }}",
-        real(dtype, scores.scale.0),
-        real(dtype, scores.cap.map_or(1.0, |c| c.0)),
+        float_literal(dtype, scores.scale.0),
+        float_literal(dtype, scores.cap.map_or(1.0, |c| c.0)),
     );
     out
 }

@@ -5,49 +5,54 @@
 //! queries over all keys. The second takes keys: it computes the gradients of keys and values over all rows of the query
 //! heads that share them. What cuDNN may do instead is [`fused`].
 
-use symmc_ir::attention::Operands;
-use symmc_ir::{DType, Float, Op, Scalar};
-use symmc_runtime::exec::Located;
+use symmc_ir::attention::AttentionOperands;
+use symmc_ir::{DType, FloatAttribute, Op, Scalar};
+use symmc_runtime::exec::LocatedTensor;
 
 use super::attention::{
-    Extents, MOST_SHARED, Scores, extents, given, layout, places, positions, sums_of, wide,
+    AttentionSizes, MOST_SHARED, ScoreOptions, accumulator_bytes, bound_operands, extents, extra_pointers,
+    layout, log_sum_exp_operand, operand_rows,
 };
 use super::bounds;
 use super::element;
-use super::fused::{self, Candidates, Form, Tensors};
-use super::lowering::{Lowering, misfit};
-use super::machine::{Attentions, Machine};
-use super::space::Rows;
-use super::text::{self, offset};
-use crate::codegen::command::{Command, Commands};
-use crate::cudnn::{self, Band};
-use crate::device::launch::{DevicePtr, Kernel};
+use super::library_attention::{self, AttentionCandidates, AttentionForm, AttentionTensors};
+use super::lowering::{KernelLowering, mismatch_error};
+use super::machine::{AttentionBackend, KernelTarget};
+use super::space::HeadRows;
+use super::text::{self, offset_function};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::cudnn::{self, VisibleBand};
+use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::{CudaError, Result};
 
 /// Rows and keys of a tile.
 const TILE: usize = 32;
 
 /// The operands before those of the attention.
-struct OfResult<'a> {
-    gradient: &'a Located,
-    result: &'a Located,
-    sums: &'a Located,
+struct ForwardResult<'a> {
+    gradient: &'a LocatedTensor,
+    result: &'a LocatedTensor,
+    sums: &'a LocatedTensor,
 }
 
 fn split_operands<'a>(
-    scores: &Scores<'_>,
-    operands: &'a [Located],
-) -> Option<(OfResult<'a>, Operands<'a, Located>)> {
+    scores: &ScoreOptions<'_>,
+    operands: &'a [LocatedTensor],
+) -> Option<(ForwardResult<'a>, AttentionOperands<'a, LocatedTensor>)> {
     let ([gradient, result, sums], forward) = operands.split_first_chunk::<3>()?;
-    let forward = Operands::of(scores.bounds, false, forward)?;
-    Some((OfResult { gradient, result, sums }, forward))
+    let forward = AttentionOperands::from_operands(scores.bounds, false, forward)?;
+    Some((ForwardResult { gradient, result, sums }, forward))
 }
 
-pub(super) fn workspace(scores: &Scores<'_>, operands: &[Located], machine: &Machine) -> usize {
+pub(super) fn workspace(
+    scores: &ScoreOptions<'_>,
+    operands: &[LocatedTensor],
+    machine: &KernelTarget,
+) -> usize {
     let Some((of, o)) = split_operands(scores, operands) else { return 0 };
     let Ok(x) = extents(&o, of.result) else { return 0 };
-    let means = means_bytes(&x, wide(o.q.dtype));
-    if machine.attention == Attentions::Kernels || o.q.dtype.size() != 2 {
+    let means = row_means_bytes(&x, accumulator_bytes(o.q.dtype));
+    if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
         return means;
     }
     let rank = o.k.shape.len();
@@ -56,27 +61,27 @@ pub(super) fn workspace(scores: &Scores<'_>, operands: &[Located], machine: &Mac
 }
 
 /// The bytes of a number for each row.
-fn means_bytes(x: &Extents, size: usize) -> usize {
+fn row_means_bytes(x: &AttentionSizes, size: usize) -> usize {
     (x.heads * x.group * x.queries * size).next_multiple_of(256)
 }
 
 pub(super) fn lower(
-    scores: &Scores<'_>,
-    operands: &[Located],
-    results: &[Located],
-    l: &mut Lowering<'_>,
+    scores: &ScoreOptions<'_>,
+    operands: &[LocatedTensor],
+    results: &[LocatedTensor],
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let few = || {
         let expected = "the gradient of the result, the result, the log-sum-exp, q, k, v, a mask or none, an operand for \
                         each bound that has one";
-        misfit("the gradient of attention", expected, operands.len())
+        mismatch_error("the gradient of attention", expected, operands.len())
     };
     let (of, o) = split_operands(scores, operands).ok_or_else(few)?;
     let x = extents(&o, of.result)?;
     extents(&o, of.gradient)?;
     for (found, expected) in results.iter().zip([o.q, o.k, o.v]) {
         if found.shape != expected.shape || found.dtype != expected.dtype {
-            return Err(misfit("a gradient of attention", &expected.shape, &found.shape));
+            return Err(mismatch_error("a gradient of attention", &expected.shape, &found.shape));
         }
     }
     if [x.heads * x.group * x.queries, x.keys, x.f].contains(&0) {
@@ -84,53 +89,60 @@ pub(super) fn lower(
         return zeros(results, l);
     }
     if x.e == 0 {
-        return Err(misfit("the gradient of attention", "queries that have elements", x.e));
+        return Err(mismatch_error("the gradient of attention", "queries that have elements", x.e));
     }
-    let own = own_kernels(scores, &x, &of, &o, results, l)?;
-    if l.machine.attention == Attentions::Chosen
+    let own = gradient_kernels(scores, &x, &of, &o, results, l)?;
+    if l.machine.attention == AttentionBackend::Measured
         && let Some(candidates) = candidates(scores, &x, &of, &o, results, &own, l)
     {
-        return Ok(vec![Command::Attention(Box::new(candidates))]);
+        return Ok(vec![GpuCommand::Attention(Box::new(candidates))]);
     }
-    Ok(own.into_iter().map(Command::Kernel).collect())
+    Ok(own.into_iter().map(GpuCommand::Kernel).collect())
 }
 
-fn zeros(results: &[Located], l: &mut Lowering<'_>) -> Commands {
+fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
     let mut out = Vec::new();
     for result in results.iter().filter(|r| !r.shape.contains(&0)) {
-        out.extend(element::lower(&Op::Full(Scalar::Float(Float(0.0))), &[], result, l)?);
+        out.extend(element::lower(&Op::Full(Scalar::Float(FloatAttribute(0.0))), &[], result, l)?);
     }
     Ok(out)
 }
 
 /// The gradients in both forms, if the library takes them: without a mask, and where each row sees a key.
 fn candidates(
-    scores: &Scores<'_>,
-    x: &Extents,
-    of: &OfResult<'_>,
-    o: &Operands<'_, Located>,
-    results: &[Located],
-    own: &[Kernel],
-    l: &Lowering<'_>,
-) -> Option<Candidates> {
+    scores: &ScoreOptions<'_>,
+    x: &AttentionSizes,
+    of: &ForwardResult<'_>,
+    o: &AttentionOperands<'_, LocatedTensor>,
+    results: &[LocatedTensor],
+    own: &[KernelLaunch],
+    l: &KernelLowering<'_>,
+) -> Option<AttentionCandidates> {
     let limits = bounds::constants(scores.bounds)?;
     let (band, keys) = bounds::band(&limits, x.queries, x.keys)?;
-    if o.mask.is_some() || keys != x.keys || !sees_all(&band, x) {
+    if o.mask.is_some() || keys != x.keys || !every_row_has_visible_key(&band, x) {
         return None;
     }
-    let means_bytes = means_bytes(x, 4);
+    let means_bytes = row_means_bytes(x, 4);
     let room = l.machine.workspace_bytes.checked_sub(means_bytes)? / 256 * 256;
     let means = DevicePtr::from(l.machine.workspace) + room as u64;
     let [of_q, of_k, of_v] = results.first_chunk::<3>()?;
     let gradients = Some(([of.gradient, of_q, of_k, of_v], means));
-    let tensors = Tensors { q: o.q, k: o.k, v: o.v, r: of.result, sums: Some(of.sums), gradients };
-    let form = Form { scale: scores.scale.0, cap: None, band, keys };
-    let attention = fused::attention(&form, &tensors, None, &|v| l.at(v))?;
-    Some(Candidates { attention, room, numbers: None, filled: vec![], amend: None, own: own.to_vec() })
+    let tensors = AttentionTensors { q: o.q, k: o.k, v: o.v, r: of.result, sums: Some(of.sums), gradients };
+    let form = AttentionForm { scale: scores.scale.0, cap: None, band, keys };
+    let attention = library_attention::attention(&form, &tensors, None, &|v| l.address_of(v))?;
+    Some(AttentionCandidates {
+        attention,
+        library_workspace_bytes: room,
+        numbers: None,
+        filled: vec![],
+        amend: None,
+        kernels: own.to_vec(),
+    })
 }
 
 /// Whether each row sees a key.
-fn sees_all(band: &Band, x: &Extents) -> bool {
+fn every_row_has_visible_key(band: &VisibleBand, x: &AttentionSizes) -> bool {
     let (last, keys) = (x.queries as i64 - 1, x.keys as i64);
     let first_sees = band.below.is_none_or(|below| below >= 1);
     let last_sees = band.from.is_none_or(|from| last + from < keys);
@@ -141,20 +153,25 @@ fn sees_all(band: &Band, x: &Extents) -> bool {
     first_sees && last_sees && width
 }
 
-struct Places {
-    gradient: Rows,
-    sums: Rows,
-    of_q: Rows,
-    of_k: Rows,
-    of_v: Rows,
+struct GradientOperands {
+    gradient: HeadRows,
+    sums: HeadRows,
+    of_q: HeadRows,
+    of_k: HeadRows,
+    of_v: HeadRows,
 }
 
-impl Places {
-    fn new(x: &Extents, of: &OfResult<'_>, results: &[Located], l: &Lowering<'_>) -> Result<Places> {
-        let place = |v: &Located, group| Rows::new(l.at(v), &v.shape, &v.strides, group);
-        Ok(Places {
+impl GradientOperands {
+    fn new(
+        x: &AttentionSizes,
+        of: &ForwardResult<'_>,
+        results: &[LocatedTensor],
+        l: &KernelLowering<'_>,
+    ) -> Result<GradientOperands> {
+        let place = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
+        Ok(GradientOperands {
             gradient: place(of.gradient, x.group),
-            sums: sums_of(x, of.sums, of.result, l)?.at,
+            sums: log_sum_exp_operand(x, of.sums, of.result, l)?.at,
             of_q: place(&results[0], x.group),
             of_k: place(&results[1], 1),
             of_v: place(&results[2], 1),
@@ -172,28 +189,28 @@ impl Places {
         ];
         let mut out = String::new();
         for (name, rows) in named {
-            out.push_str(&offset(&format!("{name}_head"), &rows.head));
-            out.push_str(&offset(&format!("{name}_row"), &rows.row));
+            out.push_str(&offset_function(&format!("{name}_head"), &rows.head));
+            out.push_str(&offset_function(&format!("{name}_row"), &rows.row));
             out.push_str(&format!("static const i64 {name}_step = {}ll;\n", rows.step));
         }
         out
     }
 }
 
-fn own_kernels(
-    scores: &Scores<'_>,
-    x: &Extents,
-    of: &OfResult<'_>,
-    o: &Operands<'_, Located>,
-    results: &[Located],
-    l: &mut Lowering<'_>,
-) -> Result<Vec<Kernel>> {
+fn gradient_kernels(
+    scores: &ScoreOptions<'_>,
+    x: &AttentionSizes,
+    of: &ForwardResult<'_>,
+    o: &AttentionOperands<'_, LocatedTensor>,
+    results: &[LocatedTensor],
+    l: &mut KernelLowering<'_>,
+) -> Result<Vec<KernelLaunch>> {
     let dtype = o.q.dtype;
-    let open = || misfit("the bounds of attention", "positions of known size", scores.bounds);
+    let open = || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
     let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
-    let forward = places(x, o, of.result, l)?;
-    let positions = positions(x, o, of.result, l)?;
-    let more = Places::new(x, of, results, l)?;
+    let forward = operand_rows(x, o, of.result, l)?;
+    let positions = bound_operands(x, o, of.result, l)?;
+    let more = GradientOperands::new(x, of, results, l)?;
     let mut layout = layout(x, scores, o.mask, dtype, &forward, l.machine.multiprocessors);
     layout.push_str(&bounds::layout(&limits, &positions));
     layout.push_str(&bounds::sink(None, 0));
@@ -202,13 +219,13 @@ fn own_kernels(
     l.preludes();
     l.source.prelude(text::ATTENTION);
     l.source.prelude(text::ATTENTION_GRADIENT);
-    let shared = shared_numbers(x) * wide(dtype);
+    let shared = shared_elements(x) * accumulator_bytes(dtype);
     if shared > MOST_SHARED {
         let text =
             format!("gradients of attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
         return Err(CudaError::Unsupported(text));
     }
-    let means = l.room("the gradient of attention", means_bytes(x, wide(dtype)))?;
+    let means = l.workspace_for("the gradient of attention", row_means_bytes(x, accumulator_bytes(dtype)))?;
     let mask = match o.mask {
         None => 0,
         Some(m) if m.dtype == DType::Bool => 1,
@@ -221,7 +238,7 @@ fn own_kernels(
         ("rows", "attend_back_rows", rows, [more.of_q.at, DevicePtr::NULL]),
         ("keys", "attend_back_keys", x.keys, [more.of_k.at, more.of_v.at]),
     ];
-    let (parameters, given) = given(positions.len());
+    let (parameters, given) = extra_pointers(positions.len());
     let kernel = |(name, function, n, outputs): (&str, &str, usize, [DevicePtr; 2])| {
         let text = format!(
             "namespace sc {{ struct @_L {{\n{layout}}};\n}}\nextern \"C\" __global__ void __launch_bounds__(128) @(const void *g, \
@@ -232,13 +249,16 @@ fn own_kernels(
         let entry = l.source.function(&format!("attention_gradient_{name}"), text);
         let params = operands.into_iter().chain(outputs).chain(positions.iter().map(|p| p.at.at));
         let params = params.map(Into::into).collect();
-        Kernel { shared: shared as u32, ..Kernel::flat(entry, x.heads * n.div_ceil(TILE), 128, params) }
+        KernelLaunch {
+            shared: shared as u32,
+            ..KernelLaunch::flat(entry, x.heads * n.div_ceil(TILE), 128, params)
+        }
     };
     Ok(kernels.map(kernel).to_vec())
 }
 
 /// The numbers that a block has in shared memory.
-fn shared_numbers(x: &Extents) -> usize {
+fn shared_elements(x: &AttentionSizes) -> usize {
     let rows = TILE * (x.e + x.f);
     let keys = TILE * (x.e + 1 + x.f + 1);
     rows + keys + 2 * TILE * (TILE + 1) + 2 * TILE

@@ -9,53 +9,56 @@ use std::fmt::Write as _;
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-use super::gemm::{Gemm, Matrix};
-use super::lowering::{Lowering, Operation};
-use super::rotary::{self, OfProduct};
-use super::skinny::{self, Epilogue};
+use super::gemm::{DeviceMatrix, Gemm};
+use super::lowering::{BoundOperation, KernelLowering};
+use super::rotary::{self, RotaryEpilogue};
+use super::skinny::{self, ProductEpilogue};
 use super::{matmul, text};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::Param;
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::KernelParam;
 use crate::error::Result;
 
 /// What products do on the device: as one, or one after another; as one with the rotary embeddings of what they give, or `None`
 /// where there is no such kernel. `memory` says in which memory a value lies whose
 /// places are as far apart on all ranks, if it lies in one.
 pub fn lower(
-    steps: &[Operation<'_>],
-    memory: &dyn Fn(&Located) -> Option<usize>,
-    l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>> {
+    steps: &[BoundOperation<'_>],
+    memory: &dyn Fn(&LocatedTensor) -> Option<usize>,
+    l: &mut KernelLowering<'_>,
+) -> Result<Option<Vec<GpuCommand>>> {
     match steps.iter().any(|step| *step.op != Op::MatMul) {
-        true => turned(steps, l),
-        false => products(steps, memory, l).map(Some),
+        true => rotary_products(steps, l),
+        false => plain_products(steps, memory, l).map(Some),
     }
 }
 
 /// Products and rotary embeddings of what they give, by one kernel.
-fn turned(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
-    let (products, others): (SmallVec<[_; 4]>, SmallVec<[&Operation<'_>; 4]>) =
+fn rotary_products(
+    steps: &[BoundOperation<'_>],
+    l: &mut KernelLowering<'_>,
+) -> Result<Option<Vec<GpuCommand>>> {
+    let (products, others): (SmallVec<[_; 4]>, SmallVec<[&BoundOperation<'_>; 4]>) =
         steps.iter().partition(|step| *step.op == Op::MatMul);
     if products.iter().any(|step| step.results.iter().any(|r| r.shape.contains(&0))) {
         return Ok(Some(Vec::new()));
     }
-    let Some((gemms, steady)) = gemms(&products, l)? else { return Ok(None) };
+    let Some((gemms, steady)) = library_products(&products, l)? else { return Ok(None) };
     let (mut halves, mut found) = (SmallVec::<[Option<usize>; 4]>::new(), 0);
-    let mut epilogue = Epilogue::default();
+    let mut epilogue = ProductEpilogue::default();
     for (p, (product, gemm)) in products.iter().zip(&gemms).enumerate() {
         let mut of = None;
         for step in &others {
-            of = of.or(rotary::of_product(step, &product.results[0], p, l)?);
+            of = of.or(rotary::rotary_epilogue(step, &product.results[0], p, l)?);
         }
         halves.push(of.as_ref().map(|of| of.half));
         match of {
-            Some(OfProduct { layout, params, .. }) => {
+            Some(RotaryEpilogue { layout, params, .. }) => {
                 found += 1;
                 epilogue.layouts.push_str(&layout);
                 epilogue.declared.push(format!("const void *c{p}, const void *s{p}, void *r{p}"));
-                epilogue.params.extend(params.map(Param::from));
+                epilogue.params.extend(params.map(KernelParam::from));
                 let _ = writeln!(
                     epilogue.body,
                     "if (product == {p}) turn_pair<@_R{p}>(c{p}, s{p}, r{p}, row, column, sum);"
@@ -69,34 +72,34 @@ fn turned(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Co
     }
     l.preludes();
     l.source.prelude(text::ROTARY);
-    Ok(skinny::paired(&gemms, &halves, steady, epilogue, l).map(|work| vec![work]))
+    Ok(skinny::column_pair_kernel(&gemms, &halves, steady, epilogue, l).map(|work| vec![work]))
 }
 
-fn products(
-    steps: &[Operation<'_>],
-    memory: &dyn Fn(&Located) -> Option<usize>,
-    l: &mut Lowering<'_>,
+fn plain_products(
+    steps: &[BoundOperation<'_>],
+    memory: &dyn Fn(&LocatedTensor) -> Option<usize>,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
-    if let Some(work) = by_one_kernel(steps, l)? {
+    if let Some(work) = single_kernel(steps, l)? {
         return Ok(vec![work]);
     }
     // The left matrix is one: it may lie anywhere.
-    let known = |step: &Operation<'_>| {
+    let known = |step: &BoundOperation<'_>| {
         let all = step.operands.iter().skip(1).chain(step.results).map(memory);
         all.collect::<Option<SmallVec<[usize; 2]>>>()
     };
-    let mut works: Vec<(Command, Option<SmallVec<[usize; 2]>>)> = Vec::with_capacity(steps.len());
+    let mut works: Vec<(GpuCommand, Option<SmallVec<[usize; 2]>>)> = Vec::with_capacity(steps.len());
     for step in steps {
         let memories = known(step);
         for work in super::lower(step, l)? {
             let pair = works.iter_mut().find_map(|(before, of)| match (&*before, &work) {
-                (Command::Gemm(one), Command::Gemm(other)) if memories.is_some() && *of == memories => {
-                    batch(one, other).map(|both| (before, both))
+                (GpuCommand::Gemm(one), GpuCommand::Gemm(other)) if memories.is_some() && *of == memories => {
+                    merge_into_batch(one, other).map(|both| (before, both))
                 }
                 _ => None,
             });
             match pair {
-                Some((before, both)) => *before = Command::Gemm(both),
+                Some((before, both)) => *before = GpuCommand::Gemm(both),
                 None => works.push((work, memories.clone())),
             }
         }
@@ -105,39 +108,44 @@ fn products(
 }
 
 /// All products as one kernel of ours, if it is faster.
-fn by_one_kernel(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Command>> {
-    let steps: SmallVec<[&Operation<'_>; 4]> = steps.iter().collect();
-    let several = gemms(&steps, l)?.filter(|(gemms, _)| gemms.len() > 1);
-    Ok(several.and_then(|(gemms, steady)| skinny::apart(&gemms, steady, l)))
+fn single_kernel(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<GpuCommand>> {
+    let steps: SmallVec<[&BoundOperation<'_>; 4]> = steps.iter().collect();
+    let several = library_products(&steps, l)?.filter(|(gemms, _)| gemms.len() > 1);
+    Ok(several.and_then(|(gemms, steady)| skinny::sequential_kernel(&gemms, steady, l)))
 }
 
 /// Products as the library would have them, and whether nothing writes their right matrices while the program runs.
-fn gemms(steps: &[&Operation<'_>], l: &Lowering<'_>) -> Result<Option<(SmallVec<[Gemm; 4]>, bool)>> {
+fn library_products(
+    steps: &[&BoundOperation<'_>],
+    l: &KernelLowering<'_>,
+) -> Result<Option<(SmallVec<[Gemm; 4]>, bool)>> {
     let mut gemms = SmallVec::new();
     let mut steady = true;
     for step in steps {
         super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
         let [left, right] = step.operands else { return Ok(None) };
-        let Some(gemm) = matmul::one(left, right, &step.results[0], l)? else { return Ok(None) };
+        let Some(gemm) = matmul::single_library_product(left, right, &step.results[0], l)? else {
+            return Ok(None);
+        };
         gemms.push(gemm);
-        steady &= l.is_steady(right);
+        steady &= l.is_never_written(right);
     }
     Ok(Some((gemms, steady)))
 }
 
 /// Two products of one left matrix as one batch, in the order of their results.
-fn batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
+fn merge_into_batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
     let is_first_lower = second.c.at.distance_from(first.c.at)? > 0;
     let (low, high) = if is_first_lower { (first, second) } else { (second, first) };
-    let alike = |x: &Matrix, y: &Matrix| (x.step, x.order) == (y.step, y.order);
+    let alike = |x: &DeviceMatrix, y: &DeviceMatrix| (x.step, x.order) == (y.step, y.order);
     let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
     let fits =
         extents(low) == extents(high) && low.batch == 1 && alike(&low.b, &high.b) && alike(&low.c, &high.c);
     let size = low.dtype.size() as i64;
-    let between = |x: &Matrix, y: &Matrix| {
+    let between = |x: &DeviceMatrix, y: &DeviceMatrix| {
         let bytes = y.at.distance_from(x.at).filter(|&bytes| bytes > 0)?;
-        (bytes % size == 0).then_some(Matrix { batch: (bytes / size) as isize, ..*x })
+        (bytes % size == 0).then_some(DeviceMatrix { batch: (bytes / size) as isize, ..*x })
     };
     let (b, c) = (between(&low.b, &high.b)?, between(&low.c, &high.c)?);
-    fits.then_some(Gemm { batch: 2, a: Matrix { batch: 0, ..low.a }, b, c, ..*low })
+    fits.then_some(Gemm { batch: 2, a: DeviceMatrix { batch: 0, ..low.a }, b, c, ..*low })
 }

@@ -2,33 +2,33 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::attention::Bound;
-use symmc_ir::{DType, Side};
+use symmc_ir::attention::AttentionBound;
+use symmc_ir::{BoundSide, DType};
 
-use super::space::Rows;
-use super::text::{int, offset, stored};
-use crate::cudnn::Band;
+use super::space::HeadRows;
+use super::text::{int_literal, offset_function, stored_type};
+use crate::cudnn::VisibleBand;
 
 /// The operand of a bound, or a sink: where its elements lie for heads and rows, and their dtype.
-pub(super) struct Position {
-    pub at: Rows,
+pub(super) struct BoundPosition {
+    pub at: HeadRows,
     pub dtype: DType,
 }
 
 /// The bound with its constant; `None` while that is no number.
-fn constant(bound: &Bound) -> Option<(&Bound, i64)> {
+fn constant(bound: &AttentionBound) -> Option<(&AttentionBound, i64)> {
     Some((bound, bound.add.as_const()?))
 }
 
 /// The bounds with what they add, once that is known of all.
-pub(super) fn constants(bounds: &[Bound]) -> Option<Vec<(&Bound, i64)>> {
+pub(super) fn constants(bounds: &[AttentionBound]) -> Option<Vec<(&AttentionBound, i64)>> {
     bounds.iter().map(constant).collect()
 }
 
 /// The members of a layout that say which keys a row of a head sees.
-pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String {
+pub(super) fn layout(bounds: &[(&AttentionBound, i64)], positions: &[BoundPosition]) -> String {
     let of_row = |side| bounds.iter().any(|(b, _)| b.row && b.side == side);
-    let grows = of_row(Side::Below) && !of_row(Side::From);
+    let grows = of_row(BoundSide::Below) && !of_row(BoundSide::From);
     // Without data, limits never fall from a row to the next.
     let monotone = bounds.iter().all(|(b, _)| !b.operand);
     let mut out = format!(
@@ -36,8 +36,8 @@ pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String
         !bounds.is_empty()
     );
     for (i, position) in positions.iter().enumerate() {
-        out.push_str(&offset(&format!("b{i}_head"), &position.at.head));
-        out.push_str(&offset(&format!("b{i}_row"), &position.at.row));
+        out.push_str(&offset_function(&format!("b{i}_head"), &position.at.head));
+        out.push_str(&offset_function(&format!("b{i}_row"), &position.at.row));
     }
     out.push_str(
         "SC_FN void span(const void *const *given, i64 head, i64 row, i64 &from, i64 &below) {\n    from = 0, below = S;\n    i64 p;\n",
@@ -45,9 +45,9 @@ pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String
     let mut positions = positions.iter().enumerate();
     for (bound, add) in bounds {
         let row = if bound.row { "row % Q" } else { "0ll" };
-        let _ = writeln!(out, "    p = saturate({row}, {});", int(*add));
+        let _ = writeln!(out, "    p = saturate({row}, {});", int_literal(*add));
         if let Some((i, position)) = bound.operand.then(|| positions.next()).flatten() {
-            let element = stored(position.dtype);
+            let element = stored_type(position.dtype);
             let _ = writeln!(
                 out,
                 "    p = saturate(p, get(((const {element} *)given[{i}])[b{i}_head(head) + b{i}_row(row)]));"
@@ -55,13 +55,13 @@ pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String
         }
         if let Some(chunk) = bound.chunk {
             let _ = writeln!(out, "    p = chunk_of(p, {chunk}ll);");
-            if bound.side == Side::Below {
+            if bound.side == BoundSide::Below {
                 let _ = writeln!(out, "    p = saturate(p, {chunk}ll);");
             }
         }
         out.push_str(match bound.side {
-            Side::Below => "    if (p < below) below = p;\n",
-            Side::From => "    if (p > from) from = p;\n",
+            BoundSide::Below => "    if (p < below) below = p;\n",
+            BoundSide::From => "    if (p > from) from = p;\n",
         });
     }
     out.push_str("    if (below < 0) below = 0;\n    if (from > below) from = below;\n}\n");
@@ -69,14 +69,14 @@ pub(super) fn layout(bounds: &[(&Bound, i64)], positions: &[Position]) -> String
 }
 
 /// The members of a layout that say what one more score of a row is, which is the operand of this number.
-pub(super) fn sink(sink: Option<&Position>, number: usize) -> String {
+pub(super) fn sink(sink: Option<&BoundPosition>, number: usize) -> String {
     let Some(sink) = sink else {
         return "static const bool SINK = false;\nSC_FN float sink(const void *const *, i64, i64) { return 0; }\n".into();
     };
-    let element = stored(sink.dtype);
+    let element = stored_type(sink.dtype);
     let mut out = String::from("static const bool SINK = true;\n");
-    out.push_str(&offset("sink_head", &sink.at.head));
-    out.push_str(&offset("sink_row", &sink.at.row));
+    out.push_str(&offset_function("sink_head", &sink.at.head));
+    out.push_str(&offset_function("sink_row", &sink.at.row));
     let _ = writeln!(
         out,
         "SC_FN Computed<{element}>::C sink(const void *const *given, i64 head, i64 row) {{ return get(((const {element} *)given[{number}])[sink_head(head) + sink_row(row)]); }}"
@@ -85,14 +85,14 @@ pub(super) fn sink(sink: Option<&Position>, number: usize) -> String {
 }
 
 /// The members of a layout that say where the log-sum-exp of each row goes, which is the operand of this number.
-pub(super) fn sums(sums: Option<&Position>, number: usize) -> String {
+pub(super) fn sums(sums: Option<&BoundPosition>, number: usize) -> String {
     let Some(sums) = sums else {
         return "static const bool SUMS = false;\nSC_FN void put_sum(const void *const *, i64, i64, double) {}\n".into();
     };
-    let element = stored(sums.dtype);
+    let element = stored_type(sums.dtype);
     let mut out = String::from("static const bool SUMS = true;\n");
-    out.push_str(&offset("sum_head", &sums.at.head));
-    out.push_str(&offset("sum_row", &sums.at.row));
+    out.push_str(&offset_function("sum_head", &sums.at.head));
+    out.push_str(&offset_function("sum_row", &sums.at.row));
     let _ = writeln!(
         out,
         "SC_FN void put_sum(const void *const *given, i64 head, i64 row, {element} x) {{ (({element} *)given[{number}])[sum_head(head) + sum_row(row)] = x; }}"
@@ -101,17 +101,21 @@ pub(super) fn sums(sums: Option<&Position>, number: usize) -> String {
 }
 
 /// The band that `queries` rows see of how many of the keys, if that is what the bounds say.
-pub(super) fn band(bounds: &[(&Bound, i64)], queries: usize, keys: usize) -> Option<(Band, usize)> {
-    let (mut band, mut keys) = (Band::default(), i64::try_from(keys).ok()?);
+pub(super) fn band(
+    bounds: &[(&AttentionBound, i64)],
+    queries: usize,
+    keys: usize,
+) -> Option<(VisibleBand, usize)> {
+    let (mut band, mut keys) = (VisibleBand::default(), i64::try_from(keys).ok()?);
     let last = i64::try_from(queries).ok()?.checked_sub(1)?;
     for &(bound, add) in bounds.iter().filter(|b| !b.0.operand) {
         match (bound.side, bound.row && last > 0) {
             (_, true) if bound.chunk.is_some() => return None,
-            (Side::Below, true) => band.below = Some(band.below.map_or(add, |b| b.min(add))),
-            (Side::From, true) => band.from = Some(band.from.map_or(add, |f| f.max(add))),
-            (Side::Below, false) => keys = keys.min(bound.limit(0, add, 0)),
-            (Side::From, false) if bound.limit(0, add, 0) > 0 => return None,
-            (Side::From, false) => {}
+            (BoundSide::Below, true) => band.below = Some(band.below.map_or(add, |b| b.min(add))),
+            (BoundSide::From, true) => band.from = Some(band.from.map_or(add, |f| f.max(add))),
+            (BoundSide::Below, false) => keys = keys.min(bound.limit(0, add, 0)),
+            (BoundSide::From, false) if bound.limit(0, add, 0) > 0 => return None,
+            (BoundSide::From, false) => {}
         }
     }
     // What hides nothing is no bound.
@@ -126,27 +130,30 @@ mod tests {
 
     use super::*;
 
-    fn bound(side: Side, row: bool, add: i64) -> Bound {
-        Bound { side, row, add: Dim::from(add), chunk: None, operand: false }
+    fn bound(side: BoundSide, row: bool, add: i64) -> AttentionBound {
+        AttentionBound { side, row, add: Dim::from(add), chunk: None, operand: false }
     }
 
     #[test]
     fn a_band_is_what_causal_order_windows_and_lengths_leave() {
-        let of = |bounds: &[Bound], queries, keys| band(&constants(bounds).unwrap(), queries, keys);
-        let [causal, window] = [bound(Side::Below, true, 1), bound(Side::From, true, -3)];
-        let whole = Band::default();
+        let of = |bounds: &[AttentionBound], queries, keys| band(&constants(bounds).unwrap(), queries, keys);
+        let [causal, window] = [bound(BoundSide::Below, true, 1), bound(BoundSide::From, true, -3)];
+        let whole = VisibleBand::default();
         assert_eq!(of(&[], 5, 9), Some((whole, 9)));
-        let below = Band { below: Some(1), from: None };
+        let below = VisibleBand { below: Some(1), from: None };
         assert_eq!(of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
-        assert_eq!(of(&[causal.clone(), window], 5, 9), Some((Band { from: Some(-3), ..below }, 9)));
+        assert_eq!(of(&[causal.clone(), window], 5, 9), Some((VisibleBand { from: Some(-3), ..below }, 9)));
         // Of one row, a bound is a number of keys.
-        assert_eq!(of(&[bound(Side::Below, true, 4)], 1, 9), Some((whole, 4)));
-        assert_eq!(of(&[bound(Side::Below, false, 4), causal], 5, 9), Some((below, 4)));
-        assert_eq!(of(&[bound(Side::Below, true, 9), bound(Side::From, true, -4)], 5, 9), Some((whole, 9)));
+        assert_eq!(of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((whole, 4)));
+        assert_eq!(of(&[bound(BoundSide::Below, false, 4), causal], 5, 9), Some((below, 4)));
+        assert_eq!(
+            of(&[bound(BoundSide::Below, true, 9), bound(BoundSide::From, true, -4)], 5, 9),
+            Some((whole, 9))
+        );
         // What is neither: keys that begin later, chunks, data, nothing at all.
-        assert_eq!(of(&[bound(Side::From, false, 1)], 5, 9), None);
-        assert_eq!(of(&[Bound { chunk: Some(4), ..bound(Side::Below, true, 0) }], 5, 9), None);
-        assert_eq!(of(&[Bound { operand: true, ..bound(Side::Below, false, 0) }], 5, 9), None);
-        assert_eq!(of(&[bound(Side::Below, false, 0)], 5, 9), None);
+        assert_eq!(of(&[bound(BoundSide::From, false, 1)], 5, 9), None);
+        assert_eq!(of(&[AttentionBound { chunk: Some(4), ..bound(BoundSide::Below, true, 0) }], 5, 9), None);
+        assert_eq!(of(&[AttentionBound { operand: true, ..bound(BoundSide::Below, false, 0) }], 5, 9), None);
+        assert_eq!(of(&[bound(BoundSide::Below, false, 0)], 5, 9), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt.
 //!
 //! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, the first that the library's
-//! heuristic names or one of several ([`super::search`]). A [`Prepared`] product only enqueues, so that it can be
+//! heuristic names or one of several ([`super::gemm_search`]). A [`PreparedGemm`] product only enqueues, so that it can be
 //! recorded into a graph.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
@@ -20,18 +20,18 @@ use crate::error::{CudaError, Result, trust_loader_path};
 
 /// A matrix of a product: `[rows, columns]` with one unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Matrix {
+pub struct DeviceMatrix {
     pub at: DevicePtr,
     /// Elements between neighbours along the axis without unit stride.
     pub step: usize,
-    pub order: Order,
+    pub order: MatrixOrder,
     /// Elements between the matrices of a batch; 0 where all share one.
     pub batch: isize,
 }
 
 /// Which axis of a matrix has unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
+pub enum MatrixOrder {
     /// Elements of a row are neighbours.
     Rows,
     /// Elements of a column are neighbours.
@@ -50,10 +50,10 @@ pub struct Gemm {
     /// Terms of each sum; at least 1.
     pub k: usize,
     pub batch: usize,
-    pub a: Matrix,
-    pub b: Matrix,
+    pub a: DeviceMatrix,
+    pub b: DeviceMatrix,
     /// The result; its rows are contiguous.
-    pub c: Matrix,
+    pub c: DeviceMatrix,
 }
 
 impl Gemm {
@@ -74,28 +74,28 @@ impl Gemm {
 
 /// How the library runs a product, as it wants to be told again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Algorithm {
+pub struct GemmAlgorithm {
     words: [u64; 8],
     workspace: usize,
 }
 
-impl Algorithm {
+impl GemmAlgorithm {
     /// The number of its bytes.
     pub(crate) const BYTES: usize = 73;
 
     /// For another process with the same library and device. The last byte tells it from zeros.
-    pub(crate) fn to_bytes(self) -> [u8; Algorithm::BYTES] {
-        let mut out = [1; Algorithm::BYTES];
+    pub(crate) fn to_bytes(self) -> [u8; GemmAlgorithm::BYTES] {
+        let mut out = [1; GemmAlgorithm::BYTES];
         let words = self.words.into_iter().chain([self.workspace as u64]);
         out.chunks_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
         out
     }
 
     /// What [`to_bytes`](Self::to_bytes) gave; `None` for anything else.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Algorithm> {
-        let (bytes, [1]) = bytes.split_at_checked(Algorithm::BYTES - 1)? else { return None };
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<GemmAlgorithm> {
+        let (bytes, [1]) = bytes.split_at_checked(GemmAlgorithm::BYTES - 1)? else { return None };
         let mut words = bytes.chunks_exact(8).map(|b| b.iter().rev().fold(0, |w, &b| w << 8 | u64::from(b)));
-        let mut out = Algorithm { words: [0; 8], workspace: 0 };
+        let mut out = GemmAlgorithm { words: [0; 8], workspace: 0 };
         for word in &mut out.words {
             *word = words.next()?;
         }
@@ -108,17 +108,17 @@ fn failed(call: &str, error: &result::CublasError) -> CudaError {
     CudaError::Library { call: call.into(), detail: format!("{:?}", error.0) }
 }
 
-struct Handle {
+struct CublasHandle {
     handle: sys::cublasLtHandle_t,
     _device: Arc<Device>,
 }
 
 // SAFETY: the library's handles may be used from any thread.
-unsafe impl Send for Handle {}
+unsafe impl Send for CublasHandle {}
 // SAFETY: as above; it holds no state that calls change.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for CublasHandle {}
 
-impl Drop for Handle {
+impl Drop for CublasHandle {
     fn drop(&mut self) {
         // SAFETY: created by `GemmPlanner::new`.
         let _ = unsafe { result::destroy_handle(self.handle) };
@@ -151,7 +151,7 @@ pub(crate) fn library() -> Result<(String, *const c_void)> {
 
 #[derive(Clone)]
 pub struct GemmPlanner {
-    handle: Arc<Handle>,
+    handle: Arc<CublasHandle>,
 }
 
 impl GemmPlanner {
@@ -159,7 +159,7 @@ impl GemmPlanner {
     pub fn new(device: &Arc<Device>) -> Result<GemmPlanner> {
         present()?;
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", &e))?;
-        Ok(GemmPlanner { handle: Arc::new(Handle { handle, _device: device.clone() }) })
+        Ok(GemmPlanner { handle: Arc::new(CublasHandle { handle, _device: device.clone() }) })
     }
 
     pub(crate) fn version(&self) -> usize {
@@ -169,7 +169,7 @@ impl GemmPlanner {
 
     /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
     /// heuristic names.
-    pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<Prepared> {
+    pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<PreparedGemm> {
         let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
         let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
         self.prepare_as(gemm, found.first().ok_or_else(none)?, workspace)
@@ -182,9 +182,9 @@ impl GemmPlanner {
         alignments: [u8; 3],
         workspace: usize,
         most: usize,
-    ) -> Result<Vec<Algorithm>> {
-        let d = Descriptors::new(gemm)?;
-        let preference = Preference::new(gemm, alignments, workspace)?;
+    ) -> Result<Vec<GemmAlgorithm>> {
+        let d = GemmDescriptors::new(gemm)?;
+        let preference = GemmPreference::new(gemm, alignments, workspace)?;
         // SAFETY: plain data for which zero is a valid value.
         let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
         let mut count = 0;
@@ -206,7 +206,7 @@ impl GemmPlanner {
         asked.result().map_err(|e| no_algorithm(gemm, e.0))?;
         found.truncate(usize::try_from(count).unwrap_or(0));
         found.retain(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
-        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| GemmAlgorithm {
             words: f.algo.data,
             workspace: f.workspaceSize,
         };
@@ -217,10 +217,10 @@ impl GemmPlanner {
     pub(crate) fn prepare_as(
         &self,
         gemm: &Gemm,
-        algorithm: &Algorithm,
+        algorithm: &GemmAlgorithm,
         workspace: usize,
-    ) -> Result<Prepared> {
-        let descriptors = Arc::new(Descriptors::new(gemm)?);
+    ) -> Result<PreparedGemm> {
+        let descriptors = Arc::new(GemmDescriptors::new(gemm)?);
         let d = &descriptors;
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
         // SAFETY: plain data for which zero is a valid value.
@@ -245,7 +245,7 @@ impl GemmPlanner {
                 format!("the matrix product {gemm:?} needs {needed} bytes of workspace, not {workspace}");
             return Err(CudaError::Unsupported(text));
         }
-        Ok(Prepared { handle: self.handle.clone(), descriptors, algorithm: algo, gemm: *gemm, needed })
+        Ok(PreparedGemm { handle: self.handle.clone(), descriptors, algorithm: algo, gemm: *gemm, needed })
     }
 }
 
@@ -255,15 +255,15 @@ fn no_algorithm(gemm: &Gemm, status: sys::cublasStatus_t) -> CudaError {
 }
 
 #[derive(Clone)]
-pub struct Prepared {
-    handle: Arc<Handle>,
-    descriptors: Arc<Descriptors>,
+pub struct PreparedGemm {
+    handle: Arc<CublasHandle>,
+    descriptors: Arc<GemmDescriptors>,
     algorithm: sys::cublasLtMatmulAlgo_t,
     gemm: Gemm,
     needed: usize,
 }
 
-impl Prepared {
+impl PreparedGemm {
     pub(crate) fn gemm(&self) -> Gemm {
         self.gemm
     }
@@ -311,18 +311,18 @@ impl Prepared {
 }
 
 /// The library's description of a product: of `Bᵀ`, `Aᵀ` and `Cᵀ`.
-struct Descriptors {
+struct GemmDescriptors {
     product: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
 // SAFETY: descriptors are plain memory of the library.
-unsafe impl Send for Descriptors {}
+unsafe impl Send for GemmDescriptors {}
 // SAFETY: as above; calls only read them.
-unsafe impl Sync for Descriptors {}
+unsafe impl Sync for GemmDescriptors {}
 
-impl Descriptors {
-    fn new(gemm: &Gemm) -> Result<Descriptors> {
+impl GemmDescriptors {
+    fn new(gemm: &Gemm) -> Result<GemmDescriptors> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let (compute, scale) = match gemm.dtype {
@@ -331,7 +331,7 @@ impl Descriptors {
         };
         let made = result::create_matmul_desc(compute, scale);
         let product = made.map_err(|e| failed("cublasLtMatmulDescCreate", &e))?;
-        let mut out = Descriptors { product, layouts: [ptr::null_mut(); 3] };
+        let mut out = GemmDescriptors { product, layouts: [ptr::null_mut(); 3] };
         let sides = [
             (gemm.b, gemm.k, gemm.n, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSA)),
             (gemm.a, gemm.m, gemm.k, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSB)),
@@ -339,7 +339,7 @@ impl Descriptors {
         ];
         for (i, (matrix, rows, columns, transposed)) in sides.into_iter().enumerate() {
             out.layouts[i] = layout(gemm, &matrix, rows, columns)?;
-            if let (Some(attribute), Order::Columns) = (transposed, matrix.order) {
+            if let (Some(attribute), MatrixOrder::Columns) = (transposed, matrix.order) {
                 // CUBLAS_OP_T, of an enumeration that the bindings leave out.
                 let op = 1i32;
                 // SAFETY: the descriptor exists; the attribute is a 32-bit integer.
@@ -353,7 +353,7 @@ impl Descriptors {
     }
 }
 
-impl Drop for Descriptors {
+impl Drop for GemmDescriptors {
     fn drop(&mut self) {
         // SAFETY: created by `new`; null where it failed before.
         unsafe {
@@ -367,7 +367,12 @@ impl Drop for Descriptors {
 
 /// A row-major `[rows, columns]` matrix as the column-major `[columns, rows]` that it is; a column-major
 /// one as it is.
-fn layout(gemm: &Gemm, matrix: &Matrix, rows: usize, columns: usize) -> Result<sys::cublasLtMatrixLayout_t> {
+fn layout(
+    gemm: &Gemm,
+    matrix: &DeviceMatrix,
+    rows: usize,
+    columns: usize,
+) -> Result<sys::cublasLtMatrixLayout_t> {
     use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
     let dtype = match gemm.dtype {
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
@@ -377,8 +382,8 @@ fn layout(gemm: &Gemm, matrix: &Matrix, rows: usize, columns: usize) -> Result<s
         other => return Err(CudaError::Unsupported(format!("cuBLASLt does not multiply {other}"))),
     };
     let (fast, slow) = match matrix.order {
-        Order::Rows => (columns, rows),
-        Order::Columns => (rows, columns),
+        MatrixOrder::Rows => (columns, rows),
+        MatrixOrder::Columns => (rows, columns),
     };
     let step = matrix.step.max(fast) as i64;
     let made = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
@@ -417,13 +422,13 @@ const IN_PLACE: u32 = 1;
 const COMPUTE_TYPE: u32 = 2;
 
 /// What the choice of an algorithm has to respect.
-struct Preference(sys::cublasLtMatmulPreference_t);
+struct GemmPreference(sys::cublasLtMatmulPreference_t);
 
-impl Preference {
-    fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<Preference> {
+impl GemmPreference {
+    fn new(gemm: &Gemm, [a, b, c]: [u8; 3], workspace: usize) -> Result<GemmPreference> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
-        let out = Preference(made);
+        let out = GemmPreference(made);
         let fail = |e| failed("cublasLtMatmulPreferenceSetAttribute", &e);
         let bytes = workspace as u64;
         // SAFETY: the preference exists; the attribute is a 64-bit integer.
@@ -453,7 +458,7 @@ impl Preference {
     }
 }
 
-impl Drop for Preference {
+impl Drop for GemmPreference {
     fn drop(&mut self) {
         // SAFETY: created by `new`.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };

@@ -5,13 +5,13 @@
 //! everything else by the kernel of products of any layout.
 
 use symmc_ir::DType;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-use super::assertions::Fault;
-use super::lowering::{Lowering, misfit};
-use super::text::{self, computed, stored};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::{Kernel, Param};
+use super::assertions::AssertedFault;
+use super::lowering::{KernelLowering, mismatch_error};
+use super::text::{self, computed_type, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::{KernelLaunch, KernelParam};
 use crate::error::Result;
 
 /// Rows and columns of a tile of the kernel for any layout, and its threads.
@@ -27,7 +27,7 @@ const TILE_THREADS: u32 = 128;
 const STAGES: [usize; 2] = [3, 2];
 
 /// The kernel of a product, and its launch.
-struct Config {
+struct GroupedKernel {
     call: String,
     rows: usize,
     columns: usize,
@@ -37,7 +37,7 @@ struct Config {
 
 /// The extents of a product of `m` rows by `n` columns, whose rows, or whose `k`, groups divide.
 #[derive(Clone, Copy)]
-struct Extents {
+struct GroupedSizes {
     m: usize,
     k: usize,
     n: usize,
@@ -45,16 +45,18 @@ struct Extents {
     divide_k: bool,
 }
 
-impl Extents {
-    fn of([x, y, ends]: [&Located; 3], result: &Located) -> Result<Self> {
+impl GroupedSizes {
+    fn from_operands([x, y, ends]: [&LocatedTensor; 3], result: &LocatedTensor) -> Result<Self> {
         let e = match (&x.shape[..], &y.shape[..], &ends.shape[..]) {
             (&[m, k], &[groups, inner, n], &[given]) if k == inner && groups == given => {
-                Extents { m, k, n, groups, divide_k: false }
+                GroupedSizes { m, k, n, groups, divide_k: false }
             }
-            (&[m, k], &[inner, n], &[groups]) if k == inner => Extents { m, k, n, groups, divide_k: true },
+            (&[m, k], &[inner, n], &[groups]) if k == inner => {
+                GroupedSizes { m, k, n, groups, divide_k: true }
+            }
             _ => {
                 let expected = "[rows, k] and [groups, k, n], or [m, k] and [k, n], and [groups]";
-                return Err(misfit("grouped_matmul", expected, (&x.shape, &y.shape, &ends.shape)));
+                return Err(mismatch_error("grouped_matmul", expected, (&x.shape, &y.shape, &ends.shape)));
             }
         };
         let shape = if e.divide_k { vec![e.groups, e.m, e.n] } else { vec![e.m, e.n] };
@@ -62,7 +64,7 @@ impl Extents {
             && x.dtype == y.dtype
             && x.dtype == result.dtype
             && x.dtype.is_float();
-        if fits { Ok(e) } else { Err(misfit("the result of grouped_matmul", shape, &result.shape)) }
+        if fits { Ok(e) } else { Err(mismatch_error("the result of grouped_matmul", shape, &result.shape)) }
     }
 
     /// Tiles of so many rows that any division may need.
@@ -77,21 +79,25 @@ impl Extents {
 }
 
 /// Operands: the rows, the matrices, the ends of the groups; or two matrices, and the ends.
-pub(super) fn lower(operands: [&Located; 3], result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn lower(
+    operands: [&LocatedTensor; 3],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
     let [x, y, ends] = operands;
-    let e = Extents::of(operands, result)?;
-    let config = by_tensor_cores([x, y], e, l).unwrap_or_else(|| any(e));
+    let e = GroupedSizes::from_operands(operands, result)?;
+    let config = by_tensor_cores([x, y], e, l).unwrap_or_else(|| any_layout_kernel(e));
     let blocks = e.tiles(config.rows).max(1).checked_mul(e.n.div_ceil(config.columns).max(1));
     let blocks = blocks.and_then(|n| u32::try_from(n).ok()).filter(|&b| b <= i32::MAX as u32);
-    let blocks = blocks.ok_or_else(|| misfit("grouped_matmul", "fewer tiles", (e.m, e.n)))?;
+    let blocks = blocks.ok_or_else(|| mismatch_error("grouped_matmul", "fewer tiles", (e.m, e.n)))?;
     let rows = if e.divide_k { e.k } else { e.m };
-    let of_group = |v: &Located| if v.shape.len() == 3 { v.strides[0] } else { 0 };
+    let of_group = |v: &LocatedTensor| if v.shape.len() == 3 { v.strides[0] } else { 0 };
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} A; typedef {} I;\n\
          static const i64 R = {rows}, M = {}, N = {}, K = {}, G = {}, b_group = {}ll, c_group = {}ll, e_step = {}ll;\n",
-        stored(x.dtype),
-        computed(x.dtype),
-        stored(ends.dtype),
+        stored_type(x.dtype),
+        computed_type(x.dtype),
+        stored_type(ends.dtype),
         e.m,
         e.n,
         e.k,
@@ -116,25 +122,29 @@ pub(super) fn lower(operands: [&Located; 3], result: &Located, l: &mut Lowering<
     for prelude in [text::MATRIX, text::PRODUCT, text::GROUPED] {
         l.source.prelude(prelude);
     }
-    let assertion = l.assertion(Fault::GroupEnd { rows });
+    let assertion = l.assertion(AssertedFault::GroupEnd { rows });
     let entry = l.source.function("grouped", out);
-    let mut params: Vec<Param> = [x, y, ends, result].map(|value| l.at(value).into()).to_vec();
+    let mut params: Vec<KernelParam> = [x, y, ends, result].map(|value| l.address_of(value).into()).to_vec();
     params.extend([l.machine.status.into(), assertion.into()]);
-    let kernel = Kernel::flat(entry, blocks as usize, config.threads as usize, params);
-    Ok(vec![Command::Kernel(Kernel { shared: config.shared as u32, ..kernel })])
+    let kernel = KernelLaunch::flat(entry, blocks as usize, config.threads as usize, params);
+    Ok(vec![GpuCommand::Kernel(KernelLaunch { shared: config.shared as u32, ..kernel })])
 }
 
 /// Any layout and type.
-fn any(e: Extents) -> Config {
+fn any_layout_kernel(e: GroupedSizes) -> GroupedKernel {
     let tiles = e.n.div_ceil(TILE).max(1);
     let name = if e.divide_k { "grouped_terms" } else { "grouped_product" };
     let call = format!("{name}<sc::@_L, {tiles}>");
-    Config { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
+    GroupedKernel { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
 }
 
 /// Tensor cores, where both operands are halves that are copied 16 bytes at a time. Groups that divide K begin at any
 /// term, so there no line may have its terms side by side.
-fn by_tensor_cores([x, y]: [&Located; 2], e: Extents, l: &Lowering<'_>) -> Option<Config> {
+fn by_tensor_cores(
+    [x, y]: [&LocatedTensor; 2],
+    e: GroupedSizes,
+    l: &KernelLowering<'_>,
+) -> Option<GroupedKernel> {
     let eights = |stride: isize| stride > 0 && stride % 8 == 0;
     // Whether the elements along the first or the second of two axes lie side by side, in whole pieces.
     let side_by_side =
@@ -148,7 +158,7 @@ fn by_tensor_cores([x, y]: [&Located; 2], e: Extents, l: &Lowering<'_>) -> Optio
         let rows = x.strides[1] == 1 && (eights(x.strides[0]) || e.m == 1) && e.k.is_multiple_of(8);
         rows && (by_terms || by_columns) && (eights(y.strides[0]) || e.groups == 1)
     };
-    let aligned = |v: &Located| l.at(v).is_multiple_of(16);
+    let aligned = |v: &LocatedTensor| l.address_of(v).is_multiple_of(16);
     if !matches!(x.dtype, DType::BF16 | DType::F16) || !laid_out || !aligned(x) || !aligned(y) {
         return None;
     }
@@ -161,5 +171,5 @@ fn by_tensor_cores([x, y]: [&Located; 2], e: Extents, l: &Lowering<'_>) -> Optio
         true => format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>"),
         false => format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>"),
     };
-    Some(Config { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
+    Some(GroupedKernel { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
 }

@@ -2,40 +2,46 @@
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use super::assertions::{Assertion, Assertions, Fault, Indexed};
-use super::machine::{InputUse, Machine};
+use super::assertions::{AssertedFault, DeviceAssertion, DeviceAssertions, IndexedAxis};
+use super::machine::{InputUse, KernelTarget};
 use super::text;
-use crate::codegen::compile::Source;
+use crate::codegen::compile::KernelSource;
 use crate::device::launch::DevicePtr;
 use crate::error::{CudaError, Result};
 
 /// An operation to be lowered: that of a step, or one of those of a dispatch.
 #[derive(Clone, Copy, Debug)]
-pub struct Operation<'a> {
+pub struct BoundOperation<'a> {
     /// The number of the step in the list.
     pub index: usize,
     /// The op; the dims of its attributes are numbers.
     pub op: &'a Op,
-    pub operands: &'a [Located],
-    pub results: &'a [Located],
+    pub operands: &'a [LocatedTensor],
+    pub results: &'a [LocatedTensor],
 }
 
 /// What lowering steps of one program needs and adds to.
-pub struct Lowering<'a> {
-    at: &'a dyn Fn(&Located) -> DevicePtr,
-    pub source: Source,
+pub struct KernelLowering<'a> {
+    at: &'a dyn Fn(&LocatedTensor) -> DevicePtr,
+    pub source: KernelSource,
     /// Where data can be out of range.
-    pub assertions: Assertions,
+    pub assertions: DeviceAssertions,
     pub(super) step: usize,
-    pub machine: Machine,
+    pub machine: KernelTarget,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> KernelLowering<'a> {
     /// Nothing is lowered yet; `at` gives addresses.
-    pub fn new(at: &'a dyn Fn(&Located) -> DevicePtr, machine: &Machine) -> Lowering<'a> {
-        Lowering { at, source: Source::new(), assertions: Assertions::new(), step: 0, machine: *machine }
+    pub fn new(at: &'a dyn Fn(&LocatedTensor) -> DevicePtr, machine: &KernelTarget) -> KernelLowering<'a> {
+        KernelLowering {
+            at,
+            source: KernelSource::new(),
+            assertions: DeviceAssertions::new(),
+            step: 0,
+            machine: *machine,
+        }
     }
 
     /// Puts what all kernels rest on before them.
@@ -44,29 +50,29 @@ impl<'a> Lowering<'a> {
         self.source.prelude(text::BASE);
     }
 
-    pub(super) fn at(&self, value: &Located) -> DevicePtr {
+    pub(super) fn address_of(&self, value: &LocatedTensor) -> DevicePtr {
         (self.at)(value)
     }
 
     /// Whether nothing writes a value while the program runs.
-    pub(super) fn is_steady(&self, value: &Located) -> bool {
+    pub(super) fn is_never_written(&self, value: &LocatedTensor) -> bool {
         self.machine.inputs == InputUse::Read && matches!(value.space, MemorySpace::Input(_))
     }
 
-    pub(super) fn assertion(&mut self, fault: Fault) -> u32 {
-        self.assertions.add(Assertion { step: self.step, fault })
+    pub(super) fn assertion(&mut self, fault: AssertedFault) -> u32 {
+        self.assertions.add(DeviceAssertion { step: self.step, fault })
     }
 
     pub(super) fn index_assertion(&mut self, axis: usize, extent: usize) -> u32 {
-        self.assertion(Fault::Index(Indexed { axis, extent }))
+        self.assertion(AssertedFault::Index(IndexedAxis { axis, extent }))
     }
 
     pub(super) fn divisor_assertion(&mut self) -> u32 {
-        self.assertion(Fault::Divisor)
+        self.assertion(AssertedFault::Divisor)
     }
 
     /// The workspace, if it has this many bytes.
-    pub(super) fn room(&self, what: &str, bytes: usize) -> Result<DevicePtr> {
+    pub(super) fn workspace_for(&self, what: &str, bytes: usize) -> Result<DevicePtr> {
         let found = self.machine.workspace_bytes;
         if bytes <= found {
             return Ok(self.machine.workspace.into());
@@ -79,13 +85,17 @@ pub(super) fn no_kernel(op: &Op) -> CudaError {
     CudaError::Unsupported(format!("there is no GPU kernel for {}", op_name(op)))
 }
 
-pub(super) fn misfit(what: &str, expected: impl std::fmt::Debug, found: impl std::fmt::Debug) -> CudaError {
+pub(super) fn mismatch_error(
+    what: &str,
+    expected: impl std::fmt::Debug,
+    found: impl std::fmt::Debug,
+) -> CudaError {
     CudaError::Unsupported(format!("{what}: expected {expected:?}, found {found:?}"))
 }
 
 /// Checks that the slices that [`lower`] takes apart are long enough.
 pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
-    symmc_ir::infer::fits(op, operands, results).map_err(|expected| {
-        misfit(op_name(op), expected, format!("{operands} operands and {results} results"))
+    symmc_ir::infer::check_operand_and_result_counts(op, operands, results).map_err(|expected| {
+        mismatch_error(op_name(op), expected, format!("{operands} operands and {results} results"))
     })
 }

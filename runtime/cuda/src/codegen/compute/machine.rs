@@ -13,7 +13,7 @@ pub const GEMM_WORKSPACE: usize = 32 << 20;
 const STATIC_SHARED: usize = 2048;
 
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
+pub struct KernelTarget {
     pub multiprocessors: u32,
     /// The peak bandwidth of its memory in GB/s; 0 where nobody knows.
     pub bandwidth: u32,
@@ -30,12 +30,12 @@ pub struct Machine {
     pub wgmma: bool,
     /// What steps write among the memory of inputs.
     pub inputs: InputUse,
-    pub attention: Attentions,
+    pub attention: AttentionBackend,
 }
 
-impl Machine {
+impl KernelTarget {
     /// A GPU like those of the built-in profiles, without any memory.
-    pub(crate) const OF_PROFILES: Machine = Machine {
+    pub(crate) const PROFILE_GPU: KernelTarget = KernelTarget {
         multiprocessors: 132,
         bandwidth: 4917,
         status: 1 << 16,
@@ -44,11 +44,11 @@ impl Machine {
         shared: 225 << 10,
         wgmma: true,
         inputs: InputUse::Written,
-        attention: Attentions::Kernels,
+        attention: AttentionBackend::Kernels,
     };
 
-    pub fn of(device: &Device) -> Machine {
-        Machine {
+    pub fn from_device(device: &Device) -> KernelTarget {
+        KernelTarget {
             multiprocessors: device.multiprocessors(),
             bandwidth: device.bandwidth(),
             status: 0,
@@ -56,19 +56,19 @@ impl Machine {
             workspace_bytes: 0,
             shared: device.shared().saturating_sub(STATIC_SHARED),
             wgmma: device.capability() == [9, 0]
-                && driver::version().is_ok_and(|v| v[0] >= 12)
+                && driver::cuda_version().is_ok_and(|v| v[0] >= 12)
                 && compile::version().is_ok_and(|v| v >= compile::LEAST_FOR_OWN),
             inputs: InputUse::Written,
-            attention: Attentions::Kernels,
+            attention: AttentionBackend::Kernels,
         }
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Attentions {
+pub enum AttentionBackend {
     Kernels,
     /// Generated kernels or cuDNN, as is chosen when a program is loaded.
-    Chosen,
+    Measured,
 }
 
 /// What the steps of a program do with the memory of its inputs.

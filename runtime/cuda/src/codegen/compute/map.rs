@@ -10,11 +10,11 @@ use std::fmt::Write as _;
 
 use smallvec::SmallVec;
 
-use super::lowering::Lowering;
-use super::skinny::Epilogue;
-use super::space::{Strides, by_stride, collapse, reach};
-use crate::codegen::command::Command;
-use crate::device::launch::{DevicePtr, Kernel, Param};
+use super::lowering::KernelLowering;
+use super::skinny::ProductEpilogue;
+use super::space::{Strides, by_stride, collapse, max_offset};
+use crate::codegen::command::GpuCommand;
+use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -22,47 +22,47 @@ const MOST_BLOCKS: usize = i32::MAX as usize;
 
 /// The number of a value within a map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Val(usize);
+pub(super) struct MapValue(usize);
 
 /// A coordinate that data gives: `position along an axis × stride` is added to an offset.
-struct Term {
-    index: Val,
+struct IndexTerm {
+    index: MapValue,
     extent: usize,
     stride: isize,
     assertion: u32,
 }
 
-struct Load {
+struct MapLoad {
     at: DevicePtr,
     kind: &'static str,
     strides: Strides,
-    terms: Vec<Term>,
+    terms: Vec<IndexTerm>,
 }
 
-struct Store {
+struct MapStore {
     at: DevicePtr,
     strides: Strides,
-    value: Val,
+    value: MapValue,
 }
 
-enum Def {
-    Load(Load),
+enum MapDefinition {
+    Load(MapLoad),
     /// An expression of this type.
     Computed(&'static str, String),
 }
 
 /// A value as another generator writes it.
-pub(super) enum Statement<'a> {
+pub(super) enum MapStatement<'a> {
     /// An operand of this type, with its offset in elements at the coordinates `c0`, `c1`, ….
     Load { kind: &'static str, place: String },
     /// An expression of this type.
     Computed { kind: &'static str, expression: &'a str },
 }
 
-impl Statement<'_> {
+impl MapStatement<'_> {
     pub fn kind(&self) -> &'static str {
         match self {
-            Statement::Load { kind, .. } | Statement::Computed { kind, .. } => kind,
+            MapStatement::Load { kind, .. } | MapStatement::Computed { kind, .. } => kind,
         }
     }
 
@@ -71,10 +71,10 @@ impl Statement<'_> {
     }
 }
 
-pub(super) struct Map {
+pub(super) struct MapKernel {
     shape: Vec<usize>,
-    values: Vec<Def>,
-    stores: Vec<Store>,
+    values: Vec<MapDefinition>,
+    stores: Vec<MapStore>,
     /// The assertion of divisions of integers by zero.
     divisor: Option<u32>,
 }
@@ -88,18 +88,18 @@ fn size(kind: &str) -> usize {
     }
 }
 
-impl Map {
-    pub fn over(shape: &[usize]) -> Map {
-        Map { shape: shape.to_vec(), values: Vec::new(), stores: Vec::new(), divisor: None }
+impl MapKernel {
+    pub fn over_shape(shape: &[usize]) -> MapKernel {
+        MapKernel { shape: shape.to_vec(), values: Vec::new(), stores: Vec::new(), divisor: None }
     }
 
     /// An operand with these strides over the space. An equal one is loaded once.
-    pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> Val {
-        let same = |d: &Def| matches!(d, Def::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
+    pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> MapValue {
+        let same = |d: &MapDefinition| matches!(d, MapDefinition::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
         if let Some(known) = self.values.iter().position(same) {
-            return Val(known);
+            return MapValue(known);
         }
-        self.push(Def::Load(Load { at, kind, strides, terms: Vec::new() }))
+        self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms: Vec::new() }))
     }
 
     /// An operand at positions along some axes that other values give: `(index, extent, stride, assertion)`.
@@ -108,23 +108,23 @@ impl Map {
         at: DevicePtr,
         kind: &'static str,
         strides: Strides,
-        terms: impl IntoIterator<Item = (Val, usize, isize, u32)>,
-    ) -> Val {
-        let term = |(index, extent, stride, assertion)| Term { index, extent, stride, assertion };
+        terms: impl IntoIterator<Item = (MapValue, usize, isize, u32)>,
+    ) -> MapValue {
+        let term = |(index, extent, stride, assertion)| IndexTerm { index, extent, stride, assertion };
         let terms = terms.into_iter().map(term).collect();
-        self.push(Def::Load(Load { at, kind, strides, terms }))
+        self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms }))
     }
 
-    pub fn compute(&mut self, kind: &'static str, expression: String) -> Val {
-        self.push(Def::Computed(kind, expression))
+    pub fn compute(&mut self, kind: &'static str, expression: String) -> MapValue {
+        self.push(MapDefinition::Computed(kind, expression))
     }
 
-    pub fn store(&mut self, at: DevicePtr, strides: Strides, value: Val) {
-        self.stores.push(Store { at, strides, value });
+    pub fn store(&mut self, at: DevicePtr, strides: Strides, value: MapValue) {
+        self.stores.push(MapStore { at, strides, value });
     }
 
     /// Divisions by zero in this map are reported as this assertion.
-    pub fn divides(&mut self, assertion: u32) {
+    pub fn set_divisor_assertion(&mut self, assertion: u32) {
         self.divisor = Some(assertion);
     }
 
@@ -133,20 +133,22 @@ impl Map {
         self.divisor.is_some()
     }
 
-    pub fn name(value: Val) -> String {
+    pub fn name(value: MapValue) -> String {
         format!("v{}", value.0)
     }
 
     /// The number of a value in the order of [`statements`](Self::statements).
-    pub fn index(value: Val) -> usize {
+    pub fn index(value: MapValue) -> usize {
         value.0
     }
 
     /// All values, in the order in which they were added.
-    pub fn statements(&self) -> Vec<Statement<'_>> {
+    pub fn statements(&self) -> Vec<MapStatement<'_>> {
         let statement = |def| match def {
-            &Def::Load(Load { kind, ref strides, .. }) => Statement::Load { kind, place: linear(strides) },
-            Def::Computed(kind, expression) => Statement::Computed { kind, expression },
+            &MapDefinition::Load(MapLoad { kind, ref strides, .. }) => {
+                MapStatement::Load { kind, place: linear(strides) }
+            }
+            MapDefinition::Computed(kind, expression) => MapStatement::Computed { kind, expression },
         };
         self.values.iter().map(statement).collect()
     }
@@ -156,7 +158,7 @@ impl Map {
         self.stores.iter().map(|s| (self.kind(s.value), linear(&s.strides), s.value.0))
     }
 
-    pub fn stored_values(&self) -> impl Iterator<Item = Val> {
+    pub fn stored_values(&self) -> impl Iterator<Item = MapValue> {
         self.stores.iter().map(|s| s.value)
     }
 
@@ -174,22 +176,22 @@ impl Map {
         self.shape.iter().product()
     }
 
-    fn push(&mut self, def: Def) -> Val {
+    fn push(&mut self, def: MapDefinition) -> MapValue {
         self.values.push(def);
-        Val(self.values.len() - 1)
+        MapValue(self.values.len() - 1)
     }
 
-    fn loads(&self) -> impl Iterator<Item = (usize, &Load)> {
+    fn loads(&self) -> impl Iterator<Item = (usize, &MapLoad)> {
         self.values.iter().enumerate().filter_map(|(i, d)| match d {
-            Def::Load(l) => Some((i, l)),
-            Def::Computed(..) => None,
+            MapDefinition::Load(l) => Some((i, l)),
+            MapDefinition::Computed(..) => None,
         })
     }
 
-    fn kind(&self, value: Val) -> &'static str {
+    fn kind(&self, value: MapValue) -> &'static str {
         match &self.values[value.0] {
-            Def::Load(l) => l.kind,
-            Def::Computed(kind, _) => kind,
+            MapDefinition::Load(l) => l.kind,
+            MapDefinition::Computed(kind, _) => kind,
         }
     }
 
@@ -200,15 +202,15 @@ impl Map {
             let permute = |s: &mut Strides| *s = order.iter().map(|&a| s[a]).collect();
             self.shape = order.iter().map(|&a| self.shape[a]).collect();
             for def in &mut self.values {
-                if let Def::Load(l) = def {
+                if let MapDefinition::Load(l) = def {
                     permute(&mut l.strides);
                 }
             }
             self.stores.iter_mut().for_each(|s| permute(&mut s.strides));
         }
         let loads = self.values.iter_mut().filter_map(|d| match d {
-            Def::Load(l) => Some(&mut l.strides),
-            Def::Computed(..) => None,
+            MapDefinition::Load(l) => Some(&mut l.strides),
+            MapDefinition::Computed(..) => None,
         });
         let mut all: SmallVec<[&mut Strides; 8]> =
             loads.chain(self.stores.iter_mut().map(|s| &mut s.strides)).collect();
@@ -222,18 +224,18 @@ impl Map {
     /// The number of neighbours that one thread computes, so that each access to memory is one of up to 16
     /// bytes.
     fn width(&self) -> usize {
-        self.width_of(|_| true)
+        self.access_width_where(|_| true)
     }
 
     /// The same where only accesses with these strides along the last axis bound the number.
-    fn width_of(&self, bounds: impl Fn(isize) -> bool) -> usize {
+    fn access_width_where(&self, bounds: impl Fn(isize) -> bool) -> usize {
         let last = self.shape.len() - 1;
         let operands = || {
             let loads = self.loads().map(|(_, l)| (l.at, size(l.kind), &l.strides, &l.terms[..]));
             loads.chain(self.stores.iter().map(|s| (s.at, size(self.kind(s.value)), &s.strides, &[][..])))
         };
         let indices = self.loads().flat_map(|(_, l)| &l.terms).map(|t| t.index);
-        let along = |v: Val| matches!(&self.values[v.0], Def::Load(l) if l.strides[last] != 0);
+        let along = |v: MapValue| matches!(&self.values[v.0], MapDefinition::Load(l) if l.strides[last] != 0);
         let one = self.shape[last] == 1;
         if one || indices.into_iter().any(along) || operands().any(|(_, _, s, _)| !matches!(s[last], 0 | 1)) {
             return 1;
@@ -259,16 +261,16 @@ impl Map {
     }
 
     /// The most neighbours along the last axis that one thread can compute, and that divide it.
-    pub fn width_of_rows(&self) -> usize {
-        self.dividing(self.width())
+    pub fn row_access_width(&self) -> usize {
+        self.largest_dividing_width(self.width())
     }
 
     /// The same where numbers of rows are loaded once for each row.
-    pub fn width_along_rows(&self) -> usize {
-        self.dividing(self.width_of(|stride| stride != 0))
+    pub fn row_access_width_with_scalars(&self) -> usize {
+        self.largest_dividing_width(self.access_width_where(|stride| stride != 0))
     }
 
-    fn dividing(&self, mut width: usize) -> usize {
+    fn largest_dividing_width(&self, mut width: usize) -> usize {
         let n = self.shape.last().copied().unwrap_or(1);
         while !n.is_multiple_of(width) {
             width /= 2;
@@ -277,7 +279,7 @@ impl Map {
     }
 
     /// A function of a row `at` and a column `k` that computes so many neighbours and gives their values to be computed with.
-    pub fn elements(&self, width: usize, value: Val, computed: &str) -> String {
+    pub fn elements(&self, width: usize, value: MapValue, computed: &str) -> String {
         let mut out = format!("[&](i64 k, {computed} *c) {{\n        typedef i64 O;\n        i64 t = at;\n");
         let last = self.shape.len() - 1;
         for axis in (0..last).rev() {
@@ -285,16 +287,20 @@ impl Map {
             let _ = writeln!(out, "        const i64 c{axis} = t % {n}; t /= {n};");
         }
         let _ = writeln!(out, "        const i64 c{last} = k;");
-        self.vector(&mut out, width, &format!("c[j] = get(v{});", value.0));
+        self.emit_vector(&mut out, width, &format!("c[j] = get(v{});", value.0));
         out.push_str("    }");
         out
     }
 
     /// What a kernel of products does at one position, if this map is over its `[m, n]`, with leading axes joined.
     /// Values may be expressions of `sum`.
-    pub fn epilogue(self, [m, n]: [usize; 2]) -> Option<Epilogue> {
+    pub fn epilogue(self, [m, n]: [usize; 2]) -> Option<ProductEpilogue> {
         let (&last, leading) = self.shape.split_last()?;
-        if last != n || leading.iter().product::<usize>() != m || self.reports() || self.stores.is_empty() {
+        if last != n
+            || leading.iter().product::<usize>() != m
+            || self.has_assertions()
+            || self.stores.is_empty()
+        {
             return None;
         }
         let mut body = String::from("        typedef i64 O;\n        i64 t = row;\n");
@@ -304,8 +310,10 @@ impl Map {
         let _ = writeln!(body, "        const i64 c{} = column;", leading.len());
         for (i, def) in self.values.iter().enumerate() {
             let (kind, value) = match def {
-                Def::Load(l) => (l.kind, format!("((const {} *)p{i})[{}]", l.kind, linear(&l.strides))),
-                Def::Computed(kind, expression) => (*kind, expression.clone()),
+                MapDefinition::Load(l) => {
+                    (l.kind, format!("((const {} *)p{i})[{}]", l.kind, linear(&l.strides)))
+                }
+                MapDefinition::Computed(kind, expression) => (*kind, expression.clone()),
             };
             let _ = writeln!(body, "        const {kind} v{i} = {value};");
         }
@@ -314,7 +322,7 @@ impl Map {
             let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
         }
         let (declared, params) = (self.declared().collect(), self.addresses().collect());
-        Some(Epilogue { layouts: String::new(), declared, params, body })
+        Some(ProductEpilogue { layouts: String::new(), declared, params, body })
     }
 
     /// The parameters that hold addresses, as a kernel declares them, and their values.
@@ -323,12 +331,12 @@ impl Map {
         loads.chain((0..self.stores.len()).map(|k| format!("void *q{k}")))
     }
 
-    pub fn addresses(&self) -> impl Iterator<Item = Param> {
+    pub fn addresses(&self) -> impl Iterator<Item = KernelParam> {
         self.loads().map(|(_, l)| l.at.into()).chain(self.stores.iter().map(|s| s.at.into()))
     }
 
     /// The launch; none where there is no position.
-    pub fn finish(mut self, what: &str, lowering: &mut Lowering<'_>) -> Option<Command> {
+    pub fn finish(mut self, what: &str, lowering: &mut KernelLowering<'_>) -> Option<GpuCommand> {
         if self.len() == 0 || self.stores.is_empty() {
             return None;
         }
@@ -341,32 +349,32 @@ impl Map {
         let entry = lowering.source.function(what, text);
         // One vector for each thread: blocks that follow one another keep more of the memory's bandwidth than blocks that stay.
         let blocks = vectors.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
-        let mut params: Vec<Param> = self.addresses().collect();
-        if self.reports() {
+        let mut params: Vec<KernelParam> = self.addresses().collect();
+        if self.has_assertions() {
             params.push(lowering.machine.status.into());
-            params.extend(self.assertions().map(Param::from));
+            params.extend(self.assertions().map(KernelParam::from));
         }
-        Some(Command::Kernel(Kernel::flat(entry, blocks, THREADS, params)))
+        Some(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)))
     }
 
     fn assertions(&self) -> impl Iterator<Item = u32> {
         self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.assertion)).chain(self.divisor)
     }
 
-    pub fn reports(&self) -> bool {
+    pub fn has_assertions(&self) -> bool {
         self.assertions().next().is_some()
     }
 
     fn text(&self, width: usize, vectors: usize, rest: usize) -> String {
         let mut params: Vec<String> = self.declared().collect();
-        if self.reports() {
+        if self.has_assertions() {
             params.push("void *status".into());
             params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
         }
         let total: usize = self.shape.iter().product();
-        let far = |strides: &Strides, terms: &[Term]| {
+        let far = |strides: &Strides, terms: &[IndexTerm]| {
             let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
-            reach(&self.shape, strides) + by_data
+            max_offset(&self.shape, strides) + by_data
         };
         let farthest = self.loads().map(|(_, l)| far(&l.strides, &l.terms));
         let farthest = farthest.chain(self.stores.iter().map(|s| far(&s.strides, &[]))).max().unwrap_or(0);
@@ -408,11 +416,11 @@ impl Map {
                 let _ = writeln!(out, "        t /= (I){n}u;");
             }
         }
-        self.vector(out, width, "");
+        self.emit_vector(out, width, "");
     }
 
     /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` is done with the values of each.
-    fn vector(&self, out: &mut String, width: usize, each: &str) {
+    fn emit_vector(&self, out: &mut String, width: usize, each: &str) {
         let last = self.shape.len() - 1;
         let mut assertion = 0;
         for (i, load) in self.loads() {
@@ -427,11 +435,11 @@ impl Map {
         let _ = writeln!(out, "#pragma unroll\n        for (int j = 0; j < {width}; j++) {{");
         for (i, def) in self.values.iter().enumerate() {
             let _ = match def {
-                Def::Load(l) if l.strides[last] == 0 => {
+                MapDefinition::Load(l) if l.strides[last] == 0 => {
                     writeln!(out, "            const {} v{i} = x{i};", l.kind)
                 }
-                Def::Load(l) => writeln!(out, "            const {} v{i} = x{i}.e[j];", l.kind),
-                Def::Computed(kind, expression) => {
+                MapDefinition::Load(l) => writeln!(out, "            const {} v{i} = x{i}.e[j];", l.kind),
+                MapDefinition::Computed(kind, expression) => {
                     writeln!(out, "            const {kind} v{i} = {expression};")
                 }
             };
@@ -449,11 +457,13 @@ impl Map {
         }
     }
 
-    fn load_text(&self, out: &mut String, i: usize, load: &Load, width: usize, assertion: &mut usize) {
+    fn load_text(&self, out: &mut String, i: usize, load: &MapLoad, width: usize, assertion: &mut usize) {
         let mut place = linear(&load.strides);
         for (k, term) in load.terms.iter().enumerate() {
             let index = match &self.values[term.index.0] {
-                Def::Load(l) if l.strides[self.shape.len() - 1] == 0 => format!("x{}", term.index.0),
+                MapDefinition::Load(l) if l.strides[self.shape.len() - 1] == 0 => {
+                    format!("x{}", term.index.0)
+                }
                 _ => format!("x{}.e[0]", term.index.0),
             };
             let _ = writeln!(

@@ -6,15 +6,15 @@
 
 use smallvec::SmallVec;
 use symmc_ir::DType;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-use super::gemm::{Gemm, Matrix, Order};
-use super::lowering::{Lowering, misfit};
+use super::gemm::{DeviceMatrix, Gemm, MatrixOrder};
+use super::lowering::{KernelLowering, mismatch_error};
 use super::skinny;
-use super::space::{Axis, Strides, broadcast, collapse};
-use super::text::{self, computed, offset, stored};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::{DevicePtr, Kernel};
+use super::space::{IterationAxis, Strides, broadcast, collapse};
+use super::text::{self, computed_type, offset_function, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::Result;
 
 /// The most products of the library that one step becomes.
@@ -23,22 +23,27 @@ const MOST_PRODUCTS: usize = 64;
 const TILE: usize = 64;
 
 #[derive(Clone)]
-struct Side {
+struct ProductOperand {
     at: DevicePtr,
     /// Rows and columns.
-    matrix: [Axis; 2],
+    matrix: [IterationAxis; 2],
     batch: Strides,
 }
 
-struct Product {
+struct BatchedProduct {
     dtype: DType,
     batch: Vec<usize>,
-    a: Side,
-    b: Side,
-    c: Side,
+    a: ProductOperand,
+    b: ProductOperand,
+    c: ProductOperand,
 }
 
-pub(super) fn lower(x: &Located, y: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn lower(
+    x: &LocatedTensor,
+    y: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
     let mut p = product(x, y, result, l)?;
     if p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) {
         return Ok(Vec::new());
@@ -49,34 +54,44 @@ pub(super) fn lower(x: &Located, y: &Located, result: &Located, l: &mut Lowering
     }
     fold(&mut p);
     if p.dtype.is_float()
-        && let Some(products) = products(&p)
+        && let Some(products) = library_products(&p)
     {
         if let [one] = products[..]
-            && let Some(work) = skinny::apart(&[one], l.is_steady(y), l)
+            && let Some(work) = skinny::sequential_kernel(&[one], l.is_never_written(y), l)
         {
             return Ok(vec![work]);
         }
-        return Ok(products.into_iter().map(Command::Gemm).collect());
+        return Ok(products.into_iter().map(GpuCommand::Gemm).collect());
     }
     Ok(vec![tiled(&p, l)])
 }
 
 /// The product as one of the library, if it is one, with rows of the result as its rows.
-pub(super) fn one(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Option<Gemm>> {
+pub(super) fn single_library_product(
+    x: &LocatedTensor,
+    y: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &KernelLowering<'_>,
+) -> Result<Option<Gemm>> {
     let mut p = product(x, y, result, l)?;
     let empty = p.batch.contains(&0) || p.c.matrix.iter().any(|a| a.n == 0) || p.a.matrix[1].n == 0;
     fold(&mut p);
-    let by_rows = matches!(order(&p.c.matrix), Some((Order::Rows, _)));
+    let by_rows = matches!(order(&p.c.matrix), Some((MatrixOrder::Rows, _)));
     if empty || !p.dtype.is_float() || !by_rows {
         return Ok(None);
     }
-    Ok(products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
+    Ok(library_products(&p).and_then(|all| if let [one] = all[..] { Some(one) } else { None }))
 }
 
-fn product(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Result<Product> {
+fn product(
+    x: &LocatedTensor,
+    y: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &KernelLowering<'_>,
+) -> Result<BatchedProduct> {
     let rank = result.shape.len();
     let shapes = || (x.shape.clone(), y.shape.clone(), result.shape.clone());
-    let bad = || misfit("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
+    let bad = || mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
     let (xr, yr) = (x.shape.len(), y.shape.len());
     if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
         return Err(bad());
@@ -90,26 +105,26 @@ fn product(x: &Located, y: &Located, result: &Located, l: &Lowering<'_>) -> Resu
         return Err(bad());
     }
     let batch = result.shape[..rank - 2].to_vec();
-    let side = |v: &Located| {
+    let side = |v: &LocatedTensor| {
         let outer = v.shape.len() - 2;
-        let axis = |a: usize| Axis { n: v.shape[a], stride: v.strides[a] };
-        Side {
-            at: l.at(v),
+        let axis = |a: usize| IterationAxis { n: v.shape[a], stride: v.strides[a] };
+        ProductOperand {
+            at: l.address_of(v),
             matrix: [axis(outer), axis(outer + 1)],
             batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
         }
     };
     let (a, b, c) = (side(x), side(y), side(result));
-    let mut out = Product { dtype: x.dtype, batch, a, b, c };
+    let mut out = BatchedProduct { dtype: x.dtype, batch, a, b, c };
     collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
     Ok(out)
 }
 
 /// A batch of products with one right matrix is one product where rows of the batch lie at one stride.
-fn fold(p: &mut Product) {
+fn fold(p: &mut BatchedProduct) {
     while let Some(&n) = p.batch.last() {
         let last = p.batch.len() - 1;
-        let joins = |s: &Side| {
+        let joins = |s: &ProductOperand| {
             let rows = s.matrix[0];
             rows.n == 1 || s.batch[last] == rows.stride * rows.n as isize
         };
@@ -119,7 +134,7 @@ fn fold(p: &mut Product) {
         for side in [&mut p.a, &mut p.c] {
             let rows = side.matrix[0];
             let stride = if rows.n == 1 { side.batch[last] } else { rows.stride };
-            side.matrix[0] = Axis { n: rows.n * n, stride };
+            side.matrix[0] = IterationAxis { n: rows.n * n, stride };
             side.batch.truncate(last);
         }
         p.b.batch.truncate(last);
@@ -128,31 +143,31 @@ fn fold(p: &mut Product) {
 }
 
 /// The order of a matrix that the library can read.
-fn order(matrix: &[Axis; 2]) -> Option<(Order, usize)> {
+fn order(matrix: &[IterationAxis; 2]) -> Option<(MatrixOrder, usize)> {
     let [rows, columns] = *matrix;
-    let step = |fast: Axis, slow: Axis| {
+    let step = |fast: IterationAxis, slow: IterationAxis| {
         let unit = fast.stride == 1 || fast.n == 1;
         let step = if slow.n == 1 { fast.n } else { usize::try_from(slow.stride).ok()? };
         (unit && step >= fast.n).then_some(step)
     };
     if let Some(step) = step(columns, rows) {
-        return Some((Order::Rows, step));
+        return Some((MatrixOrder::Rows, step));
     }
-    step(rows, columns).map(|step| (Order::Columns, step))
+    step(rows, columns).map(|step| (MatrixOrder::Columns, step))
 }
 
 /// The product as products of the library; none if it cannot read a layout or would be called too often.
-fn products(p: &Product) -> Option<Vec<Gemm>> {
+fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let (mut a, mut b, mut c) = (p.a.clone(), p.b.clone(), p.c.clone());
-    if order(&c.matrix)?.0 == Order::Columns {
+    if order(&c.matrix)?.0 == MatrixOrder::Columns {
         // The transpose of the result is the product of the transposes in turn.
         std::mem::swap(&mut a, &mut b);
         [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
     }
     let last = p.batch.len().checked_sub(1);
-    let matrix = |s: &Side| {
+    let matrix = |s: &ProductOperand| {
         let (order, step) = order(&s.matrix)?;
-        Some(Matrix { at: s.at, step, order, batch: last.map_or(0, |l| s.batch[l]) })
+        Some(DeviceMatrix { at: s.at, step, order, batch: last.map_or(0, |l| s.batch[l]) })
     };
     let whole = Gemm {
         dtype: p.dtype,
@@ -185,21 +200,21 @@ fn products(p: &Product) -> Option<Vec<Gemm>> {
     Some((0..count).map(one).collect())
 }
 
-fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
+fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
     let [m, n] = p.c.matrix;
     let k = p.a.matrix[1].n;
     let batch: usize = p.batch.iter().product();
-    let accumulated = computed(p.dtype);
+    let accumulated = computed_type(p.dtype);
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {accumulated} A;\nstatic const i64 M = {}, N = {}, K = {k};\n",
-        stored(p.dtype),
+        stored_type(p.dtype),
         m.n,
         n.n
     );
     for (name, side) in [("a", &p.a), ("b", &p.b), ("c", &p.c)] {
-        let axes: SmallVec<[Axis; 4]> =
-            p.batch.iter().zip(&side.batch).map(|(&n, &stride)| Axis { n, stride }).collect();
-        out.push_str(&offset(&format!("{name}_batch"), &axes));
+        let axes: SmallVec<[IterationAxis; 4]> =
+            p.batch.iter().zip(&side.batch).map(|(&n, &stride)| IterationAxis { n, stride }).collect();
+        out.push_str(&offset_function(&format!("{name}_batch"), &axes));
         let [rows, columns] = side.matrix;
         out.push_str(&format!(
             "SC_FN i64 {name}_at(i64 i, i64 j) {{ return i * {}ll + j * {}ll; }}\n",
@@ -217,5 +232,5 @@ fn tiled(p: &Product, l: &mut Lowering<'_>) -> Command {
     // The batch is in x, where a grid has the most blocks.
     let blocks = tiles * m.n.div_ceil(TILE) * batch;
     let params = vec![p.a.at.into(), p.b.at.into(), p.c.at.into()];
-    Command::Kernel(Kernel::flat(entry, blocks, 256, params))
+    GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params))
 }

@@ -10,55 +10,55 @@
 //! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and cumulative sums, and on
 //! the first operand of a scatter or a rotary embedding.
 //!
-//! Data that is out of range touches no foreign memory, and is reported ([`Assertions`]).
+//! Data that is out of range touches no foreign memory, and is reported ([`DeviceAssertions`]).
 //!
 //! Not here: collectives, custom and opaque ops, and shards, which are copies once a program is bound on its rank.
 
 mod assertions;
 mod attention;
+pub(crate) mod attention_choice;
 mod attention_gradient;
 pub mod batch;
 mod bounds;
-pub(crate) mod choice;
 mod element;
-pub mod fuse;
-pub mod fused;
+pub mod fused_map;
+pub mod fused_norm;
 pub mod gemm;
+pub mod gemm_search;
 mod grouped;
+pub mod library_attention;
 mod lowering;
 mod machine;
 mod map;
+pub mod mask_bias;
 mod matmul;
 mod movement;
-pub mod normed;
-pub mod numbers;
 pub mod products;
 pub mod rotary;
 pub mod row_reductions;
 mod rows;
 pub mod scatter;
-pub mod search;
 mod skinny;
 mod sort;
 pub(crate) mod space;
 mod text;
 
 use symmc_ir::Op;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-pub use self::assertions::{Assertion, Assertions, Fault, Indexed};
-pub use self::lowering::{Lowering, Operation};
-use self::lowering::{arity, misfit, no_kernel};
-pub use self::machine::{Attentions, GEMM_WORKSPACE, InputUse, Machine, STATUS_BYTES};
+pub use self::assertions::{AssertedFault, DeviceAssertion, DeviceAssertions, IndexedAxis};
+pub use self::lowering::{BoundOperation, KernelLowering};
+use self::lowering::{arity, mismatch_error, no_kernel};
+pub use self::machine::{AttentionBackend, GEMM_WORKSPACE, InputUse, KernelTarget, STATUS_BYTES};
 use crate::codegen::command::Commands;
 
 /// What a step does on the device. Fails if the op has no kernel, or its operands do not fit it.
-pub fn lower(step: &Operation<'_>, l: &mut Lowering<'_>) -> Commands {
+pub fn lower(step: &BoundOperation<'_>, l: &mut KernelLowering<'_>) -> Commands {
     l.step = step.index;
     lower_op(step.op, step.operands, step.results, l)
 }
 
-fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Commands {
+fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
     arity(op, x.len(), r.len())?;
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => {
@@ -78,54 +78,62 @@ fn lower_op(op: &Op, x: &[Located], r: &[Located], l: &mut Lowering<'_>) -> Comm
         Op::CumSum { axis } => rows::cumsum(*axis, &x[0], &r[0], l),
         Op::Softmax { axis, log } => rows::softmax(*axis, *log, &x[0], &r[0], l),
         Op::Attention { scale, cap, bounds, sink, .. } => {
-            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
+            let scores = attention::ScoreOptions { scale: *scale, cap: *cap, bounds, sink: *sink };
             attention::lower(&scores, x, r, l)
         }
         Op::AttentionGradient { scale, bounds } => {
-            let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
+            let scores = attention::ScoreOptions { scale: *scale, cap: None, bounds, sink: false };
             attention_gradient::lower(&scores, x, r, l)
         }
         Op::Permuted { op, perm } => {
-            let inner = unpermuted(op, perm, r).ok_or_else(|| misfit("the axes", &r[0].shape, perm))?;
+            let inner =
+                unpermuted(op, perm, r).ok_or_else(|| mismatch_error("the axes", &r[0].shape, perm))?;
             lower_op(op, x, &inner, l)
         }
         Op::RotaryEmbedding { width, interleaved } => rotary::lower(*width, *interleaved, x, &r[0], l),
-        Op::ScatterElements { axis, combine } => scatter::elements(*axis, *combine, x, &r[0], l),
+        Op::ScatterElements { axis, combine } => {
+            scatter::lower_scatter_elements(*axis, *combine, x, &r[0], l)
+        }
         Op::IndexAdd { axis } => {
-            let add = Some(symmc_ir::Reduction::Sum);
-            scatter::put(*axis, add, [&x[0], &x[2]], &x[1..2], &r[0], l)
+            let add = Some(symmc_ir::ReductionKind::Sum);
+            scatter::lower_index_put(*axis, add, [&x[0], &x[2]], &x[1..2], &r[0], l)
         }
         Op::IndexPut { axis, accumulate } => {
-            let add = accumulate.then_some(symmc_ir::Reduction::Sum);
-            scatter::put(*axis, add, [&x[0], &x[1]], &x[2..], &r[0], l)
+            let add = accumulate.then_some(symmc_ir::ReductionKind::Sum);
+            scatter::lower_index_put(*axis, add, [&x[0], &x[1]], &x[2..], &r[0], l)
         }
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
-        Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::Norm::of(op)?, x, &r[0], l),
+        Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::RowNorm::of(op)?, x, &r[0], l),
         Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
     }
 }
 
 /// The results of an op whose results are permuted, with their axes as that op has them.
-fn unpermuted(op: &Op, perm: &[usize], results: &[Located]) -> Option<Vec<Located>> {
+fn unpermuted(op: &Op, perm: &[usize], results: &[LocatedTensor]) -> Option<Vec<LocatedTensor>> {
     let count = op.permuted_results();
-    let one = |(i, r): (usize, &Located)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
+    let one = |(i, r): (usize, &LocatedTensor)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
     results.iter().enumerate().map(one).collect()
 }
 
-pub fn workspace(op: &Op, operands: &[Located], results: &[Located], machine: &Machine) -> usize {
+pub fn workspace(
+    op: &Op,
+    operands: &[LocatedTensor],
+    results: &[LocatedTensor],
+    machine: &KernelTarget,
+) -> usize {
     match op {
         Op::MatMul => GEMM_WORKSPACE,
         Op::TopK { axis, .. } | Op::Sort { axis, .. } => {
             operands.first().map_or(0, |x| sort::workspace(*axis, x))
         }
         Op::Attention { scale, cap, bounds, sink, .. } => {
-            let scores = attention::Scores { scale: *scale, cap: *cap, bounds, sink: *sink };
+            let scores = attention::ScoreOptions { scale: *scale, cap: *cap, bounds, sink: *sink };
             let result = results.first().filter(|_| operands.len() >= 3);
             result.map_or(0, |result| attention::workspace(&scores, operands, result, machine))
         }
         Op::AttentionGradient { scale, bounds } => {
-            let scores = attention::Scores { scale: *scale, cap: None, bounds, sink: false };
+            let scores = attention::ScoreOptions { scale: *scale, cap: None, bounds, sink: false };
             attention_gradient::workspace(&scores, operands, machine)
         }
         Op::Permuted { op, perm } => {

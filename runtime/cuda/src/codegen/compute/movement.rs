@@ -2,48 +2,55 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::machine::{LONG_RUN, PARTS_OF_KERNEL};
+use symmc_ir::machine::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES};
 use symmc_ir::{Dim, Op, Scalar};
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
 use super::element;
-use super::lowering::{Lowering, misfit};
-use super::map::{Map, Val};
-use super::space::{Strides, axes, broadcast, dense};
-use super::text::{moved, stored};
-use crate::codegen::command::{Command, Commands};
+use super::lowering::{KernelLowering, mismatch_error};
+use super::map::{MapKernel, MapValue};
+use super::space::{Strides, broadcast, collapsed_axes, dense};
+use super::text::{moved_type, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::DevicePtr;
 use crate::error::CudaError;
 
 #[derive(Clone)]
-struct Part {
+struct StridedRegion {
     at: DevicePtr,
     shape: Vec<usize>,
     strides: Strides,
 }
 
-impl Part {
-    fn of(value: &Located, l: &Lowering<'_>) -> Part {
-        Part { at: l.at(value), shape: value.shape.to_vec(), strides: Strides::from_slice(&value.strides) }
+impl StridedRegion {
+    fn from_value(value: &LocatedTensor, l: &KernelLowering<'_>) -> StridedRegion {
+        StridedRegion {
+            at: l.address_of(value),
+            shape: value.shape.to_vec(),
+            strides: Strides::from_slice(&value.strides),
+        }
     }
 
-    fn dense(at: DevicePtr, shape: &[usize]) -> Part {
-        Part { at, shape: shape.to_vec(), strides: dense(shape) }
+    fn dense(at: DevicePtr, shape: &[usize]) -> StridedRegion {
+        StridedRegion { at, shape: shape.to_vec(), strides: dense(shape) }
     }
 
     /// `n` positions from `start` on along an axis.
-    fn cut(&mut self, axis: usize, start: usize, n: usize, size: usize) {
+    fn narrow(&mut self, axis: usize, start: usize, n: usize, size: usize) {
         self.shape[axis] = n;
         self.at = self.at.offset_by((self.strides[axis] * start as isize * size as isize) as i64);
     }
 
     fn is_dense(&self) -> bool {
-        matches!(axes(&self.shape, &self.strides)[..], [] | [super::space::Axis { stride: 1, .. }])
+        matches!(
+            collapsed_axes(&self.shape, &self.strides)[..],
+            [] | [super::space::IterationAxis { stride: 1, .. }]
+        )
     }
 }
 
 /// Whether the elements of a part lie where another of the same shape has them, or there are none.
-fn is_in_place(from: &Part, to: &Part) -> bool {
+fn is_in_place(from: &StridedRegion, to: &StridedRegion) -> bool {
     let same = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
     to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same)
 }
@@ -51,50 +58,50 @@ fn is_in_place(from: &Part, to: &Part) -> bool {
 /// The elements of one part, in row-major order, to another of the same shape; nothing where they lie
 /// there already.
 fn transfer(
-    from: &Part,
-    to: &Part,
+    from: &StridedRegion,
+    to: &StridedRegion,
     kind: &'static str,
     size: usize,
-    l: &mut Lowering<'_>,
-) -> Option<Command> {
+    l: &mut KernelLowering<'_>,
+) -> Option<GpuCommand> {
     if is_in_place(from, to) {
         return None;
     }
-    if let Some(bytes) = run_bytes(from, to, size) {
-        return Some(Command::Copy { to: to.at, from: from.at, bytes });
+    if let Some(bytes) = contiguous_bytes(from, to, size) {
+        return Some(GpuCommand::Copy { to: to.at, from: from.at, bytes });
     }
-    let mut map = Map::over(&to.shape);
+    let mut map = MapKernel::over_shape(&to.shape);
     let value = map.load(from.at, kind, from.strides.clone());
     map.store(to.at, to.strides.clone(), value);
     map.finish("copy", l)
 }
 
 /// The bytes of a part that is copied as one run of memory, without a kernel.
-fn run_bytes(from: &Part, to: &Part, size: usize) -> Option<usize> {
+fn contiguous_bytes(from: &StridedRegion, to: &StridedRegion, size: usize) -> Option<usize> {
     let bytes = to.shape.iter().product::<usize>() * size;
-    (from.is_dense() && to.is_dense() && bytes as u64 >= LONG_RUN).then_some(bytes)
+    (from.is_dense() && to.is_dense() && bytes as u64 >= MIN_SEPARATE_COPY_BYTES).then_some(bytes)
 }
 
 /// The elements of parts to others of the same shape, by one kernel for up to [`PARTS_OF_KERNEL`] parts of one shape. The parts that
 /// are read lie apart from those that are written.
 fn transfer_all(
-    parts: Vec<(Part, Part)>,
+    parts: Vec<(StridedRegion, StridedRegion)>,
     kind: &'static str,
     size: usize,
-    l: &mut Lowering<'_>,
-) -> Vec<Command> {
+    l: &mut KernelLowering<'_>,
+) -> Vec<GpuCommand> {
     let mut out = Vec::new();
     // The kernels with the number of parts of each, and the last one for each shape.
-    let mut kernels: Vec<(Map, usize)> = Vec::new();
+    let mut kernels: Vec<(MapKernel, usize)> = Vec::new();
     let mut last: HashMap<Vec<usize>, usize> = HashMap::new();
     for (from, to) in parts.into_iter().filter(|(from, to)| !is_in_place(from, to)) {
-        if let Some(bytes) = run_bytes(&from, &to, size) {
-            out.push(Command::Copy { to: to.at, from: from.at, bytes });
+        if let Some(bytes) = contiguous_bytes(&from, &to, size) {
+            out.push(GpuCommand::Copy { to: to.at, from: from.at, bytes });
             continue;
         }
-        let known = last.get(&to.shape).copied().filter(|&k| kernels[k].1 < PARTS_OF_KERNEL);
+        let known = last.get(&to.shape).copied().filter(|&k| kernels[k].1 < MAX_CONCAT_OPERANDS_PER_KERNEL);
         let k = known.unwrap_or_else(|| {
-            kernels.push((Map::over(&to.shape), 0));
+            kernels.push((MapKernel::over_shape(&to.shape), 0));
             last.insert(to.shape.clone(), kernels.len() - 1);
             kernels.len() - 1
         });
@@ -108,30 +115,35 @@ fn transfer_all(
 }
 
 /// The elements of `x` in row-major order under the shape of the result.
-pub(super) fn copy(x: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn copy(x: &LocatedTensor, result: &LocatedTensor, l: &mut KernelLowering<'_>) -> Commands {
     let n: usize = x.shape.iter().product();
     if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
-        return Err(misfit("the result of a copy", &x.shape, &result.shape));
+        return Err(mismatch_error("the result of a copy", &x.shape, &result.shape));
     }
-    let (from, to) = (Part::of(x, l), Part::of(result, l));
-    let (kind, size) = (moved(x.dtype), x.dtype.size());
+    let (from, to) = (StridedRegion::from_value(x, l), StridedRegion::from_value(result, l));
+    let (kind, size) = (moved_type(x.dtype), x.dtype.size());
     let work = if x.shape == result.shape {
         vec![transfer(&from, &to, kind, size, l)]
     } else if to.is_dense() {
-        vec![transfer(&from, &Part::dense(to.at, &from.shape), kind, size, l)]
+        vec![transfer(&from, &StridedRegion::dense(to.at, &from.shape), kind, size, l)]
     } else if from.is_dense() {
-        vec![transfer(&Part::dense(from.at, &to.shape), &to, kind, size, l)]
+        vec![transfer(&StridedRegion::dense(from.at, &to.shape), &to, kind, size, l)]
     } else {
-        let room = l.room("a reshape between two strided layouts", n * size)?;
-        let first = transfer(&from, &Part::dense(room, &from.shape), kind, size, l);
-        vec![first, transfer(&Part::dense(room, &to.shape), &to, kind, size, l)]
+        let room = l.workspace_for("a reshape between two strided layouts", n * size)?;
+        let first = transfer(&from, &StridedRegion::dense(room, &from.shape), kind, size, l);
+        vec![first, transfer(&StridedRegion::dense(room, &to.shape), &to, kind, size, l)]
     };
     Ok(work.into_iter().flatten().collect())
 }
 
 /// All operands one after another along `axis`. One that lies in its place already is not moved.
-pub(super) fn concat(axis: usize, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
-    let whole = Part::of(result, l);
+pub(super) fn concat(
+    axis: usize,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
+    let whole = StridedRegion::from_value(result, l);
     let (mut start, mut parts) = (0, Vec::with_capacity(operands.len()));
     for x in operands {
         let rank = result.shape.len();
@@ -141,48 +153,48 @@ pub(super) fn concat(axis: usize, operands: &[Located], result: &Located, l: &mu
             && start + x.shape[axis] <= result.shape[axis]
             && (0..rank).all(|a| a == axis || x.shape[a] == result.shape[a]);
         if !fits {
-            return Err(misfit("an operand of concat", &result.shape, &x.shape));
+            return Err(mismatch_error("an operand of concat", &result.shape, &x.shape));
         }
         let mut to = whole.clone();
-        to.cut(axis, start, x.shape[axis], x.dtype.size());
-        parts.push((Part::of(x, l), to));
+        to.narrow(axis, start, x.shape[axis], x.dtype.size());
+        parts.push((StridedRegion::from_value(x, l), to));
         start += x.shape[axis];
     }
-    Ok(transfer_all(parts, moved(result.dtype), result.dtype.size(), l))
+    Ok(transfer_all(parts, moved_type(result.dtype), result.dtype.size(), l))
 }
 
 /// `x` between elements of `value`.
 pub(super) fn pad(
     low: &[Dim],
     value: Scalar,
-    x: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
+    x: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let rank = result.shape.len();
     if low.len() != rank || x.shape.len() != rank || x.dtype != result.dtype {
-        return Err(misfit("the result of pad", &x.shape, &result.shape));
+        return Err(mismatch_error("the result of pad", &x.shape, &result.shape));
     }
-    let (mut from, mut to) = (Part::of(x, l), Part::of(result, l));
+    let (mut from, mut to) = (StridedRegion::from_value(x, l), StridedRegion::from_value(result, l));
     for (axis, low) in low.iter().enumerate() {
         let unknown = || CudaError::Unsupported("a padding has no concrete value".into());
         let low = low.as_const().ok_or_else(unknown)?;
         let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(x.shape[axis]);
         let start = usize::try_from(low).unwrap_or(0).min(result.shape[axis]);
         let n = (x.shape[axis] - skip).min(result.shape[axis] - start);
-        from.cut(axis, skip, n, x.dtype.size());
-        to.cut(axis, start, n, x.dtype.size());
+        from.narrow(axis, skip, n, x.dtype.size());
+        to.narrow(axis, start, n, x.dtype.size());
     }
     let mut out = Vec::new();
     if to.shape[..] != result.shape[..] {
         out = element::lower(&Op::Full(value), &[], result, l)?;
     }
-    out.extend(transfer(&from, &to, moved(x.dtype), x.dtype.size(), l));
+    out.extend(transfer(&from, &to, moved_type(x.dtype), x.dtype.size(), l));
     Ok(out)
 }
 
 /// The shape that the index tensors broadcast to.
-pub(super) fn common_shape(indices: &[Located]) -> Vec<usize> {
+pub(super) fn common_shape(indices: &[LocatedTensor]) -> Vec<usize> {
     let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
     let mut out = vec![1; rank];
     for index in indices {
@@ -196,39 +208,49 @@ pub(super) fn common_shape(indices: &[Located]) -> Vec<usize> {
 }
 
 /// Strides over `[before, at, rest]`, zero elsewhere than on `at`.
-fn within(strides: Strides, before: usize, rest: usize) -> Strides {
+fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
     let zeros = |n| std::iter::repeat_n(0, n);
     zeros(before).chain(strides).chain(zeros(rest)).collect()
 }
 
 /// `x` at the indices, which stand for its axes from `axis` on. Operands: `x`, then the indices.
-pub(super) fn index(axis: usize, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn index(
+    axis: usize,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
     let (x, indices) = (&operands[0], &operands[1..]);
     let end = axis + indices.len();
     if end > x.shape.len() {
-        return Err(misfit("indexing", format!("an operand with at least {end} axes"), &x.shape));
+        return Err(mismatch_error("indexing", format!("an operand with at least {end} axes"), &x.shape));
     }
     let at = common_shape(indices);
     let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
     if result.shape[..] != shape[..] || result.dtype != x.dtype {
-        return Err(misfit("the result of indexing", &shape, &result.shape));
+        return Err(mismatch_error("the result of indexing", &shape, &result.shape));
     }
-    let mut map = Map::over(&shape);
+    let mut map = MapKernel::over_shape(&shape);
     let mut terms = Vec::with_capacity(indices.len());
     for (k, index) in indices.iter().enumerate() {
-        let strides = within(broadcast(&at, &index.shape, &index.strides), axis, x.shape.len() - end);
-        let value = map.load(l.at(index), stored(index.dtype), strides);
+        let strides = strides_within(broadcast(&at, &index.shape, &index.strides), axis, x.shape.len() - end);
+        let value = map.load(l.address_of(index), stored_type(index.dtype), strides);
         let extent = x.shape[axis + k];
         terms.push((value, extent, x.strides[axis + k], l.index_assertion(axis + k, extent)));
     }
     let zeros = std::iter::repeat_n(0, at.len());
     let own =
         x.strides[..axis].iter().copied().chain(zeros).chain(x.strides[end..].iter().copied()).collect();
-    finish(map, x, own, terms, result, l)
+    finish_gather(map, x, own, terms, result, l)
 }
 
 /// `x` with the coordinate on `axis` replaced by the index. Operands: `x`, the index.
-pub(super) fn gather(axis: usize, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn gather(
+    axis: usize,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
     let (x, index) = (&operands[0], &operands[1]);
     let fits = axis < x.shape.len()
         && index.shape.len() == x.shape.len()
@@ -236,25 +258,25 @@ pub(super) fn gather(axis: usize, operands: &[Located], result: &Located, l: &mu
         && result.dtype == x.dtype
         && (0..x.shape.len()).all(|a| a == axis || index.shape[a] <= x.shape[a]);
     if !fits {
-        return Err(misfit("the index of gather", &x.shape, &index.shape));
+        return Err(mismatch_error("the index of gather", &x.shape, &index.shape));
     }
-    let mut map = Map::over(&result.shape);
-    let value = map.load(l.at(index), stored(index.dtype), Strides::from_slice(&index.strides));
+    let mut map = MapKernel::over_shape(&result.shape);
+    let value = map.load(l.address_of(index), stored_type(index.dtype), Strides::from_slice(&index.strides));
     let assertion = l.index_assertion(axis, x.shape[axis]);
     let mut own = Strides::from_slice(&x.strides);
     let along = std::mem::take(&mut own[axis]);
-    finish(map, x, own, vec![(value, x.shape[axis], along, assertion)], result, l)
+    finish_gather(map, x, own, vec![(value, x.shape[axis], along, assertion)], result, l)
 }
 
-fn finish(
-    mut map: Map,
-    x: &Located,
+fn finish_gather(
+    mut map: MapKernel,
+    x: &LocatedTensor,
     own: Strides,
-    terms: Vec<(Val, usize, isize, u32)>,
-    result: &Located,
-    l: &mut Lowering<'_>,
+    terms: Vec<(MapValue, usize, isize, u32)>,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let value = map.gather(l.at(x), moved(x.dtype), own, terms);
-    map.store(l.at(result), Strides::from_slice(&result.strides), value);
+    let value = map.gather(l.address_of(x), moved_type(x.dtype), own, terms);
+    map.store(l.address_of(result), Strides::from_slice(&result.strides), value);
     Ok(map.finish("gather", l).into_iter().collect())
 }

@@ -7,38 +7,38 @@
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{Lowering, Operation};
-use super::map::{Map, Val};
+use super::lowering::{BoundOperation, KernelLowering};
+use super::map::{MapKernel, MapValue};
 use super::skinny::{self, MOST_PRODUCTS};
-use super::space::is_run;
-use super::text::stored;
-use super::{fuse, matmul};
-use crate::codegen::command::Command;
+use super::space::is_contiguous;
+use super::text::stored_type;
+use super::{fused_map, matmul};
+use crate::codegen::command::GpuCommand;
 use crate::error::Result;
 
 /// Columns of a product that are read element by element.
-struct Cut {
+struct ProductColumns {
     /// Those of the right matrix.
-    right: Located,
+    right: LocatedTensor,
     /// Where they would be stored.
-    result: Located,
+    result: LocatedTensor,
 }
 
 /// The columns of a product that `readers` read at the positions of `shape`, each once, in ascending order: all of
 /// them, or as many as `shape` has.
-fn cuts<'a>(
-    operands: &[Located],
-    result: &Located,
-    readers: impl Iterator<Item = &'a Located>,
+fn read_columns<'a>(
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    readers: impl Iterator<Item = &'a LocatedTensor>,
     shape: &[usize],
-) -> SmallVec<[Cut; MOST_PRODUCTS]> {
+) -> SmallVec<[ProductColumns; MOST_PRODUCTS]> {
     let Some(right) = operands.get(1) else { return SmallVec::new() };
     let mut firsts: SmallVec<[Option<usize>; MOST_PRODUCTS]> = SmallVec::new();
     for x in readers {
         let first = match first_column(result, x, shape) {
-            _ if fuse::same_places(result, x, shape) => None,
+            _ if fused_map::reads_same_elements(result, x, shape) => None,
             Some(first) if right.shape.len() == 2 => Some(first),
             _ => continue,
         };
@@ -48,7 +48,7 @@ fn cuts<'a>(
     }
     firsts.sort_unstable();
     let cut = |first: Option<usize>| {
-        let mut cut = Cut { right: right.clone(), result: result.clone() };
+        let mut cut = ProductColumns { right: right.clone(), result: result.clone() };
         if let Some(first) = first {
             let size = result.dtype.size();
             let columns = shape.last().copied().unwrap_or(1);
@@ -64,14 +64,14 @@ fn cuts<'a>(
 }
 
 /// The first of the columns of a matrix, stored row by row, that `x` is at the positions of `shape`. Leading axes are rows.
-fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize> {
+fn first_column(matrix: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> Option<usize> {
     let ((&columns, rows), (&n, m)) = (matrix.shape.split_last()?, shape.split_last()?);
     let bytes = x.offset.checked_sub(matrix.offset)?;
     let first = bytes / matrix.dtype.size();
     let fits = (x.space, x.dtype, x.by_rank, &x.strides)
         == (matrix.space, matrix.dtype, matrix.by_rank, &matrix.strides)
         && *x.shape == *shape
-        && is_run(matrix)
+        && is_contiguous(matrix)
         && rows == m
         && bytes.is_multiple_of(matrix.dtype.size())
         && first + n <= columns;
@@ -79,24 +79,25 @@ fn first_column(matrix: &Located, x: &Located, shape: &[usize]) -> Option<usize>
 }
 
 /// The kernel of products and element-wise steps; `None` where their layouts do not allow one.
-pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
-    let maps: SmallVec<[Operation<'_>; 8]> = steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
+pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
+    let maps: SmallVec<[BoundOperation<'_>; 8]> =
+        steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
     let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
-    if !fuse::fit(&maps, shape) {
+    if !fused_map::have_shape(&maps, shape) {
         return Ok(None);
     }
     if shape.contains(&0) {
         return Ok(Some(Vec::new()));
     }
-    let mut map = Map::over(shape);
-    let mut known: Vec<(&Located, Val)> = Vec::with_capacity(steps.len());
+    let mut map = MapKernel::over_shape(shape);
+    let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
     let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();
     let mut steady = true;
-    let cut = |step: &Operation<'_>| {
+    let cut = |step: &BoundOperation<'_>| {
         let readers = maps.iter().flat_map(|s| s.operands);
-        cuts(step.operands, &step.results[0], readers, shape)
+        read_columns(step.operands, &step.results[0], readers, shape)
     };
     let products: SmallVec<[_; MOST_PRODUCTS]> =
         steps.iter().filter(|s| *s.op == Op::MatMul).map(cut).collect();
@@ -105,23 +106,24 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
         match step.op {
             Op::MatMul => {
                 super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
-                for Cut { right, result } in products.next().into_iter().flatten() {
-                    let Some(gemm) = matmul::one(&step.operands[0], right, result, l)? else {
+                for ProductColumns { right, result } in products.next().into_iter().flatten() {
+                    let Some(gemm) = matmul::single_library_product(&step.operands[0], right, result, l)?
+                    else {
                         return Ok(None);
                     };
-                    let kind = stored(result.dtype);
+                    let kind = stored_type(result.dtype);
                     known.push((result, map.compute(kind, format!("Put<{kind}>::of(sum[{}])", gemms.len()))));
-                    steady &= l.is_steady(right);
+                    steady &= l.is_never_written(right);
                     gemms.push(gemm);
                 }
             }
-            _ => fuse::evaluate(&mut map, step, &mut known, shape, l)?,
+            _ => fused_map::evaluate(&mut map, step, &mut known, shape, l)?,
         }
     }
-    fuse::store(&mut map, &known, shape, l);
+    fused_map::store(&mut map, &known, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
     match map.epilogue([first.m, first.n]) {
-        Some(epilogue) => Ok(skinny::joined(&gemms, steady, epilogue, l).map(|work| vec![work])),
+        Some(epilogue) => Ok(skinny::side_by_side_kernel(&gemms, steady, epilogue, l).map(|work| vec![work])),
         None => Ok(None),
     }
 }

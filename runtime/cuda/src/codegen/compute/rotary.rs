@@ -6,43 +6,43 @@
 use std::fmt::Write as _;
 
 use symmc_ir::Op;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{Lowering, Operation, misfit};
-use super::space::{Axis, Strides, axes, broadcast, by_stride, is_run};
-use super::text::{self, offset, stored};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::{DevicePtr, Kernel, Param};
+use super::lowering::{BoundOperation, KernelLowering, mismatch_error};
+use super::space::{IterationAxis, Strides, broadcast, by_stride, collapsed_axes, is_contiguous};
+use super::text::{self, offset_function, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::Result;
 
 const THREADS: usize = 256;
 
 /// The rows of one operand: where they lie, and the distance of neighbours within.
-struct Rows {
+struct RotaryRows {
     at: DevicePtr,
     size: usize,
-    row: Vec<Axis>,
+    row: Vec<IterationAxis>,
     step: isize,
 }
 
-impl Rows {
+impl RotaryRows {
     /// The rows of `value`, whose leading axes broadcast to `rows`.
-    fn of(value: &Located, rows: &[usize], l: &Lowering<'_>) -> Rows {
+    fn from_operand(value: &LocatedTensor, rows: &[usize], l: &KernelLowering<'_>) -> RotaryRows {
         let last = value.shape.len() - 1;
         let strides = broadcast(rows, &value.shape[..last], &value.strides[..last]);
-        let row = axes(rows, &Strides::from_slice(&strides));
-        Rows { at: l.at(value), size: value.dtype.size(), row, step: value.strides[last] }
+        let row = collapsed_axes(rows, &Strides::from_slice(&strides));
+        RotaryRows { at: l.address_of(value), size: value.dtype.size(), row, step: value.strides[last] }
     }
 
     /// Whether accesses to `width` neighbours are aligned.
     fn allows(&self, width: usize) -> bool {
-        let whole = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
+        let whole = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
         self.step == 1 && self.at.is_multiple_of((width * self.size) as u64) && self.row.iter().all(whole)
     }
 }
 
 /// The part of a kernel that does one step.
-struct Part {
+struct RotaryPart {
     layout: String,
     blocks: usize,
     params: [DevicePtr; 4],
@@ -51,16 +51,16 @@ struct Part {
 pub(super) fn lower(
     width: usize,
     interleaved: bool,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let part = part(width, interleaved, operands, result, 0, l)?;
+    let part = rotary_part(width, interleaved, operands, result, 0, l)?;
     Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
 }
 
 /// What steps do on the device, as one kernel.
-pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands {
+pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let &Op::RotaryEmbedding { width, interleaved } = step.op else {
@@ -68,28 +68,28 @@ pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands
         };
         super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
         let number = parts.len();
-        parts.extend(part(width, interleaved, step.operands, &step.results[0], number, l)?);
+        parts.extend(rotary_part(width, interleaved, step.operands, &step.results[0], number, l)?);
     }
     Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, l)] })
 }
 
 /// The part of a kernel for one step, under the number that its layout has there; none where there are no rows.
-fn part(
+fn rotary_part(
     width: usize,
     interleaved: bool,
-    operands: &[Located],
-    result: &Located,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
     number: usize,
-    l: &Lowering<'_>,
-) -> Result<Option<Part>> {
-    check(width, operands, result)?;
-    let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
+    l: &KernelLowering<'_>,
+) -> Result<Option<RotaryPart>> {
+    check_operands(width, operands, result)?;
+    let [x, cos, sin] = operands else { return Err(mismatch_error("a rotary embedding", 3, operands.len())) };
     let Some((&e, lead)) = x.shape.split_last() else { return Ok(None) };
     let count: usize = lead.iter().product();
     if count == 0 {
         return Ok(None);
     }
-    let all = [x, cos, sin, result].map(|v| Rows::of(v, lead, l));
+    let all = [x, cos, sin, result].map(|v| RotaryRows::from_operand(v, lead, l));
     let mut few = 16 / cos.dtype.size();
     let allowed = |few: usize| {
         (width / 2).is_multiple_of(few)
@@ -104,22 +104,22 @@ fn part(
     let position = if items < 1 << 30 { "u32" } else { "u64" };
     let mut layout = format!(
         "namespace sc {{ struct @_L{number} {{\ntypedef {} X; typedef {} C; typedef {position} I;\nstatic const I ROWS = {count};\nstatic const int E = {e}, WIDTH = {width}, V = {few};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {each};\n",
-        stored(x.dtype),
-        stored(cos.dtype),
+        stored_type(x.dtype),
+        stored_type(cos.dtype),
     );
     for (name, rows) in ["x", "c", "s", "r"].into_iter().zip(&all) {
-        layout.push_str(&offset(&format!("{name}_row"), &rows.row));
+        layout.push_str(&offset_function(&format!("{name}_row"), &rows.row));
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", rows.step);
     }
     layout.push_str("}; }\n");
     let blocks = items.div_ceil(THREADS).clamp(1, l.machine.multiprocessors as usize * 16);
-    Ok(Some(Part { layout, blocks, params: all.map(|r| r.at) }))
+    Ok(Some(RotaryPart { layout, blocks, params: all.map(|r| r.at) }))
 }
 
-fn check(width: usize, operands: &[Located], result: &Located) -> Result<()> {
-    let [x, cos, sin] = operands else { return Err(misfit("a rotary embedding", 3, operands.len())) };
+fn check_operands(width: usize, operands: &[LocatedTensor], result: &LocatedTensor) -> Result<()> {
+    let [x, cos, sin] = operands else { return Err(mismatch_error("a rotary embedding", 3, operands.len())) };
     let (Some((&e, lead)), Some((&numbers, rows))) = (x.shape.split_last(), cos.shape.split_last()) else {
-        return Err(misfit("a rotary embedding", "rows", (&x.shape, &cos.shape)));
+        return Err(mismatch_error("a rotary embedding", "rows", (&x.shape, &cos.shape)));
     };
     let skip = lead.len().checked_sub(rows.len());
     let broadcasts = skip.is_some_and(|s| rows.iter().zip(&lead[s..]).all(|(a, b)| a == b || *a == 1));
@@ -135,12 +135,12 @@ fn check(width: usize, operands: &[Located], result: &Located) -> Result<()> {
     if fits {
         Ok(())
     } else {
-        Err(misfit("a rotary embedding", &x.shape, (&cos.shape, &sin.shape, &result.shape)))
+        Err(mismatch_error("a rotary embedding", &x.shape, (&cos.shape, &sin.shape, &result.shape)))
     }
 }
 
 /// A rotary embedding in the epilogue of the product whose columns it turns.
-pub(super) struct OfProduct {
+pub(super) struct RotaryEpilogue {
     /// Under the number of the product, what stands in front of the kernel.
     pub layout: String,
     /// How far apart the columns of a pair are.
@@ -150,47 +150,48 @@ pub(super) struct OfProduct {
 }
 
 /// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.
-pub(super) fn of_product(
-    step: &Operation<'_>,
-    product: &Located,
+pub(super) fn rotary_epilogue(
+    step: &BoundOperation<'_>,
+    product: &LocatedTensor,
     number: usize,
-    l: &Lowering<'_>,
-) -> Result<Option<OfProduct>> {
+    l: &KernelLowering<'_>,
+) -> Result<Option<RotaryEpilogue>> {
     let &Op::RotaryEmbedding { width, interleaved } = step.op else { return Ok(None) };
     let ([x, cos, sin], [r]) = (step.operands, step.results) else { return Ok(None) };
-    check(width, step.operands, r)?;
-    let Some([rows, heads]) = axes_of(x, product).filter(|_| x.shape.last() == Some(&width)) else {
+    check_operands(width, step.operands, r)?;
+    let Some([rows, heads]) = row_and_head_axes(x, product).filter(|_| x.shape.last() == Some(&width)) else {
         return Ok(None);
     };
     let lead = &x.shape[..x.shape.len() - 1];
     let mut layout = format!(
         "namespace sc {{ struct @_R{number} {{\ntypedef {} X; typedef {} C;\nstatic const int WIDTH = {width};\nstatic const bool INTERLEAVED = {interleaved}, EACH = {};\n",
-        stored(x.dtype),
-        stored(cos.dtype),
+        stored_type(x.dtype),
+        stored_type(cos.dtype),
         cos.shape.last() == Some(&width),
     );
     for (name, value) in [("c", cos), ("s", sin), ("r", r)] {
         let last = value.shape.len() - 1;
         let strides = broadcast(lead, &value.shape[..last], &value.strides[..last]);
         for (part, chosen) in [("row", &rows), ("head", &heads)] {
-            let along: Vec<Axis> = chosen.iter().map(|&a| Axis { n: lead[a], stride: strides[a] }).collect();
-            layout.push_str(&offset(&format!("{name}_{part}"), &along));
+            let along: Vec<IterationAxis> =
+                chosen.iter().map(|&a| IterationAxis { n: lead[a], stride: strides[a] }).collect();
+            layout.push_str(&offset_function(&format!("{name}_{part}"), &along));
         }
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[last]);
     }
     layout.push_str("}; }\n");
     let half = if interleaved { 1 } else { width / 2 };
-    Ok(Some(OfProduct { layout, half, params: [cos, sin, r].map(|v| l.at(v)) }))
+    Ok(Some(RotaryEpilogue { layout, half, params: [cos, sin, r].map(|v| l.address_of(v)) }))
 }
 
 /// Which leading axes of `x` are rows of a matrix and which are heads, so many of its columns side by side, both in the order of
 /// the matrix; `None` where `x` is not all of it.
-fn axes_of(x: &Located, matrix: &Located) -> Option<[Vec<usize>; 2]> {
+fn row_and_head_axes(x: &LocatedTensor, matrix: &LocatedTensor) -> Option<[Vec<usize>; 2]> {
     let (&head, lead) = x.shape.split_last()?;
     let (&columns, rows) = matrix.shape.split_last()?;
     let all = (x.space, x.by_rank, x.offset, x.dtype)
         == (matrix.space, matrix.by_rank, matrix.offset, matrix.dtype);
-    if !all || !is_run(matrix) || x.strides.last() != Some(&1) {
+    if !all || !is_contiguous(matrix) || x.strides.last() != Some(&1) {
         return None;
     }
     let order = by_stride(lead, &x.strides[..lead.len()]);
@@ -210,7 +211,7 @@ fn axes_of(x: &Located, matrix: &Located) -> Option<[Vec<usize>; 2]> {
     fits.then_some([of_rows, of_heads])
 }
 
-fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Command {
+fn launch(parts: &[RotaryPart], l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::ROTARY);
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
@@ -231,6 +232,6 @@ fn launch(parts: &[Part], l: &mut Lowering<'_>) -> Command {
         declared.join(", ")
     );
     let entry = l.source.function("rotary", function);
-    let params = parts.iter().flat_map(|p| p.params).map(Param::from).collect();
-    Command::Kernel(Kernel::flat(entry, first, THREADS, params))
+    let params = parts.iter().flat_map(|p| p.params).map(KernelParam::from).collect();
+    GpuCommand::Kernel(KernelLaunch::flat(entry, first, THREADS, params))
 }

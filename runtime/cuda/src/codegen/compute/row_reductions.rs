@@ -12,25 +12,25 @@
 use std::fmt::Write as _;
 
 use smallvec::SmallVec;
-use symmc_ir::{DType, Op, Reduction};
-use symmc_runtime::exec::{Located, MemorySpace};
+use symmc_ir::{DType, Op, ReductionKind};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use super::element;
-use super::lowering::{Lowering, Operation, arity};
-use super::map::{Map, Statement, Val};
-use super::rows::{Group, fold};
+use super::lowering::{BoundOperation, KernelLowering, arity};
+use super::map::{MapKernel, MapStatement, MapValue};
+use super::rows::{ThreadGroup, reduction_name};
 use super::space::{Strides, broadcast};
-use super::text::{self, computed, stored};
-use crate::codegen::command::Command;
-use crate::device::launch::{DevicePtr, Kernel, Param};
+use super::text::{self, computed_type, stored_type};
+use crate::codegen::command::GpuCommand;
+use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::Result;
 
 /// The most bytes of operands that a thread keeps in registers, in blocks of up to 512 threads and in larger ones.
 const KEPT_BYTES: [usize; 2] = [192, 96];
 
 /// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
-pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec<Command>>> {
-    let reduces = |step: &&Operation<'_>| matches!(step.op, Op::Reduce { .. });
+pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
+    let reduces = |step: &&BoundOperation<'_>| matches!(step.op, Op::Reduce { .. });
     let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])
     else {
         return Ok(None);
@@ -40,20 +40,20 @@ pub fn lower(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Result<Option<Vec
     if rows == 0 {
         return Ok(Some(Vec::new()));
     }
-    let mut kernel = RowKernel::over(shape);
+    let mut kernel = RowKernel::over_shape(shape);
     for step in steps {
         if !kernel.add(step, l)? {
             return Ok(None);
         }
     }
     kernel.store_results(l);
-    if kernel.map.reports() {
+    if kernel.map.has_assertions() {
         return Ok(None);
     }
     Ok(Some(vec![kernel.finish(rows, l)]))
 }
 
-struct Value {
+struct RowValue {
     /// The values that it is computed from.
     operands: Vec<usize>,
     /// How many reductions come before it, one after another.
@@ -62,7 +62,7 @@ struct Value {
 }
 
 struct RowReduction {
-    op: Reduction,
+    op: ReductionKind,
     operand: usize,
     result: usize,
     /// The type in which it accumulates.
@@ -78,31 +78,31 @@ struct RowStore {
 }
 
 struct RowKernel<'a> {
-    map: Map,
+    map: MapKernel,
     shape: &'a [usize],
-    values: Vec<Value>,
+    values: Vec<RowValue>,
     reductions: Vec<RowReduction>,
     row_stores: Vec<RowStore>,
     /// Results so far, each with its value.
-    known: Vec<(&'a Located, Val)>,
+    known: Vec<(&'a LocatedTensor, MapValue)>,
 }
 
 impl<'a> RowKernel<'a> {
-    fn over(shape: &'a [usize]) -> Self {
+    fn over_shape(shape: &'a [usize]) -> Self {
         let (values, reductions, row_stores, known) = Default::default();
-        RowKernel { map: Map::over(shape), shape, values, reductions, row_stores, known }
+        RowKernel { map: MapKernel::over_shape(shape), shape, values, reductions, row_stores, known }
     }
 
     /// Adds a step; gives whether it can be part of the kernel.
-    fn add(&mut self, step: &Operation<'a>, l: &mut Lowering<'_>) -> Result<bool> {
-        let Operation { index, op, operands, results } = *step;
+    fn add(&mut self, step: &BoundOperation<'a>, l: &mut KernelLowering<'_>) -> Result<bool> {
+        let BoundOperation { index, op, operands, results } = *step;
         arity(op, operands.len(), results.len())?;
         l.step = index;
-        let mut values: SmallVec<[(Val, DType); 3]> = SmallVec::new();
+        let mut values: SmallVec<[(MapValue, DType); 3]> = SmallVec::new();
         for x in operands {
             values.push((self.operand(x, l)?, x.dtype));
         }
-        let operands: Vec<usize> = values.iter().map(|(v, _)| Map::index(*v)).collect();
+        let operands: Vec<usize> = values.iter().map(|(v, _)| MapKernel::index(*v)).collect();
         let result = &results[0];
         let value = match op {
             Op::Reduce { op, axes, keep: true } => {
@@ -111,8 +111,8 @@ impl<'a> RowKernel<'a> {
                 }
                 self.reduce(*op, operands[0], step.operands[0].dtype, result.dtype)
             }
-            op if op.fits_map() && self.is_stored_where_it_belongs(result) => {
-                let value = element::value(&mut self.map, op, &values, result.dtype, l)?;
+            op if op.fits_map() && self.has_row_shape(result) => {
+                let value = element::op_value(&mut self.map, op, &values, result.dtype, l)?;
                 self.describe(operands);
                 value
             }
@@ -123,34 +123,34 @@ impl<'a> RowKernel<'a> {
     }
 
     /// Whether a result is of all rows, one number for each, or of one row that has no memory.
-    fn is_stored_where_it_belongs(&self, result: &Located) -> bool {
+    fn has_row_shape(&self, result: &LocatedTensor) -> bool {
         let inner = result.space == MemorySpace::Inner;
         let is_along = || {
             let others = result.shape.iter().rev().skip(1).all(|n| *n == 1);
             others && result.shape.last() == self.shape.last()
         };
-        self.is_whole(result) || self.is_per_row(result) || (inner && is_along())
+        self.has_full_shape(result) || self.is_per_row(result) || (inner && is_along())
     }
 
-    fn is_whole(&self, value: &Located) -> bool {
+    fn has_full_shape(&self, value: &LocatedTensor) -> bool {
         value.shape[..] == *self.shape
     }
 
-    fn is_per_row(&self, value: &Located) -> bool {
+    fn is_per_row(&self, value: &LocatedTensor) -> bool {
         let leading = self.shape.split_last().map(|(_, leading)| leading);
         value.shape.split_last().is_some_and(|(last, own)| *last == 1 && Some(own) == leading)
     }
 
     /// The value of an operand: what an earlier step gives, or what is loaded.
-    fn operand(&mut self, x: &Located, l: &Lowering<'_>) -> Result<Val> {
-        let given = self.known.iter().rev().find(|(r, _)| same_places(r, x, self.shape));
+    fn operand(&mut self, x: &LocatedTensor, l: &KernelLowering<'_>) -> Result<MapValue> {
+        let given = self.known.iter().rev().find(|(r, _)| reads_same_elements(r, x, self.shape));
         if let Some((_, value)) = given {
             return Ok(*value);
         }
         let value = element::load(&mut self.map, x, self.shape, l)?;
-        if Map::index(value) == self.values.len() {
+        if MapKernel::index(value) == self.values.len() {
             let is_per_row = broadcast(self.shape, &x.shape, &x.strides).last().is_none_or(|s| *s == 0);
-            self.values.push(Value { operands: Vec::new(), level: 0, is_per_row });
+            self.values.push(RowValue { operands: Vec::new(), level: 0, is_per_row });
         }
         Ok(value)
     }
@@ -160,65 +160,66 @@ impl<'a> RowKernel<'a> {
         if self.map.statements().len() > self.values.len() {
             let level = operands.iter().map(|&v| self.values[v].level).max().unwrap_or(0);
             let is_per_row = operands.iter().all(|&v| self.values[v].is_per_row);
-            self.values.push(Value { operands, level, is_per_row });
+            self.values.push(RowValue { operands, level, is_per_row });
         }
     }
 
-    fn reduce(&mut self, op: Reduction, operand: usize, from: DType, to: DType) -> Val {
+    fn reduce(&mut self, op: ReductionKind, operand: usize, from: DType, to: DType) -> MapValue {
         // A product may leave the range of float, to either side, on the way to a result within it.
-        let accumulator = if op == Reduction::Prod && from.is_float() { "double" } else { computed(from) };
-        let kind = stored(to);
+        let accumulator =
+            if op == ReductionKind::Prod && from.is_float() { "double" } else { computed_type(from) };
+        let kind = stored_type(to);
         let value = self.map.compute(kind, String::new());
         let level = self.values[operand].level + 1;
-        self.values.push(Value { operands: Vec::new(), level, is_per_row: true });
-        let result = Map::index(value);
+        self.values.push(RowValue { operands: Vec::new(), level, is_per_row: true });
+        let result = MapKernel::index(value);
         self.reductions.push(RowReduction { op, operand, result, accumulator, kind });
         value
     }
 
     /// Stores the results that have memory, unless a later one takes the place.
-    fn store_results(&mut self, l: &Lowering<'_>) {
+    fn store_results(&mut self, l: &KernelLowering<'_>) {
         for (k, (result, value)) in self.known.iter().enumerate() {
-            let again = self.known[k + 1..].iter().any(|(r, _)| same_places(r, result, self.shape));
+            let again = self.known[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, self.shape));
             if result.space == MemorySpace::Inner || again {
                 continue;
             }
-            let (at, value) = (l.at(result), *value);
-            if self.is_whole(result) {
+            let (at, value) = (l.address_of(result), *value);
+            if self.has_full_shape(result) {
                 self.map.store(at, Strides::from_slice(&result.strides), value);
             } else {
                 let strides = broadcast(self.shape, &result.shape, &result.strides);
-                self.row_stores.push(RowStore { at, strides, value: Map::index(value) });
+                self.row_stores.push(RowStore { at, strides, value: MapKernel::index(value) });
             }
         }
     }
 
-    fn finish(self, rows: usize, l: &mut Lowering<'_>) -> Command {
+    fn finish(self, rows: usize, l: &mut KernelLowering<'_>) -> GpuCommand {
         let n = self.shape.last().copied().unwrap_or(1);
-        let group = Group::along(rows, n, self.map.width_along_rows());
-        let text = Phases::new(&self, group, n).text(rows);
+        let group = ThreadGroup::for_contiguous(rows, n, self.map.row_access_width_with_scalars());
+        let text = PhaseWriter::new(&self, group, n).text(rows);
         l.preludes();
         l.source.prelude(text::ROWS);
         let entry = l.source.function("rows", text);
-        let stores = self.row_stores.iter().map(|s| Param::from(s.at));
+        let stores = self.row_stores.iter().map(|s| KernelParam::from(s.at));
         let params = self.map.addresses().chain(stores).collect();
-        Command::Kernel(Kernel::flat(entry, group.blocks(rows), group.block, params))
+        GpuCommand::Kernel(KernelLaunch::flat(entry, group.blocks(rows), group.block, params))
     }
 }
 
 /// Whether `x`, as it broadcasts over the rows, is the elements of the result `r`.
-fn same_places(r: &Located, x: &Located, shape: &[usize]) -> bool {
-    let strides = |v: &Located| broadcast(shape, &v.shape, &v.strides);
+fn reads_same_elements(r: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> bool {
+    let strides = |v: &LocatedTensor| broadcast(shape, &v.shape, &v.strides);
     r.space == x.space
         && (r.offset, r.by_rank) == (x.offset, x.by_rank)
         && r.dtype == x.dtype
         && strides(r) == strides(x)
 }
 
-struct Phases<'k> {
+struct PhaseWriter<'k> {
     kernel: &'k RowKernel<'k>,
-    statements: Vec<Statement<'k>>,
-    group: Group,
+    statements: Vec<MapStatement<'k>>,
+    group: ThreadGroup,
     /// The elements of a row.
     n: usize,
     /// The accesses of a thread to a row.
@@ -226,24 +227,25 @@ struct Phases<'k> {
     /// The values that each phase computes for each element; the last phase is the one that stores.
     needed: Vec<Vec<bool>>,
     /// Whether operands that several phases need are kept in registers.
-    keeps: bool,
+    keeps_in_registers: bool,
 }
 
-impl<'k> Phases<'k> {
-    fn new(kernel: &'k RowKernel<'k>, group: Group, n: usize) -> Self {
+impl<'k> PhaseWriter<'k> {
+    fn new(kernel: &'k RowKernel<'k>, group: ThreadGroup, n: usize) -> Self {
         let statements = kernel.map.statements();
         let chunks = n.div_ceil(group.width).div_ceil(group.threads);
         let levels = kernel.reductions.iter().map(|r| kernel.values[r.result].level).max().unwrap_or(0);
         let mut needed = Vec::new();
         for phase in 0..levels {
             let operands = kernel.reductions.iter().filter(|r| kernel.values[r.result].level == phase + 1);
-            needed.push(elements(kernel, operands.map(|r| r.operand)));
+            needed.push(values_per_element(kernel, operands.map(|r| r.operand)));
         }
-        needed.push(elements(kernel, kernel.map.stored_values().map(Map::index)));
-        let mut phases = Phases { kernel, statements, group, n, chunks, needed, keeps: true };
-        let kept = (0..phases.statements.len()).filter(|&i| phases.is_kept(i));
+        needed.push(values_per_element(kernel, kernel.map.stored_values().map(MapKernel::index)));
+        let mut phases =
+            PhaseWriter { kernel, statements, group, n, chunks, needed, keeps_in_registers: true };
+        let kept = (0..phases.statements.len()).filter(|&i| phases.is_in_registers(i));
         let bytes: usize = kept.map(|i| phases.statements[i].bytes() * group.width * chunks).sum();
-        phases.keeps = bytes <= KEPT_BYTES[usize::from(group.block > 512)];
+        phases.keeps_in_registers = bytes <= KEPT_BYTES[usize::from(group.block > 512)];
         phases
     }
 
@@ -252,13 +254,13 @@ impl<'k> Phases<'k> {
     }
 
     /// Whether threads keep an operand from one phase to another.
-    fn is_kept(&self, value: usize) -> bool {
-        let loads = matches!(self.statements[value], Statement::Load { .. });
-        self.keeps && loads && self.needed.iter().filter(|needed| needed[value]).count() > 1
+    fn is_in_registers(&self, value: usize) -> bool {
+        let loads = matches!(self.statements[value], MapStatement::Load { .. });
+        self.keeps_in_registers && loads && self.needed.iter().filter(|needed| needed[value]).count() > 1
     }
 
     fn text(&self, rows: usize) -> String {
-        let Group { threads, block, width, .. } = self.group;
+        let ThreadGroup { threads, block, width, .. } = self.group;
         let stores = (0..self.kernel.row_stores.len()).map(|k| format!("void *s{k}"));
         let params: Vec<String> = self.kernel.map.declared().chain(stores).collect();
         let mut out = format!(
@@ -268,21 +270,21 @@ impl<'k> Phases<'k> {
             params.join(", "),
             self.kernel.map.row_coordinates("at"),
         );
-        for (i, statement) in self.statements.iter().enumerate().filter(|(i, _)| self.is_kept(*i)) {
+        for (i, statement) in self.statements.iter().enumerate().filter(|(i, _)| self.is_in_registers(*i)) {
             let _ = writeln!(out, "    Few<{}, {width}> x{i}[{}];", statement.kind(), self.chunks);
         }
         for level in 0..self.levels() {
-            self.numbers(&mut out, level);
+            self.emit_row_scalars(&mut out, level);
             self.reduction_phase(&mut out, level);
         }
-        self.numbers(&mut out, self.levels());
+        self.emit_row_scalars(&mut out, self.levels());
         self.store_phase(&mut out);
         out.push_str("}\n");
         out
     }
 
     /// The values of this level that are one number for a row.
-    fn numbers(&self, out: &mut String, level: usize) {
+    fn emit_row_scalars(&self, out: &mut String, level: usize) {
         for (i, statement) in self.statements.iter().enumerate() {
             let value = &self.kernel.values[i];
             let reduced = self.kernel.reductions.iter().any(|r| r.result == i);
@@ -290,8 +292,8 @@ impl<'k> Phases<'k> {
                 continue;
             }
             let (kind, expression) = match statement {
-                Statement::Load { kind, place } => (kind, format!("((const {kind} *)p{i})[{place}]")),
-                Statement::Computed { kind, expression } => (kind, expression.to_string()),
+                MapStatement::Load { kind, place } => (kind, format!("((const {kind} *)p{i})[{place}]")),
+                MapStatement::Computed { kind, expression } => (kind, expression.to_string()),
             };
             let _ = writeln!(out, "    const {kind} v{i} = {expression};");
         }
@@ -306,15 +308,14 @@ impl<'k> Phases<'k> {
             let _ = writeln!(out, "    {} v{};", r.kind, r.result);
         }
         out.push_str("    {\n");
-        let joins = own
-            .iter()
-            .enumerate()
-            .map(|(k, r)| format!("                join_onto<{}>(a{k}, get(v{}));\n", fold(r.op), r.operand));
+        let joins = own.iter().enumerate().map(|(k, r)| {
+            format!("                join_onto<{}>(a{k}, get(v{}));\n", reduction_name(r.op), r.operand)
+        });
         let mut pass = String::new();
         self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
         self.run_pass(out, &pass, &own, |r| r.accumulator, |_| String::new());
         // A sum of floats may leave their range on the way to a result within it.
-        let wide = |r: &RowReduction| fold(r.op) == "Sum" && r.accumulator == "float";
+        let wide = |r: &RowReduction| reduction_name(r.op) == "Sum" && r.accumulator == "float";
         let left: Vec<String> = own
             .iter()
             .enumerate()
@@ -346,16 +347,19 @@ impl<'k> Phases<'k> {
     ) {
         for (k, r) in own.iter().enumerate() {
             let kind = kind(r);
-            let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", fold(r.op));
+            let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", reduction_name(r.op));
         }
         let _ = writeln!(out, "    {{\n{pass}    }}");
         for (k, r) in own.iter().enumerate() {
-            let mean =
-                if r.op == Reduction::Mean { format!(" / ({}){}", kind(r), self.n) } else { String::new() };
+            let mean = if r.op == ReductionKind::Mean {
+                format!(" / ({}){}", kind(r), self.n)
+            } else {
+                String::new()
+            };
             let _ = writeln!(
                 out,
                 "    a{k} = group_join<{}, {}>(a{k});\n    {}v{} = Put<{}>::of(a{k}{mean});",
-                fold(r.op),
+                reduction_name(r.op),
                 self.group.threads,
                 condition(k),
                 r.result,
@@ -392,9 +396,9 @@ impl<'k> Phases<'k> {
     /// A loop over the elements of a row that a thread has: `each` is done with the values of each element, and around is what is
     /// done before and after the elements of an access, separated by `@`.
     fn loop_over_row(&self, out: &mut String, phase: usize, each: &str, around: &str) {
-        let Group { threads, width, .. } = self.group;
+        let ThreadGroup { threads, width, .. } = self.group;
         let (before, after) = around.split_once('@').unwrap_or_default();
-        let unroll = if self.keeps { self.chunks.max(1) } else { 2 };
+        let unroll = if self.keeps_in_registers { self.chunks.max(1) } else { 2 };
         let last = self.kernel.shape.len() - 1;
         let _ = writeln!(
             out,
@@ -404,14 +408,14 @@ impl<'k> Phases<'k> {
         );
         let needed = |i: &usize| self.needed[phase][*i];
         for i in (0..self.statements.len()).filter(needed) {
-            let Statement::Load { kind, place } = &self.statements[i] else { continue };
+            let MapStatement::Load { kind, place } = &self.statements[i] else { continue };
             let first = self.needed.iter().position(|needed| needed[i]) == Some(phase);
-            let (declared, at) = if self.is_kept(i) {
+            let (declared, at) = if self.is_in_registers(i) {
                 (String::new(), format!("x{i}[i]"))
             } else {
                 (format!("Few<{kind}, {width}> x{i}; "), format!("x{i}"))
             };
-            if first || !self.is_kept(i) {
+            if first || !self.is_in_registers(i) {
                 let _ = writeln!(
                     out,
                     "            {declared}read<{kind}, {width}>({at}, (const {kind} *)p{i} + ({place}));"
@@ -421,11 +425,11 @@ impl<'k> Phases<'k> {
         let _ = write!(out, "{before}#pragma unroll\n            for (int j = 0; j < {width}; j++) {{\n");
         for i in (0..self.statements.len()).filter(needed) {
             let _ = match &self.statements[i] {
-                Statement::Load { kind, .. } => {
-                    let at = if self.is_kept(i) { format!("x{i}[i]") } else { format!("x{i}") };
+                MapStatement::Load { kind, .. } => {
+                    let at = if self.is_in_registers(i) { format!("x{i}[i]") } else { format!("x{i}") };
                     writeln!(out, "                const {kind} v{i} = {at}.e[j];")
                 }
-                Statement::Computed { kind, expression } => {
+                MapStatement::Computed { kind, expression } => {
                     writeln!(out, "                const {kind} v{i} = {expression};")
                 }
             };
@@ -435,7 +439,7 @@ impl<'k> Phases<'k> {
 }
 
 /// Which values a phase computes for each element to have these.
-fn elements(kernel: &RowKernel<'_>, of: impl Iterator<Item = usize>) -> Vec<bool> {
+fn values_per_element(kernel: &RowKernel<'_>, of: impl Iterator<Item = usize>) -> Vec<bool> {
     let mut out = vec![false; kernel.values.len()];
     let mut open: Vec<usize> = of.collect();
     while let Some(value) = open.pop() {

@@ -6,44 +6,44 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::{ArgOp, DType, Op, Reduction};
-use symmc_runtime::exec::Located;
+use symmc_ir::{ArgOp, DType, Op, ReductionKind};
+use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{Lowering, misfit, no_kernel};
-use super::map::{Map, Val};
-use super::space::{Axis, axes};
-use super::text::{self, computed, offset, real, stored};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::{DevicePtr, Kernel, Param};
+use super::lowering::{KernelLowering, mismatch_error, no_kernel};
+use super::map::{MapKernel, MapValue};
+use super::space::{IterationAxis, collapsed_axes};
+use super::text::{self, computed_type, float_literal, offset_function, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::{CudaError, Result};
 
 /// The most elements of a row that one thread keeps in registers.
-const KEPT: usize = 32;
+const MAX_REGISTER_ELEMENTS: usize = 32;
 /// The longest row, in accesses, that a warp works on alone.
 const WARP_ACCESSES: usize = 128;
 
-struct Split {
+struct RowSplit {
     at: DevicePtr,
     dtype: DType,
-    row: Vec<Axis>,
-    within: Vec<Axis>,
+    row: Vec<IterationAxis>,
+    within: Vec<IterationAxis>,
 }
 
-impl Split {
+impl RowSplit {
     /// The axes `inner` of `value` are within a row.
-    fn new(value: &Located, inner: &[usize], l: &Lowering<'_>) -> Split {
+    fn new(value: &LocatedTensor, inner: &[usize], l: &KernelLowering<'_>) -> RowSplit {
         let pick = |want: bool| {
             let list = (0..value.shape.len()).filter(|a| inner.contains(a) == want);
             let (n, s): (Vec<usize>, Vec<isize>) = list.map(|a| (value.shape[a], value.strides[a])).unzip();
-            axes(&n, &s)
+            collapsed_axes(&n, &s)
         };
-        Split { at: l.at(value), dtype: value.dtype, row: pick(false), within: pick(true) }
+        RowSplit { at: l.address_of(value), dtype: value.dtype, row: pick(false), within: pick(true) }
     }
 
     /// Whether accesses to `width` neighbours within a row are aligned, and of 16 bytes at most.
     fn allows(&self, width: usize) -> bool {
         let Some((last, outer)) = self.within.split_last() else { return width == 1 };
-        let aligned = |a: &Axis| a.stride.unsigned_abs().is_multiple_of(width);
+        let aligned = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
         width == 1
             || last.stride == 1
                 && width * self.dtype.size() <= 16
@@ -60,7 +60,7 @@ impl Split {
 
 /// How threads share rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Group {
+pub(super) struct ThreadGroup {
     /// Threads of a row: 1, 32 or all of a block.
     pub threads: usize,
     pub block: usize,
@@ -70,19 +70,19 @@ pub(super) struct Group {
     items: usize,
 }
 
-impl Group {
+impl ThreadGroup {
     /// For rows of `n` elements of the operands `all`, of which the first is read most.
-    fn of(rows: usize, n: usize, all: &[&Split]) -> Group {
+    fn for_operands(rows: usize, n: usize, all: &[&RowSplit]) -> ThreadGroup {
         let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
         let beside = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
         if n == 1 || (beside && rows >= 512) {
-            return Group { threads: 1, block: 128, width: 1, items: 0 };
+            return ThreadGroup { threads: 1, block: 128, width: 1, items: 0 };
         }
-        Group::along(rows, n, widest((16 / size).max(1), all))
+        ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), all))
     }
 
     /// For rows of `n` neighbours, read `width` at a time.
-    pub fn along(rows: usize, n: usize, width: usize) -> Group {
+    pub fn for_contiguous(rows: usize, n: usize, width: usize) -> ThreadGroup {
         let accesses = n.div_ceil(width);
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
             (32, 128)
@@ -92,7 +92,7 @@ impl Group {
             (threads, threads)
         };
         let items = accesses.div_ceil(threads) * width;
-        Group { threads, block, width, items: if items <= KEPT { items } else { 0 } }
+        ThreadGroup { threads, block, width, items: if items <= MAX_REGISTER_ELEMENTS { items } else { 0 } }
     }
 
     pub fn blocks(&self, rows: usize) -> usize {
@@ -106,7 +106,7 @@ impl Group {
 }
 
 /// The most neighbours, up to so many, that accesses to all operands can be to.
-fn widest(mut width: usize, all: &[&Split]) -> usize {
+fn widest_access(mut width: usize, all: &[&RowSplit]) -> usize {
     while !all.iter().all(|s| s.allows(width)) {
         width /= 2;
     }
@@ -114,14 +114,14 @@ fn widest(mut width: usize, all: &[&Split]) -> usize {
 }
 
 /// The layout struct of a kernel, under the name `@_L`.
-fn layout(rows: usize, n: usize, width: usize, x: &Split, r: &Split, more: &str) -> String {
+fn layout(rows: usize, n: usize, width: usize, x: &RowSplit, r: &RowSplit, more: &str) -> String {
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} X; typedef {} R;\nstatic const i64 ROWS = {rows}, N = {n}; static const int V = {width};\n",
-        stored(x.dtype),
-        stored(r.dtype)
+        stored_type(x.dtype),
+        stored_type(r.dtype)
     );
     for (name, axes) in [("x_row", &x.row), ("x_in", &x.within), ("r_row", &r.row), ("r_in", &r.within)] {
-        out.push_str(&offset(name, axes));
+        out.push_str(&offset_function(name, axes));
     }
     let _ = writeln!(out, "{more}}}; }}");
     out
@@ -135,11 +135,11 @@ fn launch(
     call: &str,
     blocks: usize,
     block: usize,
-    l: &mut Lowering<'_>,
-) -> Vec<Command> {
+    l: &mut KernelLowering<'_>,
+) -> Vec<GpuCommand> {
     let list: Vec<&str> = params.iter().map(|p| p.0).collect();
     let declared = list.iter().map(|name| format!("void *{name}")).collect();
-    let params = params.iter().map(|p| Param::from(p.1)).collect();
+    let params = params.iter().map(|p| KernelParam::from(p.1)).collect();
     let body = format!("{call}({});\n", list.join(", "));
     vec![kernel(what, layout, declared, params, &body, [blocks, block], l)]
 }
@@ -149,11 +149,11 @@ fn kernel(
     what: &str,
     layout: &str,
     declared: Vec<String>,
-    params: Vec<Param>,
+    params: Vec<KernelParam>,
     body: &str,
     [blocks, block]: [usize; 2],
-    l: &mut Lowering<'_>,
-) -> Command {
+    l: &mut KernelLowering<'_>,
+) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::ROWS);
     let function = format!(
@@ -161,29 +161,29 @@ fn kernel(
         declared.join(", "),
     );
     let entry = l.source.function(what, function);
-    Command::Kernel(Kernel::flat(entry, blocks, block, params))
+    GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, block, params))
 }
 
-pub(super) fn fold(op: Reduction) -> &'static str {
+pub(super) fn reduction_name(op: ReductionKind) -> &'static str {
     match op {
-        Reduction::Sum | Reduction::Mean => "Sum",
-        Reduction::Prod => "Prod",
-        Reduction::Max => "Max",
-        Reduction::Min => "Min",
-        Reduction::Any => "Any",
-        Reduction::All => "All",
+        ReductionKind::Sum | ReductionKind::Mean => "Sum",
+        ReductionKind::Prod => "Prod",
+        ReductionKind::Max => "Max",
+        ReductionKind::Min => "Min",
+        ReductionKind::Any => "Any",
+        ReductionKind::All => "All",
     }
 }
 
 /// The shape of the result without the axes of a row: what is left numbers the rows.
-fn reduced(x: &Located, axes: &[usize], result: &Located) -> Result<Vec<usize>> {
+fn kept_axes(x: &LocatedTensor, axes: &[usize], result: &LocatedTensor) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
     let rows: Vec<usize> = kept.iter().map(|&a| x.shape[a]).collect();
     let all: Vec<usize> =
         (0..x.shape.len()).map(|a| if axes.contains(&a) { 1 } else { x.shape[a] }).collect();
     let fits = axes.iter().all(|&a| a < x.shape.len());
     if !fits || (result.shape[..] != rows[..] && result.shape[..] != all[..]) {
-        return Err(misfit("the result of a reduction", rows, &result.shape));
+        return Err(mismatch_error("the result of a reduction", rows, &result.shape));
     }
     Ok(kept)
 }
@@ -192,26 +192,26 @@ fn empty(op: impl std::fmt::Display) -> CudaError {
     CudaError::Unsupported(format!("{op} of no elements"))
 }
 
-fn per_row(result: &Located, l: &Lowering<'_>) -> Split {
-    Split {
-        at: l.at(result),
+fn per_row_result(result: &LocatedTensor, l: &KernelLowering<'_>) -> RowSplit {
+    RowSplit {
+        at: l.address_of(result),
         dtype: result.dtype,
-        row: axes(&result.shape, &result.strides),
+        row: collapsed_axes(&result.shape, &result.strides),
         within: Vec::new(),
     }
 }
 
 /// A reduction of rows of `n` elements, which are what is left of rows of `count`.
-struct Pass {
-    op: Reduction,
-    x: Split,
-    r: Split,
+struct ReductionPass {
+    op: ReductionKind,
+    x: RowSplit,
+    r: RowSplit,
     rows: usize,
     n: usize,
     count: usize,
 }
 
-impl Pass {
+impl ReductionPass {
     /// Whether rows are neighbours in memory.
     fn are_columns(&self) -> bool {
         let beside = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
@@ -222,8 +222,8 @@ impl Pass {
         if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
     }
 
-    fn group(&self) -> Group {
-        Group::of(self.rows, self.n.max(1), &[&self.x])
+    fn group(&self) -> ThreadGroup {
+        ThreadGroup::for_operands(self.rows, self.n.max(1), &[&self.x])
     }
 
     /// The type in which it accumulates. A product may leave the range of float, to either side, on the way to a result within it.
@@ -231,14 +231,14 @@ impl Pass {
         match self.x.dtype {
             dtype if !dtype.is_float() => DType::I64,
             DType::F64 => DType::F64,
-            _ if self.op == Reduction::Prod => DType::F64,
+            _ if self.op == ReductionKind::Prod => DType::F64,
             _ => DType::F32,
         }
     }
 
     /// The same as two passes, where rows are so few and long that more blocks pay: the first reduces pieces of rows into the
     /// workspace.
-    fn in_pieces(self, l: &Lowering<'_>) -> Result<Vec<Pass>> {
+    fn into_passes(self, l: &KernelLowering<'_>) -> Result<Vec<ReductionPass>> {
         let blocks = self.blocks();
         let columns = self.are_columns();
         let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
@@ -251,37 +251,40 @@ impl Pass {
         let each = first.n / pieces;
         let (mut within, mut row) = (self.x.within.clone(), self.x.row.clone());
         within[0].n = each;
-        row.insert(0, Axis { n: pieces, stride: first.stride * each as isize });
+        row.insert(0, IterationAxis { n: pieces, stride: first.stride * each as isize });
         // Sums of floats may leave the range of their type on the way to a mean within it.
         let dtype = match (self.op, self.accumulator()) {
-            (Reduction::Sum | Reduction::Mean | Reduction::Prod, dtype) if dtype.is_float() => DType::F64,
-            (Reduction::Any | Reduction::All, _) => DType::Bool,
+            (ReductionKind::Sum | ReductionKind::Mean | ReductionKind::Prod, dtype) if dtype.is_float() => {
+                DType::F64
+            }
+            (ReductionKind::Any | ReductionKind::All, _) => DType::Bool,
             (_, dtype) => dtype,
         };
-        let at = l.room("a reduction", pieces * self.rows * dtype.size())?;
-        let partial = |row, within| Split { at, dtype, row, within };
-        let all = vec![Axis { n: pieces * self.rows, stride: 1 }];
-        let by_piece = vec![Axis { n: pieces, stride: self.rows as isize }];
-        let op = if self.op == Reduction::Mean { Reduction::Sum } else { self.op };
+        let at = l.workspace_for("a reduction", pieces * self.rows * dtype.size())?;
+        let partial = |row, within| RowSplit { at, dtype, row, within };
+        let all = vec![IterationAxis { n: pieces * self.rows, stride: 1 }];
+        let by_piece = vec![IterationAxis { n: pieces, stride: self.rows as isize }];
+        let op = if self.op == ReductionKind::Mean { ReductionKind::Sum } else { self.op };
         let (rows, n) = (self.rows * pieces, self.n / pieces);
-        let x = Split { row, within, ..self.x };
-        let first = Pass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
-        let x = partial(vec![Axis { n: self.rows, stride: 1 }], by_piece);
-        Ok(vec![first, Pass { x, n: pieces, ..self }])
+        let x = RowSplit { row, within, ..self.x };
+        let first = ReductionPass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
+        let x = partial(vec![IterationAxis { n: self.rows, stride: 1 }], by_piece);
+        Ok(vec![first, ReductionPass { x, n: pieces, ..self }])
     }
 
-    fn launch(self, l: &mut Lowering<'_>) -> Vec<Command> {
-        let (accumulated, mean) = (computed(self.accumulator()), self.op == Reduction::Mean);
+    fn launch(self, l: &mut KernelLowering<'_>) -> Vec<GpuCommand> {
+        let (accumulated, mean) = (computed_type(self.accumulator()), self.op == ReductionKind::Mean);
         let params = [("x", self.x.at), ("r", self.r.at)];
         let count = format!("static const i64 COUNT = {};\n", self.count);
-        let Pass { rows, n, .. } = self;
+        let ReductionPass { rows, n, .. } = self;
         if self.are_columns() {
-            let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", fold(self.op));
+            let call = format!("reduce_columns<@_L, {}, {accumulated}, {mean}>", reduction_name(self.op));
             let layout = layout(rows, n, 1, &self.x, &self.r, &count);
             return launch("reduce", &layout, &params, &call, self.blocks(), 256, l);
         }
         let group = self.group();
-        let call = format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", fold(self.op), group.args());
+        let call =
+            format!("reduce_rows<@_L, {}, {accumulated}, {mean}, {}>", reduction_name(self.op), group.args());
         let layout = layout(rows, n, group.width, &self.x, &self.r, &count);
         launch("reduce", &layout, &params, &call, group.blocks(rows), group.block, l)
     }
@@ -298,34 +301,34 @@ const PARTIALS: usize = 1 << 16;
 pub(super) const REDUCE_WORKSPACE: usize = PARTIALS * 8;
 
 pub(super) fn reduce(
-    op: Reduction,
+    op: ReductionKind,
     inner: &[usize],
-    x: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
+    x: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
-    reduced(x, inner, result)?;
+    kept_axes(x, inner, result)?;
     let rows: usize = result.shape.iter().product();
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
     if rows == 0 {
         return Ok(Vec::new());
     }
-    if n == 0 && matches!(op, Reduction::Max | Reduction::Min) {
+    if n == 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(empty(op));
     }
-    let (x, r) = (Split::new(x, inner, l), per_row(result, l));
-    let passes = Pass { op, x, r, rows, n, count: n }.in_pieces(l)?;
+    let (x, r) = (RowSplit::new(x, inner, l), per_row_result(result, l));
+    let passes = ReductionPass { op, x, r, rows, n, count: n }.into_passes(l)?;
     Ok(passes.into_iter().flat_map(|pass| pass.launch(l)).collect())
 }
 
 pub(super) fn arg_reduce(
     op: ArgOp,
     axis: usize,
-    x: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
+    x: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
-    reduced(x, &[axis], result)?;
+    kept_axes(x, &[axis], result)?;
     let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
     if rows == 0 {
         return Ok(Vec::new());
@@ -333,18 +336,23 @@ pub(super) fn arg_reduce(
     if n == 0 {
         return Err(empty(op));
     }
-    let (xs, rs) = (Split::new(x, &[axis], l), per_row(result, l));
-    let group = Group::of(rows, n, &[&xs]);
+    let (xs, rs) = (RowSplit::new(x, &[axis], l), per_row_result(result, l));
+    let group = ThreadGroup::for_operands(rows, n, &[&xs]);
     let call = format!("arg_rows<@_L, {}, {}>", op == ArgOp::Max, group.args());
     let layout = layout(rows, n, group.width, &xs, &rs, "");
     let params = [("x", xs.at), ("r", rs.at)];
     Ok(launch("arg_reduce", &layout, &params, &call, group.blocks(rows), group.block, l))
 }
 
-pub(super) fn cumsum(axis: usize, x: &Located, result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn cumsum(
+    axis: usize,
+    x: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
-    let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
-    let threads = if Group::of(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
+    let (xs, rs) = (RowSplit::new(x, &[axis], l), RowSplit::new(result, &[axis], l));
+    let threads = if ThreadGroup::for_operands(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
     // The error of a long sum of floats would show: they are added in double.
     let sum = if result.dtype.is_float() { "double" } else { "i64" };
     let call = format!("cumsum_rows<@_L, {sum}, {threads}, 128>");
@@ -354,9 +362,9 @@ pub(super) fn cumsum(axis: usize, x: &Located, result: &Located, l: &mut Lowerin
 }
 
 /// The number of rows and their length; none without elements.
-fn row_extents(inner: &[usize], x: &Located, result: &Located) -> Result<Option<(usize, usize)>> {
+fn row_extents(inner: &[usize], x: &LocatedTensor, result: &LocatedTensor) -> Result<Option<(usize, usize)>> {
     if x.shape != result.shape || inner.iter().any(|&a| a >= x.shape.len()) {
-        return Err(misfit("the result of an op on rows", &x.shape, &result.shape));
+        return Err(mismatch_error("the result of an op on rows", &x.shape, &result.shape));
     }
     let n: usize = inner.iter().map(|&a| x.shape[a]).product();
     let all: usize = x.shape.iter().product();
@@ -366,13 +374,13 @@ fn row_extents(inner: &[usize], x: &Located, result: &Located) -> Result<Option<
 pub(super) fn softmax(
     axis: usize,
     log: bool,
-    x: &Located,
-    result: &Located,
-    l: &mut Lowering<'_>,
+    x: &LocatedTensor,
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
-    let (xs, rs) = (Split::new(x, &[axis], l), Split::new(result, &[axis], l));
-    let group = Group::of(rows, n, &[&xs, &rs]);
+    let (xs, rs) = (RowSplit::new(x, &[axis], l), RowSplit::new(result, &[axis], l));
+    let group = ThreadGroup::for_operands(rows, n, &[&xs, &rs]);
     let call = format!("softmax_rows<@_L, {log}, {}, {}>", group.args(), group.items);
     let layout = layout(rows, n, group.width, &xs, &rs, "");
     let params = [("x", xs.at), ("r", rs.at)];
@@ -381,71 +389,78 @@ pub(super) fn softmax(
 
 /// When the normalised value is rounded to the dtype of the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rounding {
+pub(super) enum NormRounding {
     BeforeWeight,
     AtTheEnd,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Norm {
+pub(super) struct RowNorm {
     axes: usize,
     eps: f64,
     /// Of an RMS norm, when it rounds; none for a layer norm.
-    rms: Option<Rounding>,
+    rms: Option<NormRounding>,
 }
 
-impl Norm {
-    pub fn of(op: &Op) -> Result<Norm> {
+impl RowNorm {
+    pub fn of(op: &Op) -> Result<RowNorm> {
         match op {
             Op::RmsNorm { axes, eps, round_first } => {
-                let rounding = if *round_first { Rounding::BeforeWeight } else { Rounding::AtTheEnd };
-                Ok(Norm { axes: *axes, eps: eps.0, rms: Some(rounding) })
+                let rounding = if *round_first { NormRounding::BeforeWeight } else { NormRounding::AtTheEnd };
+                Ok(RowNorm { axes: *axes, eps: eps.0, rms: Some(rounding) })
             }
-            Op::LayerNorm { axes, eps } => Ok(Norm { axes: *axes, eps: eps.0, rms: None }),
+            Op::LayerNorm { axes, eps } => Ok(RowNorm { axes: *axes, eps: eps.0, rms: None }),
             _ => Err(no_kernel(op)),
         }
     }
 
     /// Its axes of an operand, and the number and the length of rows; none without elements.
-    fn rows(&self, x: &Located, result: &Located) -> Result<Option<(Vec<usize>, usize, usize)>> {
+    fn norm_rows(
+        &self,
+        x: &LocatedTensor,
+        result: &LocatedTensor,
+    ) -> Result<Option<(Vec<usize>, usize, usize)>> {
         let first = x.shape.len().checked_sub(self.axes);
-        let first = first.ok_or_else(|| misfit("a norm", self.axes, &x.shape))?;
+        let first = first.ok_or_else(|| mismatch_error("a norm", self.axes, &x.shape))?;
         let inner: Vec<usize> = (first..x.shape.len()).collect();
         Ok(row_extents(&inner, x, result)?.map(|(rows, n)| (inner, rows, n)))
     }
 
     /// What its layout has beside the operand and the result, its parameters, and the statement that normalises `row`.
-    fn parts(
+    fn norm_text(
         &self,
-        operands: &[Located],
-        result: &Located,
-        l: &Lowering<'_>,
+        operands: &[LocatedTensor],
+        result: &LocatedTensor,
+        l: &KernelLowering<'_>,
     ) -> Result<(String, Vec<(&'static str, DevicePtr)>, String)> {
         let x = &operands[0];
         let shape = &x.shape[x.shape.len() - self.axes..];
-        let mut layout =
-            format!("SC_FN {} eps() {{ return {}; }}\n", computed(x.dtype), real(x.dtype, self.eps));
+        let mut layout = format!(
+            "SC_FN {} eps() {{ return {}; }}\n",
+            computed_type(x.dtype),
+            float_literal(x.dtype, self.eps)
+        );
         let mut params = Vec::new();
         let names = if self.rms.is_some() { &["w"][..] } else { &["w", "b"] };
         for (i, name) in names.iter().enumerate() {
             let place = format!("{name}_in");
             let Some(p) = operands.get(1 + i) else {
                 // Templates name them, too, where they are not there.
-                layout.push_str(&offset(&place, &[]));
+                layout.push_str(&offset_function(&place, &[]));
                 params.push((*name, DevicePtr::NULL));
                 continue;
             };
             if p.shape[..] != *shape || p.dtype != x.dtype {
-                return Err(misfit("the weight or bias of a norm", shape, &p.shape));
+                return Err(mismatch_error("the weight or bias of a norm", shape, &p.shape));
             }
-            layout.push_str(&offset(&place, &axes(&p.shape, &p.strides)));
-            params.push((*name, l.at(p)));
+            layout.push_str(&offset_function(&place, &collapsed_axes(&p.shape, &p.strides)));
+            params.push((*name, l.address_of(p)));
         }
-        params.push(("r", l.at(result)));
+        params.push(("r", l.address_of(result)));
         let [weight, bias] = [1, 2].map(|i| operands.len() > i);
         let call = match self.rms {
             Some(rounding) => {
-                let round = weight && rounding == Rounding::BeforeWeight;
+                let round = weight && rounding == NormRounding::BeforeWeight;
                 format!("rms_row<@_L, {weight}, {round}>(row, w, r, at);\n")
             }
             None => format!("layer_row<@_L, {weight}, {bias}>(row, w, b, r, at);\n"),
@@ -454,59 +469,72 @@ impl Norm {
     }
 
     /// The name of its function.
-    fn what(&self) -> &'static str {
+    fn kernel_name(&self) -> &'static str {
         if self.rms.is_some() { "rms_norm" } else { "layer_norm" }
     }
 }
 
 /// The statements before a row is normalised, which `elements` give.
-fn of_row(group: Group, elements: &str) -> String {
-    let Group { threads, items, .. } = group;
+fn row_prologue(group: ThreadGroup, elements: &str) -> String {
+    let ThreadGroup { threads, items, .. } = group;
     format!(
         "const u32 at = group_row<{}>();\n    if (at >= @_L::ROWS) return;\n    Row<@_L, {threads}, {items}> row({elements}, threadIdx.x % {threads});\n    ",
         group.args()
     )
 }
 
-pub(super) fn norm(norm: Norm, operands: &[Located], result: &Located, l: &mut Lowering<'_>) -> Commands {
+pub(super) fn norm(
+    norm: RowNorm,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Commands {
     let x = &operands[0];
-    let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Vec::new()) };
-    let (xs, rs) = (Split::new(x, &inner, l), Split::new(result, &inner, l));
-    let group = Group::of(rows, n, &[&xs, &rs]);
-    let (more, mut params, call) = norm.parts(operands, result, l)?;
+    let Some((inner, rows, n)) = norm.norm_rows(x, result)? else { return Ok(Vec::new()) };
+    let (xs, rs) = (RowSplit::new(x, &inner, l), RowSplit::new(result, &inner, l));
+    let group = ThreadGroup::for_operands(rows, n, &[&xs, &rs]);
+    let (more, mut params, call) = norm.norm_text(operands, result, l)?;
     params.insert(0, ("x", xs.at));
     let layout = layout(rows, n, group.width, &xs, &rs, &more);
     let declared = params.iter().map(|(name, _)| format!("void *{name}")).collect();
-    let params = params.iter().map(|p| Param::from(p.1)).collect();
-    let body = of_row(group, "x, at") + &call;
-    Ok(vec![kernel(norm.what(), &layout, declared, params, &body, [group.blocks(rows), group.block], l)])
+    let params = params.iter().map(|p| KernelParam::from(p.1)).collect();
+    let body = row_prologue(group, "x, at") + &call;
+    Ok(vec![kernel(
+        norm.kernel_name(),
+        &layout,
+        declared,
+        params,
+        &body,
+        [group.blocks(rows), group.block],
+        l,
+    )])
 }
 
 /// A norm of the rows of a value of a map over the same shape, which is done as rows are read; `None` where rows are too long to
 /// be kept in registers, or the map can meet data that it does not take.
 pub(super) fn norm_of_map(
-    norm: Norm,
-    map: &Map,
-    value: Val,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
-) -> Result<Option<Vec<Command>>> {
+    norm: RowNorm,
+    map: &MapKernel,
+    value: MapValue,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
+) -> Result<Option<Vec<GpuCommand>>> {
     let x = &operands[0];
-    let Some((inner, rows, n)) = norm.rows(x, result)? else { return Ok(Some(Vec::new())) };
-    let rs = Split::new(result, &inner, l);
+    let Some((inner, rows, n)) = norm.norm_rows(x, result)? else { return Ok(Some(Vec::new())) };
+    let rs = RowSplit::new(result, &inner, l);
     // The operand has no place of its own: its offsets are not used.
-    let xs = Split { dtype: x.dtype, ..Split::new(result, &inner, l) };
-    let group = Group::along(rows, n, widest(map.width_of_rows(), &[&xs, &rs]));
-    if norm.axes != 1 || group.items == 0 || map.reports() {
+    let xs = RowSplit { dtype: x.dtype, ..RowSplit::new(result, &inner, l) };
+    let group = ThreadGroup::for_contiguous(rows, n, widest_access(map.row_access_width(), &[&xs, &rs]));
+    if norm.axes != 1 || group.items == 0 || map.has_assertions() {
         return Ok(None);
     }
-    let (more, own, call) = norm.parts(operands, result, l)?;
+    let (more, own, call) = norm.norm_text(operands, result, l)?;
     let layout = layout(rows, n, group.width, &xs, &rs, &more);
     let declared = map.declared().chain(own.iter().map(|(name, _)| format!("void *{name}"))).collect();
-    let params = map.addresses().chain(own.iter().map(|p| Param::from(p.1))).collect();
-    let fill = map.elements(group.width, value, computed(x.dtype));
-    let body = of_row(group, &fill) + &call;
-    let what = format!("map_{}", norm.what());
+    let params = map.addresses().chain(own.iter().map(|p| KernelParam::from(p.1))).collect();
+    let fill = map.elements(group.width, value, computed_type(x.dtype));
+    let body = row_prologue(group, &fill) + &call;
+    let what = format!("map_{}", norm.kernel_name());
     Ok(Some(vec![kernel(&what, &layout, declared, params, &body, [group.blocks(rows), group.block], l)]))
 }

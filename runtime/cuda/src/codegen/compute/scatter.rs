@@ -6,37 +6,37 @@
 
 use std::fmt::Write as _;
 
-use symmc_ir::{Op, Reduction};
-use symmc_runtime::exec::Located;
+use symmc_ir::{Op, ReductionKind};
+use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{Lowering, Operation, arity, misfit, no_kernel};
+use super::lowering::{BoundOperation, KernelLowering, arity, mismatch_error, no_kernel};
 use super::movement::{common_shape, copy};
-use super::space::{Axis, axes, broadcast};
-use super::text::{self, offset, stored};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::{CudaStruct, DevicePtr, Kernel, Param, plain};
+use super::space::{IterationAxis, broadcast, collapsed_axes};
+use super::text::{self, offset_function, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::{CudaStruct, DevicePtr, KernelLaunch, KernelParam, plain};
 use crate::error::Result;
 
-fn how(combine: Option<Reduction>) -> &'static str {
+fn combine_name(combine: Option<ReductionKind>) -> &'static str {
     match combine {
         None => "STORE",
-        Some(Reduction::Sum) => "SUM",
-        Some(Reduction::Mean) => "MEAN",
-        Some(Reduction::Prod) => "PROD",
-        Some(Reduction::Max) => "MAX",
-        Some(Reduction::Min) => "MIN",
-        Some(Reduction::Any) => "ANY",
-        Some(Reduction::All) => "ALL",
+        Some(ReductionKind::Sum) => "SUM",
+        Some(ReductionKind::Mean) => "MEAN",
+        Some(ReductionKind::Prod) => "PROD",
+        Some(ReductionKind::Max) => "MAX",
+        Some(ReductionKind::Min) => "MIN",
+        Some(ReductionKind::Any) => "ANY",
+        Some(ReductionKind::All) => "ALL",
     }
 }
 
 /// Operands: `x`, the index, the source.
-pub(super) fn elements(
+pub(super) fn lower_scatter_elements(
     axis: usize,
-    combine: Option<Reduction>,
-    operands: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
+    combine: Option<ReductionKind>,
+    operands: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
     let fits = axis < x.shape.len()
@@ -46,7 +46,7 @@ pub(super) fn elements(
         && x.dtype == src.dtype
         && (0..x.shape.len()).all(|a| a == axis || index.shape[a] <= x.shape[a]);
     if !fits {
-        return Err(misfit("the index of scatter", &x.shape, &index.shape));
+        return Err(mismatch_error("the index of scatter", &x.shape, &index.shape));
     }
     let mut out = copy(x, result, l)?;
     let n: usize = index.shape.iter().product();
@@ -56,68 +56,68 @@ pub(super) fn elements(
     let along = index.shape[axis];
     let mut layout = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} I;\nstatic const i64 N = {n}, ALONG = {along}, LINES = {}, EXTENT = {};\n",
-        stored(x.dtype),
-        stored(index.dtype),
+        stored_type(x.dtype),
+        stored_type(index.dtype),
         n / along,
         x.shape[axis]
     );
     for (name, value) in [("i", index), ("s", src), ("d", result)] {
-        let line: Vec<Axis> = (0..x.shape.len())
+        let line: Vec<IterationAxis> = (0..x.shape.len())
             .filter(|&a| a != axis)
-            .map(|a| Axis { n: index.shape[a], stride: value.strides[a] })
+            .map(|a| IterationAxis { n: index.shape[a], stride: value.strides[a] })
             .collect();
-        layout.push_str(&offset(&format!("{name}_line"), &line));
+        layout.push_str(&offset_function(&format!("{name}_line"), &line));
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
     }
     let _ = writeln!(
         layout,
         "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
          sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion);\n}}",
-        how(combine)
+        combine_name(combine)
     );
     l.preludes();
     l.source.prelude(text::SCATTER);
     let assertion = l.index_assertion(axis, x.shape[axis]);
     let entry = l.source.function("scatter", layout);
-    let mut params: Vec<Param> = [index, src, result].map(|value| l.at(value).into()).to_vec();
+    let mut params: Vec<KernelParam> = [index, src, result].map(|value| l.address_of(value).into()).to_vec();
     params.extend([l.machine.status.into(), assertion.into()]);
-    out.push(Command::Kernel(Kernel::flat(entry, n.div_ceil(256), 256, params)));
+    out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, n.div_ceil(256), 256, params)));
     Ok(out)
 }
 
-struct Part {
+struct IndexPutPart {
     layout: String,
     how: &'static str,
     blocks: usize,
-    params: [Param; 3],
+    params: [KernelParam; 3],
 }
 
 /// `x` with pieces of `src` at the places that the indices name on its axes from `axis` on.
-pub(super) fn put(
+pub(super) fn lower_index_put(
     axis: usize,
-    combine: Option<Reduction>,
-    [x, src]: [&Located; 2],
-    indices: &[Located],
-    result: &Located,
-    l: &mut Lowering<'_>,
+    combine: Option<ReductionKind>,
+    [x, src]: [&LocatedTensor; 2],
+    indices: &[LocatedTensor],
+    result: &LocatedTensor,
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let mut out = copy(x, result, l)?;
-    let part = part(axis, combine, [x, src], indices, result, 0, l)?;
+    let part = index_put_part(axis, combine, [x, src], indices, result, 0, l)?;
     out.extend(part.map(|part| launch(vec![part], l)));
     Ok(out)
 }
 
 /// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
-pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands {
+pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
     let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
     for step in steps {
         let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
             return Err(no_kernel(step.op));
         };
         arity(step.op, step.operands.len(), step.results.len())?;
-        let (add, result) = (accumulate.then_some(Reduction::Sum), &step.results[0]);
+        let (add, result) = (accumulate.then_some(ReductionKind::Sum), &step.results[0]);
         out.extend(copy(x, result, l)?);
-        parts.extend(part(axis, add, [x, src], indices, result, parts.len(), l)?);
+        parts.extend(index_put_part(axis, add, [x, src], indices, result, parts.len(), l)?);
     }
     if !parts.is_empty() {
         out.push(launch(parts, l));
@@ -126,24 +126,24 @@ pub fn lower_together(steps: &[Operation<'_>], l: &mut Lowering<'_>) -> Commands
 }
 
 /// The part of a kernel for one store, under the number that its layout has there; none where nothing is stored.
-fn part(
+fn index_put_part(
     axis: usize,
-    combine: Option<Reduction>,
-    [x, src]: [&Located; 2],
-    indices: &[Located],
-    result: &Located,
+    combine: Option<ReductionKind>,
+    [x, src]: [&LocatedTensor; 2],
+    indices: &[LocatedTensor],
+    result: &LocatedTensor,
     number: usize,
-    l: &mut Lowering<'_>,
-) -> Result<Option<Part>> {
+    l: &mut KernelLowering<'_>,
+) -> Result<Option<IndexPutPart>> {
     let end = axis + indices.len();
     if end > x.shape.len() || x.shape != result.shape || x.dtype != src.dtype {
-        return Err(misfit("the result of an indexed store", &x.shape, &result.shape));
+        return Err(mismatch_error("the result of an indexed store", &x.shape, &result.shape));
     }
     let at = common_shape(indices);
     let shape = [&x.shape[..axis], &at, &x.shape[end..]].concat();
     let skip = shape.len().checked_sub(src.shape.len());
     if !skip.is_some_and(|s| src.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1)) {
-        return Err(misfit("the source of an indexed store", &shape, &src.shape));
+        return Err(mismatch_error("the source of an indexed store", &shape, &src.shape));
     }
     let (places, piece): (usize, usize) = (at.iter().product(), x.shape[end..].iter().product());
     let before: usize = x.shape[..axis].iter().product();
@@ -153,24 +153,24 @@ fn part(
     let from = broadcast(&shape, &src.shape, &src.strides);
     let mut layout = format!(
         "namespace sc {{ struct @_L{number} {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece};\n",
-        stored(x.dtype)
+        stored_type(x.dtype)
     );
     let parts = [
-        ("s_before", axes(&shape[..axis], &from[..axis])),
-        ("s_at", axes(&at, &from[axis..axis + at.len()])),
-        ("s_piece", axes(&x.shape[end..], &from[axis + at.len()..])),
-        ("d_before", axes(&x.shape[..axis], &result.strides[..axis])),
-        ("d_piece", axes(&x.shape[end..], &result.strides[end..])),
+        ("s_before", collapsed_axes(&shape[..axis], &from[..axis])),
+        ("s_at", collapsed_axes(&at, &from[axis..axis + at.len()])),
+        ("s_piece", collapsed_axes(&x.shape[end..], &from[axis + at.len()..])),
+        ("d_before", collapsed_axes(&x.shape[..axis], &result.strides[..axis])),
+        ("d_piece", collapsed_axes(&x.shape[end..], &result.strides[end..])),
     ];
-    parts.iter().for_each(|(name, axes)| layout.push_str(&offset(name, axes)));
+    parts.iter().for_each(|(name, axes)| layout.push_str(&offset_function(name, axes)));
     places_text(&mut layout, axis, x, indices, &at, result);
     layout.push_str("}; }\n");
     let blocks = places * piece.div_ceil(1024) * before;
-    let params = [indices_param(axis, x, indices, l)?, l.at(src).into(), l.at(result).into()];
-    Ok(Some(Part { layout, how: how(combine), blocks, params }))
+    let params = [indices_param(axis, x, indices, l)?, l.address_of(src).into(), l.address_of(result).into()];
+    Ok(Some(IndexPutPart { layout, how: combine_name(combine), blocks, params }))
 }
 
-fn launch(parts: Vec<Part>, l: &mut Lowering<'_>) -> Command {
+fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::SCATTER);
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
@@ -191,7 +191,12 @@ fn launch(parts: Vec<Part>, l: &mut Lowering<'_>) -> Command {
         declared.join(", ")
     );
     let entry = l.source.function("index_put", function);
-    Command::Kernel(Kernel::flat(entry, first, 256, parts.into_iter().flat_map(|p| p.params).collect()))
+    GpuCommand::Kernel(KernelLaunch::flat(
+        entry,
+        first,
+        256,
+        parts.into_iter().flat_map(|p| p.params).collect(),
+    ))
 }
 
 /// The most index tensors of one step.
@@ -206,9 +211,18 @@ plain! {
     }
 }
 
-fn indices_param(axis: usize, x: &Located, indices: &[Located], l: &mut Lowering<'_>) -> Result<Param> {
+fn indices_param(
+    axis: usize,
+    x: &LocatedTensor,
+    indices: &[LocatedTensor],
+    l: &mut KernelLowering<'_>,
+) -> Result<KernelParam> {
     if indices.len() > MOST_INDICES {
-        return Err(misfit("an indexed store", format!("at most {MOST_INDICES} indices"), indices.len()));
+        return Err(mismatch_error(
+            "an indexed store",
+            format!("at most {MOST_INDICES} indices"),
+            indices.len(),
+        ));
     }
     let mut out = Indices {
         status: l.machine.status,
@@ -216,10 +230,10 @@ fn indices_param(axis: usize, x: &Located, indices: &[Located], l: &mut Lowering
         assertions: [0; MOST_INDICES],
     };
     for (k, index) in indices.iter().enumerate() {
-        out.at[k] = l.at(index);
+        out.at[k] = l.address_of(index);
         out.assertions[k] = u64::from(l.index_assertion(axis + k, x.shape[axis + k]));
     }
-    Ok(Param::of(&out))
+    Ok(KernelParam::from_value(&out))
 }
 
 /// Where place j of the indices lies: its number among the positions of the indexed axes, and the offset of
@@ -227,18 +241,21 @@ fn indices_param(axis: usize, x: &Located, indices: &[Located], l: &mut Lowering
 fn places_text(
     out: &mut String,
     axis: usize,
-    x: &Located,
-    indices: &[Located],
+    x: &LocatedTensor,
+    indices: &[LocatedTensor],
     at: &[usize],
-    result: &Located,
+    result: &LocatedTensor,
 ) {
     out.push_str(&Indices::declaration());
     for (k, index) in indices.iter().enumerate() {
-        out.push_str(&offset(&format!("i_{k}"), &axes(at, &broadcast(at, &index.shape, &index.strides))));
+        out.push_str(&offset_function(
+            &format!("i_{k}"),
+            &collapsed_axes(at, &broadcast(at, &index.shape, &index.strides)),
+        ));
     }
     out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool say) { i64 place = 0;\n");
     for (k, index) in indices.iter().enumerate() {
-        let (kind, extent) = (stored(index.dtype), x.shape[axis + k]);
+        let (kind, extent) = (stored_type(index.dtype), x.shape[axis + k]);
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
@@ -248,6 +265,7 @@ fn places_text(
     }
     out.push_str("return place; }\n");
     let end = axis + indices.len();
-    let own: Vec<Axis> = (axis..end).map(|a| Axis { n: x.shape[a], stride: result.strides[a] }).collect();
-    out.push_str(&offset("d_place", &own));
+    let own: Vec<IterationAxis> =
+        (axis..end).map(|a| IterationAxis { n: x.shape[a], stride: result.strides[a] }).collect();
+    out.push_str(&offset_function("d_place", &own));
 }

@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use symmc_ir::DType;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
-use super::lowering::{Lowering, misfit};
-use super::space::Axis;
-use super::text::{self, offset, stored};
-use crate::codegen::command::{Command, Commands};
-use crate::device::launch::{DevicePtr, Kernel, Param};
+use super::lowering::{KernelLowering, mismatch_error};
+use super::space::IterationAxis;
+use super::text::{self, offset_function, stored_type};
+use crate::codegen::command::{Commands, GpuCommand};
+use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 
 /// The longest row that is sorted in shared memory; elements of a tile of longer ones.
 const TILE: usize = 4096;
@@ -20,7 +20,7 @@ fn key(dtype: DType) -> usize {
 }
 
 /// Bytes of one copy of keys, at a multiple of 256, and of one of keys and positions.
-fn copies(axis: usize, x: &Located) -> (usize, usize) {
+fn buffer_bytes(axis: usize, x: &LocatedTensor) -> (usize, usize) {
     let n: usize = x.shape.iter().product();
     if x.shape.get(axis).is_none_or(|&n| n <= TILE) {
         return (0, 0);
@@ -29,8 +29,8 @@ fn copies(axis: usize, x: &Located) -> (usize, usize) {
     (keys, keys + (n * 4).next_multiple_of(256))
 }
 
-pub(super) fn workspace(axis: usize, x: &Located) -> usize {
-    2 * copies(axis, x).1
+pub(super) fn workspace(axis: usize, x: &LocatedTensor) -> usize {
+    2 * buffer_bytes(axis, x).1
 }
 
 /// The first elements along `axis` in ascending or descending order, as many as the results have, and
@@ -38,9 +38,9 @@ pub(super) fn workspace(axis: usize, x: &Located) -> usize {
 pub(super) fn lower(
     axis: usize,
     descending: bool,
-    x: &Located,
-    results: &[Located],
-    l: &mut Lowering<'_>,
+    x: &LocatedTensor,
+    results: &[LocatedTensor],
+    l: &mut KernelLowering<'_>,
 ) -> Commands {
     let (values, positions) = (&results[0], &results[1]);
     let rank = x.shape.len();
@@ -52,7 +52,7 @@ pub(super) fn lower(
         && values.shape[axis] <= x.shape[axis]
         && (0..rank).all(|a| a == axis || values.shape[a] == x.shape[a]);
     if !fits {
-        return Err(misfit("the results of sorting", &x.shape, (&values.shape, &positions.shape)));
+        return Err(mismatch_error("the results of sorting", &x.shape, (&values.shape, &positions.shape)));
     }
     let (n, count) = (x.shape[axis], values.shape[axis]);
     let lines: usize = (0..rank).filter(|&a| a != axis).map(|a| x.shape[a]).product();
@@ -60,23 +60,24 @@ pub(super) fn lower(
         return Ok(Vec::new());
     }
     if n > u32::MAX as usize / 2 {
-        return Err(misfit("sorting", "at most 2147483647 elements", n));
+        return Err(mismatch_error("sorting", "at most 2147483647 elements", n));
     }
     let mut layout = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const bool DESCENDING = {descending};\nstatic const i64 N = {n}, COUNT = {count}, LINES = {lines};\n",
-        stored(x.dtype)
+        stored_type(x.dtype)
     );
     for (name, value) in [("x", x), ("v", values), ("p", positions)] {
         let outer = (0..rank).filter(|&a| a != axis);
-        let axes: Vec<Axis> = outer.map(|a| Axis { n: value.shape[a], stride: value.strides[a] }).collect();
-        layout.push_str(&offset(&format!("{name}_line"), &axes));
+        let axes: Vec<IterationAxis> =
+            outer.map(|a| IterationAxis { n: value.shape[a], stride: value.strides[a] }).collect();
+        layout.push_str(&offset_function(&format!("{name}_line"), &axes));
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
     }
     layout.push_str("}; }\n");
     l.preludes();
     l.source.prelude(text::SORT);
-    let [from, to, places] = [x, values, positions].map(|v| l.at(v));
-    let job = Job { layout, lines, n, count };
+    let [from, to, places] = [x, values, positions].map(|v| l.address_of(v));
+    let job = SortJob { layout, lines, n, count };
     if n <= TILE {
         let size = n.next_power_of_two().max(2);
         let threads = (size / 2).clamp(32, 1024);
@@ -84,50 +85,50 @@ pub(super) fn lower(
         return Ok(vec![job.launch(
             "sort",
             &call,
-            [from, to, places].map(Param::from).to_vec(),
+            [from, to, places].map(KernelParam::from).to_vec(),
             lines,
             threads,
             l,
         )]);
     }
-    job.long(copies(axis, x), [from, to, places], l)
+    job.sort_long_rows(buffer_bytes(axis, x), [from, to, places], l)
 }
 
-struct Job {
+struct SortJob {
     layout: String,
     lines: usize,
     n: usize,
     count: usize,
 }
 
-impl Job {
+impl SortJob {
     /// A function that calls `call` with as many of the parameters `a`, `b`, … as there are addresses.
     fn launch(
         &self,
         what: &str,
         call: &str,
-        params: Vec<Param>,
+        params: Vec<KernelParam>,
         blocks: usize,
         threads: usize,
-        l: &mut Lowering<'_>,
-    ) -> Command {
+        l: &mut KernelLowering<'_>,
+    ) -> GpuCommand {
         let names = ["void *a", "void *b", "void *c", "void *d", "unsigned long long width"];
         let text = format!(
             "{}extern \"C\" __global__ void __launch_bounds__({threads}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {call};\n}}\n",
             self.layout,
             names[..params.len()].join(", ")
         );
-        Command::Kernel(Kernel::flat(l.source.function(what, text), blocks, threads, params))
+        GpuCommand::Kernel(KernelLaunch::flat(l.source.function(what, text), blocks, threads, params))
     }
 
     /// Rows longer than a tile.
-    fn long(
+    fn sort_long_rows(
         &self,
         (keys, copy): (usize, usize),
         [from, to, places]: [DevicePtr; 3],
-        l: &mut Lowering<'_>,
+        l: &mut KernelLowering<'_>,
     ) -> Commands {
-        let room = l.room("sorting", 2 * copy)?;
+        let room = l.workspace_for("sorting", 2 * copy)?;
         let side = |i: usize| {
             let start = room + (i * copy) as u64;
             (start, start + keys as u64)
@@ -135,12 +136,18 @@ impl Job {
         let tiles = format!("sort_tiles<@_L, {TILE}, 1024>(a, b, c)");
         let (k, p) = side(0);
         let blocks = self.n.div_ceil(TILE) * self.lines;
-        let mut out =
-            vec![self.launch("sort_tiles", &tiles, [from, k, p].map(Param::from).to_vec(), blocks, 1024, l)];
+        let mut out = vec![self.launch(
+            "sort_tiles",
+            &tiles,
+            [from, k, p].map(KernelParam::from).to_vec(),
+            blocks,
+            1024,
+            l,
+        )];
         let (mut width, mut now) = (TILE, 0);
         while width < self.n {
             let ((k, p), (nk, np)) = (side(now), side(1 - now));
-            let mut params = [k, p, nk, np].map(Param::from).to_vec();
+            let mut params = [k, p, nk, np].map(KernelParam::from).to_vec();
             params.push((width as u64).into());
             let blocks = (self.n * self.lines).div_ceil(256);
             let call = "merge_runs<@_L>(a, b, c, d, width)";
@@ -149,7 +156,7 @@ impl Job {
             width *= 2;
         }
         let blocks = (self.count * self.lines).div_ceil(256);
-        let params = [from, side(now).1, to, places].map(Param::from).to_vec();
+        let params = [from, side(now).1, to, places].map(KernelParam::from).to_vec();
         out.push(self.launch("sort_emit", "emit_rows<@_L>(a, b, c, d)", params, blocks, 256, l));
         Ok(out)
     }

@@ -1,35 +1,35 @@
 //! Iteration spaces: the axes of several operands, joined where they lie joined in memory.
 
 use smallvec::SmallVec;
-use symmc_runtime::exec::Located;
+use symmc_runtime::exec::LocatedTensor;
 
 use crate::device::launch::DevicePtr;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Axis {
+pub(super) struct IterationAxis {
     pub n: usize,
     /// The distance of neighbours, in elements.
     pub stride: isize,
 }
 
 /// An operand of attention: where its heads and rows lie.
-pub(super) struct Rows {
+pub(super) struct HeadRows {
     pub at: DevicePtr,
-    pub head: Vec<Axis>,
-    pub row: Vec<Axis>,
+    pub head: Vec<IterationAxis>,
+    pub row: Vec<IterationAxis>,
     pub step: isize,
 }
 
-impl Rows {
+impl HeadRows {
     /// Of `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
-    pub fn new(at: DevicePtr, shape: &[usize], strides: &[isize], group: usize) -> Rows {
+    pub fn new(at: DevicePtr, shape: &[usize], strides: &[isize], group: usize) -> HeadRows {
         let r = shape.len();
-        let axis = |a: usize| Axis { n: shape[a], stride: strides[a] };
+        let axis = |a: usize| IterationAxis { n: shape[a], stride: strides[a] };
         let heads = axis(r - 3);
-        let mut head: Vec<Axis> = (0..r - 3).map(axis).collect();
-        head.push(Axis { n: heads.n / group, stride: heads.stride * group as isize });
-        let row = vec![Axis { n: group, stride: heads.stride }, axis(r - 2)];
-        Rows { at, head, row, step: strides[r - 1] }
+        let mut head: Vec<IterationAxis> = (0..r - 3).map(axis).collect();
+        head.push(IterationAxis { n: heads.n / group, stride: heads.stride * group as isize });
+        let row = vec![IterationAxis { n: group, stride: heads.stride }, axis(r - 2)];
+        HeadRows { at, head, row, step: strides[r - 1] }
     }
 }
 
@@ -77,15 +77,15 @@ pub(super) fn collapse(shape: &mut Vec<usize>, operands: &mut [&mut Strides]) {
 }
 
 /// Whether the elements of a value are one run.
-pub(crate) fn is_run(value: &Located) -> bool {
-    axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
+pub(crate) fn is_contiguous(value: &LocatedTensor) -> bool {
+    collapsed_axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
 
-pub(super) fn axes(shape: &[usize], strides: &[isize]) -> Vec<Axis> {
+pub(super) fn collapsed_axes(shape: &[usize], strides: &[isize]) -> Vec<IterationAxis> {
     let mut shape = shape.to_vec();
     let mut strides = Strides::from_slice(strides);
     collapse(&mut shape, &mut [&mut strides]);
-    shape.into_iter().zip(strides).map(|(n, stride)| Axis { n, stride }).collect()
+    shape.into_iter().zip(strides).map(|(n, stride)| IterationAxis { n, stride }).collect()
 }
 
 /// The order of axes by falling stride of an operand that no two positions share; that of the shape where
@@ -99,7 +99,7 @@ pub(super) fn by_stride(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 /// The largest distance from the first element that strides reach.
-pub(super) fn reach(shape: &[usize], strides: &[isize]) -> u64 {
+pub(super) fn max_offset(shape: &[usize], strides: &[isize]) -> u64 {
     shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1) as u64 * s.unsigned_abs() as u64).sum()
 }
 
@@ -113,8 +113,8 @@ mod tests {
         let (mut a, mut b) = (Strides::from_slice(&[12, 7, 4, 1]), Strides::from_slice(&[0, 0, 4, 1]));
         collapse(&mut shape, &mut [&mut a, &mut b]);
         assert_eq!((shape, &a[..], &b[..]), (vec![2, 12], &[12, 1][..], &[0, 1][..]));
-        assert_eq!(axes(&[1, 1], &[5, 5]), []);
-        assert_eq!(axes(&[2, 3], &[3, 1]), [Axis { n: 6, stride: 1 }]);
+        assert_eq!(collapsed_axes(&[1, 1], &[5, 5]), []);
+        assert_eq!(collapsed_axes(&[2, 3], &[3, 1]), [IterationAxis { n: 6, stride: 1 }]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use symmc_ir::tensor::{write_f64, write_i64};
 use symmc_ir::{DType, Scalar};
 
-use super::space::Axis;
+use super::space::IterationAxis;
 
 /// Machine instructions.
 pub(super) const PTX: &str = include_str!("kernels/ptx.cuh");
@@ -38,7 +38,7 @@ pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
 pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
 
 /// The type of a stored element.
-pub(super) fn stored(dtype: DType) -> &'static str {
+pub(super) fn stored_type(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "boolean",
         DType::U8 => "u8",
@@ -52,7 +52,7 @@ pub(super) fn stored(dtype: DType) -> &'static str {
 }
 
 /// The type of an element that is only moved.
-pub(super) fn moved(dtype: DType) -> &'static str {
+pub(super) fn moved_type(dtype: DType) -> &'static str {
     match dtype.size() {
         1 => "u8",
         2 => "u16",
@@ -62,7 +62,7 @@ pub(super) fn moved(dtype: DType) -> &'static str {
 }
 
 /// The type that an element is computed in.
-pub(super) fn computed(dtype: DType) -> &'static str {
+pub(super) fn computed_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
         DType::F16 | DType::BF16 | DType::F32 => "float",
@@ -81,14 +81,14 @@ pub(super) fn bits(dtype: DType, scalar: Scalar) -> u64 {
 }
 
 /// A float of the type that a dtype is computed in.
-pub(super) fn real(dtype: DType, x: f64) -> String {
+pub(super) fn float_literal(dtype: DType, x: f64) -> String {
     match dtype {
         DType::F64 => format!("__longlong_as_double((i64)0x{:x}ull)", x.to_bits()),
         _ => format!("__uint_as_float(0x{:x}u)", (x as f32).to_bits()),
     }
 }
 
-pub(super) fn int(x: i64) -> String {
+pub(super) fn int_literal(x: i64) -> String {
     match x {
         i64::MIN => "(i64)0x8000000000000000ull".into(),
         _ => format!("{x}ll"),
@@ -96,7 +96,7 @@ pub(super) fn int(x: i64) -> String {
 }
 
 /// A function of this name that gives the offset of position `at` in row-major order along the axes.
-pub(super) fn offset(name: &str, axes: &[Axis]) -> String {
+pub(super) fn offset_function(name: &str, axes: &[IterationAxis]) -> String {
     let axes: Vec<_> = axes.iter().filter(|a| a.n != 1).collect();
     let mut out = format!("SC_FN i64 {name}(i64 at) {{ ");
     // A position that fits 32 bits is divided as such: that is a multiplication and a shift.
@@ -106,7 +106,7 @@ pub(super) fn offset(name: &str, axes: &[Axis]) -> String {
     for (place, axis) in axes.iter().enumerate().rev() {
         if axis.stride != 0 {
             let index = if place == 0 { "i".to_string() } else { format!("(i % {}u)", axis.n) };
-            let _ = write!(out, "o += (i64){index} * {}; ", int(axis.stride as i64));
+            let _ = write!(out, "o += (i64){index} * {}; ", int_literal(axis.stride as i64));
         }
         if place > 0 {
             let _ = write!(out, "i /= {}u; ", axis.n);

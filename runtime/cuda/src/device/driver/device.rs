@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use crate::device::launch::Address;
-use crate::error::{CudaError, Result, checked, trust_loader_path};
+use crate::error::{CudaError, Result, check_driver_result, trust_loader_path};
 
 /// The context that is current on this thread; it is again when this value is dropped.
 #[derive(Debug)]
@@ -21,14 +21,16 @@ pub struct CallersContext {
 impl CallersContext {
     /// What is current now, also if that is none.
     pub fn keep() -> Result<CallersContext> {
-        count()?;
-        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        count_gpus()?;
+        let found =
+            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
         Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
     }
 
     /// What is current now, in place of which that of `device` is from now on; `None` if it is already.
-    pub fn changed_to(device: &Device) -> Result<Option<CallersContext>> {
-        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+    pub fn switch_to(device: &Device) -> Result<Option<CallersContext>> {
+        let found =
+            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
         if found == Some(device.context) {
             return Ok(None);
         }
@@ -48,24 +50,24 @@ impl Drop for CallersContext {
 /// While this value lives, its thread may make calls that are none of what a caller records on it: they wait, take memory
 /// or ask for events. In other modes than the relaxed one they would end that recording.
 #[derive(Debug)]
-pub struct Relaxed {
+pub struct RelaxedCaptureMode {
     callers: sys::CUstreamCaptureMode,
     /// The mode is that of a thread.
     _of_thread: PhantomData<*mut ()>,
 }
 
-impl Relaxed {
+impl RelaxedCaptureMode {
     /// From now on.
-    pub fn begin() -> Result<Relaxed> {
+    pub fn begin() -> Result<RelaxedCaptureMode> {
         let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the call takes the new mode and writes the old one.
         let changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut callers) };
-        checked(|| "changing how this thread records".into(), changed.result())?;
-        Ok(Relaxed { callers, _of_thread: PhantomData })
+        check_driver_result(|| "changing how this thread records".into(), changed.result())?;
+        Ok(RelaxedCaptureMode { callers, _of_thread: PhantomData })
     }
 }
 
-impl Drop for Relaxed {
+impl Drop for RelaxedCaptureMode {
     fn drop(&mut self) {
         // SAFETY: as above; the mode is one that the driver gave.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.callers) };
@@ -94,15 +96,15 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Opens GPU `ordinal` and makes its context current on this thread.
     pub fn open(ordinal: u32) -> Result<Arc<Device>> {
-        let found = count()?;
+        let found = count_gpus()?;
         if ordinal >= found {
             let text = format!("GPU {ordinal}: this process sees {found} GPUs, numbered from 0");
             return Err(CudaError::Unsupported(text));
         }
         let what = || format!("opening GPU {ordinal}");
-        let handle = checked(what, result::device::get(ordinal as i32))?;
+        let handle = check_driver_result(what, result::device::get(ordinal as i32))?;
         // SAFETY: the device exists.
-        let attribute = |a| checked(what, unsafe { result::device::get_attribute(handle, a) });
+        let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
         use sys::CUdevice_attribute as A;
         let capability = [
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
@@ -114,9 +116,9 @@ impl Device {
         let clock_khz = attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?.max(0) as u64;
         let width_bits = attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?.max(0) as u64;
         let bandwidth = (2 * clock_khz * (width_bits / 8) / 1_000_000) as u32;
-        let name = checked(what, result::device::get_name(handle))?;
+        let name = check_driver_result(what, result::device::get_name(handle))?;
         // SAFETY: as above; the device gives it back when it is dropped.
-        let context = checked(what, unsafe { result::primary_ctx::retain(handle) })?;
+        let context = check_driver_result(what, unsafe { result::primary_ctx::retain(handle) })?;
         let device =
             Device { ordinal, handle, context, capability, multiprocessors, shared, bandwidth, name };
         device.enter()?;
@@ -125,24 +127,24 @@ impl Device {
 
     /// What the links between this GPU and the others that the process sees promise. GPUs do atomic operations on
     /// each other's memory over NVLink alone.
-    pub fn links(&self) -> Result<Links> {
+    pub fn links(&self) -> Result<LinkAtomicity> {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         let (mut others, mut all) = (0, true);
-        for ordinal in (0..count()?).filter(|&o| o != self.ordinal) {
+        for ordinal in (0..count_gpus()?).filter(|&o| o != self.ordinal) {
             let what = || format!("asking for the link to GPU {ordinal}");
-            let other = checked(what, result::device::get(ordinal as i32))?;
+            let other = check_driver_result(what, result::device::get(ordinal as i32))?;
             let mut answer = 0;
             // SAFETY: both devices exist; the call writes one integer.
             let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut answer, attribute, self.handle, other) };
-            checked(what, asked.result())?;
+            check_driver_result(what, asked.result())?;
             (others, all) = (others + 1, all && answer != 0);
         }
-        Ok(if others > 0 && all { Links::Whole } else { Links::MaySplit })
+        Ok(if others > 0 && all { LinkAtomicity::Atomic } else { LinkAtomicity::MaySplit })
     }
 
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context is retained as long as this value lives.
-        checked(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
+        check_driver_result(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
     }
 
     /// The id of its context, which no other context of this process has, not even one that is made later.
@@ -150,13 +152,17 @@ impl Device {
         let mut id = 0;
         // SAFETY: the context is retained as long as this value lives; the call writes one integer.
         let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
-        checked(|| format!("asking for the id of the context of GPU {}", self.ordinal), asked.result())?;
+        check_driver_result(
+            || format!("asking for the id of the context of GPU {}", self.ordinal),
+            asked.result(),
+        )?;
         Ok(id)
     }
 
     /// Whether the context is the one that is current on this thread.
     pub fn is_current(&self) -> Result<bool> {
-        let found = checked(|| "asking for the current context".into(), result::ctx::get_current())?;
+        let found =
+            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
         Ok(found == Some(self.context))
     }
 
@@ -194,12 +200,15 @@ impl Device {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
         let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-        checked(|| format!("asking for the free memory of GPU {}", self.ordinal), asked.result())?;
+        check_driver_result(
+            || format!("asking for the free memory of GPU {}", self.ordinal),
+            asked.result(),
+        )?;
         Ok(free)
     }
 
     /// Whose memory an address is. The context is current.
-    pub fn holder(&self, address: Address) -> Result<Holder> {
+    pub fn memory_holder(&self, address: Address) -> Result<MemoryHolder> {
         use sys::CUpointer_attribute as Attribute;
         let ask = |attribute| {
             let mut value = 0u32;
@@ -209,16 +218,18 @@ impl Device {
             match asked {
                 // Memory that the driver has not seen.
                 sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
-                other => checked(|| format!("asking for the memory at {address:#x}"), other.result())
-                    .map(|()| Some(value)),
+                other => {
+                    check_driver_result(|| format!("asking for the memory at {address:#x}"), other.result())
+                        .map(|()| Some(value))
+                }
             }
         };
         let kind = ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
         if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
-            return Ok(Holder::Host);
+            return Ok(MemoryHolder::Host);
         }
         let gpu = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
-        Ok(gpu.map_or(Holder::Host, Holder::Gpu))
+        Ok(gpu.map_or(MemoryHolder::Host, MemoryHolder::Gpu))
     }
 }
 
@@ -229,7 +240,7 @@ impl Drop for Device {
     }
 }
 
-pub fn count() -> Result<u32> {
+pub fn count_gpus() -> Result<u32> {
     trust_loader_path("libcuda.so")?;
     // SAFETY: tries to load the library; nothing else.
     if !unsafe { sys::is_culib_present() } {
@@ -238,23 +249,23 @@ pub fn count() -> Result<u32> {
             install: "this machine has no NVIDIA driver; plans run on the host backend without one",
         });
     }
-    checked(|| "starting the CUDA driver".into(), result::init())?;
-    let count = checked(|| "counting GPUs".into(), result::device::get_count())?;
+    check_driver_result(|| "starting the CUDA driver".into(), result::init())?;
+    let count = check_driver_result(|| "counting GPUs".into(), result::device::get_count())?;
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-pub fn version() -> Result<[u32; 2]> {
-    count()?;
+pub fn cuda_version() -> Result<[u32; 2]> {
+    count_gpus()?;
     let mut version = 0;
     // SAFETY: the library is there, and writes one integer.
     let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
-    checked(|| "asking for the driver's version".into(), asked.result())?;
+    check_driver_result(|| "asking for the driver's version".into(), asked.result())?;
     Ok([version as u32 / 1000, version as u32 % 1000 / 10])
 }
 
 /// Whose memory an address is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Holder {
+pub enum MemoryHolder {
     Gpu(u32),
     /// The host's, or nobody's.
     Host,
@@ -262,9 +273,9 @@ pub enum Holder {
 
 /// Whether 128 bytes that a warp stores at once arrive at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Links {
+pub enum LinkAtomicity {
     /// They do: NVLink, and ranks on one device.
-    Whole,
+    Atomic,
     /// They may not, or nobody knows. Lines of LL128 then go with a fence before their flag.
     #[default]
     MaySplit,

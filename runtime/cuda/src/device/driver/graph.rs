@@ -14,21 +14,21 @@ use smallvec::SmallVec;
 
 use super::device::Device;
 use super::module::Function;
-use super::stream::{Params, Stream};
-use crate::device::launch::{Address, Kernel, PortBases};
-use crate::error::{Result, checked};
+use super::stream::{KernelArguments, Stream};
+use crate::device::launch::{Address, KernelLaunch, PortBases};
+use crate::error::{Result, check_driver_result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Node(sys::CUgraphNode);
+pub struct GraphNode(sys::CUgraphNode);
 
 // SAFETY: names of nodes may be used from any thread.
-unsafe impl Send for Node {}
+unsafe impl Send for GraphNode {}
 // SAFETY: as above.
-unsafe impl Sync for Node {}
+unsafe impl Sync for GraphNode {}
 
 /// What the next work on a stream that is recorded follows.
 #[derive(Clone, Debug)]
-pub struct Frontier(SmallVec<[sys::CUgraphNode; 4]>);
+pub struct CaptureFrontier(SmallVec<[sys::CUgraphNode; 4]>);
 
 /// How often a capture is attempted while other threads invalidate it.
 const CAPTURE_ATTEMPTS: u32 = 8;
@@ -39,16 +39,16 @@ const CAPTURE_INVALIDATED: sys::CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPT
 const MOST_NODES: usize = 16;
 
 #[derive(Debug)]
-pub struct Template {
+pub struct CapturedGraph {
     graph: sys::CUgraph,
 }
 
 // SAFETY: graphs may be used from any thread, one at a time.
-unsafe impl Send for Template {}
+unsafe impl Send for CapturedGraph {}
 // SAFETY: as above; nothing here changes one.
-unsafe impl Sync for Template {}
+unsafe impl Sync for CapturedGraph {}
 
-impl Drop for Template {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         // SAFETY: it was made by a recording; executable graphs do not need it.
         let _ = unsafe { result::graph::destroy(self.graph) };
@@ -56,16 +56,16 @@ impl Drop for Template {
 }
 
 #[derive(Debug)]
-pub struct Graph {
+pub struct ExecutableGraph {
     device: Arc<Device>,
-    template: Template,
+    template: CapturedGraph,
     exec: sys::CUgraphExec,
 }
 
 // SAFETY: graphs may be used from any thread.
-unsafe impl Send for Graph {}
+unsafe impl Send for ExecutableGraph {}
 
-impl Drop for Graph {
+impl Drop for ExecutableGraph {
     fn drop(&mut self) {
         // SAFETY: instantiated by `capture`.
         let _ = unsafe { result::graph::exec_destroy(self.exec) };
@@ -77,18 +77,18 @@ impl Stream {
     /// instead of running it. The capture is relaxed: NCCL connects ranks at the first call on a communicator, and where ranks
     /// are threads of one process the driver allows that in relaxed captures only.
     ///
-    /// `record` is called again if another thread invalidates the capture (see [`record`](Self::record)).
-    pub fn capture(&self, record: impl FnMut() -> Result<()>) -> Result<Graph> {
-        self.executable(self.record(record)?)
+    /// `record` is called again if another thread invalidates the capture (see [`record`](Self::capture_template)).
+    pub fn capture(&self, record: impl FnMut() -> Result<()>) -> Result<ExecutableGraph> {
+        self.instantiate(self.capture_template(record)?)
     }
 
     /// The same in the mode that most callers use: a call of this thread that waits or allocates memory invalidates the capture.
-    pub fn capture_strictly(&self, record: impl FnMut() -> Result<()>) -> Result<Graph> {
+    pub fn capture_strictly(&self, record: impl FnMut() -> Result<()>) -> Result<ExecutableGraph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.executable(self.record_in(mode, record)?)
+        self.instantiate(self.record_in(mode, record)?)
     }
 
-    fn executable(&self, template: Template) -> Result<Graph> {
+    fn instantiate(&self, template: CapturedGraph) -> Result<ExecutableGraph> {
         // SAFETY: the graph was just made.
         let made = unsafe {
             result::graph::instantiate(
@@ -96,16 +96,16 @@ impl Stream {
                 sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
             )
         };
-        let exec = checked(|| "instantiating a graph".into(), made)?;
-        Ok(Graph { device: self.device.clone(), template, exec })
+        let exec = check_driver_result(|| "instantiating a graph".into(), made)?;
+        Ok(ExecutableGraph { device: self.device.clone(), template, exec })
     }
 
     /// Captures work without making it executable.
     ///
     /// A wait for the whole context in any thread of the process, such as `cudaDeviceSynchronize` in the application or in a
     /// library that destroys a handle, invalidates all captures of that context. A capture has no effect besides its graph, so an
-    /// invalidated one is repeated, up to [`CAPTURE_ATTEMPTS`] times. `record` must start from the same state each time.
-    pub fn record(&self, record: impl FnMut() -> Result<()>) -> Result<Template> {
+    /// invalidated one is repeated, a few times. `record` must start from the same state each time.
+    pub fn capture_template(&self, record: impl FnMut() -> Result<()>) -> Result<CapturedGraph> {
         self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
     }
 
@@ -113,12 +113,12 @@ impl Stream {
         &self,
         mode: sys::CUstreamCaptureMode,
         mut record: impl FnMut() -> Result<()>,
-    ) -> Result<Template> {
+    ) -> Result<CapturedGraph> {
         let mut attempt = 1;
         loop {
             // SAFETY: the stream exists and is not capturing.
             let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
-            checked(|| "beginning to record a graph".into(), begun)?;
+            check_driver_result(|| "beginning to record a graph".into(), begun)?;
             let recorded = record();
             // SAFETY: the capture was begun above; ending it also ends a failed one.
             let ended = unsafe { result::stream::end_capture(self.handle) };
@@ -130,15 +130,15 @@ impl Stream {
                 attempt += 1;
                 continue;
             }
-            let template = ended.map(|graph| Template { graph });
+            let template = ended.map(|graph| CapturedGraph { graph });
             recorded?;
-            return checked(|| "recording a graph".into(), template);
+            return check_driver_result(|| "recording a graph".into(), template);
         }
     }
 
     /// What the next work on this stream, which is recorded, follows. Fails if the driver does not say (it does since
     /// 12.3).
-    pub fn frontier(&self) -> Result<Frontier> {
+    pub fn frontier(&self) -> Result<CaptureFrontier> {
         let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes a status, two pointers and a count.
@@ -153,22 +153,22 @@ impl Stream {
                 &mut count,
             )
         };
-        checked(|| "asking for the end of a recording".into(), asked.result())?;
+        check_driver_result(|| "asking for the end of a recording".into(), asked.result())?;
         if nodes.is_null() || count == 0 {
-            return Ok(Frontier(SmallVec::new()));
+            return Ok(CaptureFrontier(SmallVec::new()));
         }
         // SAFETY: as many nodes are there until the next call for the stream.
-        Ok(Frontier(unsafe { std::slice::from_raw_parts(nodes, count) }.into()))
+        Ok(CaptureFrontier(unsafe { std::slice::from_raw_parts(nodes, count) }.into()))
     }
 
     /// The nodes that were recorded on this stream since, the first first, if they are one chain behind that.
-    pub fn since(&self, before: &Frontier) -> Result<Option<Vec<Node>>> {
+    pub fn nodes_since(&self, before: &CaptureFrontier) -> Result<Option<Vec<GraphNode>>> {
         let mut found = Vec::new();
         let mut behind = self.frontier()?;
         // What is new follows something new, or only what was there.
         while !behind.0.iter().all(|node| before.0.contains(node)) {
             let (&[node], true) = (&behind.0[..], found.len() < MOST_NODES) else { return Ok(None) };
-            found.push(Node(node));
+            found.push(GraphNode(node));
             behind = dependencies(node)?;
         }
         found.reverse();
@@ -179,14 +179,16 @@ impl Stream {
     ///
     /// # Safety
     /// Everything it uses still exists.
-    pub unsafe fn replay(&self, graph: &Graph) -> Result<()> {
+    pub unsafe fn replay(&self, graph: &ExecutableGraph) -> Result<()> {
         // SAFETY: the graph exists; the rest by the caller.
-        checked(|| "replaying a graph".into(), unsafe { result::graph::launch(graph.exec, self.handle) })
+        check_driver_result(|| "replaying a graph".into(), unsafe {
+            result::graph::launch(graph.exec, self.handle)
+        })
     }
 }
 
 /// What a node follows; of more than a few nodes some.
-fn dependencies(node: sys::CUgraphNode) -> Result<Frontier> {
+fn dependencies(node: sys::CUgraphNode) -> Result<CaptureFrontier> {
     let mut nodes = [ptr::null_mut(); MOST_NODES];
     // SAFETY: plain data for which zero is a valid value.
     let mut edges: [sys::CUgraphEdgeData; MOST_NODES] = unsafe { std::mem::zeroed() };
@@ -195,43 +197,49 @@ fn dependencies(node: sys::CUgraphNode) -> Result<Frontier> {
     let asked = unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
     };
-    checked(|| "asking for what a node follows".into(), asked.result())?;
-    Ok(Frontier(nodes[..count.min(MOST_NODES)].into()))
+    check_driver_result(|| "asking for what a node follows".into(), asked.result())?;
+    Ok(CaptureFrontier(nodes[..count.min(MOST_NODES)].into()))
 }
 
 /// What a call of the driver writes.
-fn told<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
+fn query_driver<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut out = MaybeUninit::zeroed();
     let asked = ask(out.as_mut_ptr());
-    checked(|| format!("asking for {what}"), asked.result())?;
+    check_driver_result(|| format!("asking for {what}"), asked.result())?;
     // SAFETY: the call wrote it.
     Ok(unsafe { out.assume_init() })
 }
 
-impl Node {
+impl GraphNode {
     fn kind(self) -> Result<sys::CUgraphNodeType> {
         // SAFETY: the node exists; the call writes an enumerator.
-        told("the type of a node", |out| unsafe { sys::cuGraphNodeGetType(self.0, out) })
+        query_driver("the type of a node", |out| unsafe { sys::cuGraphNodeGetType(self.0, out) })
     }
 
     fn kernel(self) -> Result<sys::CUDA_KERNEL_NODE_PARAMS> {
         // SAFETY: the node exists; the call writes the struct.
-        told("the parameters of a kernel", |out| unsafe { sys::cuGraphKernelNodeGetParams_v2(self.0, out) })
+        query_driver("the parameters of a kernel", |out| unsafe {
+            sys::cuGraphKernelNodeGetParams_v2(self.0, out)
+        })
     }
 
     fn copy(self) -> Result<sys::CUDA_MEMCPY3D> {
         // SAFETY: as above.
-        told("the parameters of a copy", |out| unsafe { sys::cuGraphMemcpyNodeGetParams(self.0, out) })
+        query_driver("the parameters of a copy", |out| unsafe {
+            sys::cuGraphMemcpyNodeGetParams(self.0, out)
+        })
     }
 
     fn fill(self) -> Result<sys::CUDA_MEMSET_NODE_PARAMS> {
         // SAFETY: as above.
-        told("the parameters of a fill", |out| unsafe { sys::cuGraphMemsetNodeGetParams(self.0, out) })
+        query_driver("the parameters of a fill", |out| unsafe {
+            sys::cuGraphMemsetNodeGetParams(self.0, out)
+        })
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Copied {
+pub struct GraphCopy {
     /// Whether an end of it is memory of the host.
     pub host: bool,
     pub to: Address,
@@ -239,19 +247,19 @@ pub struct Copied {
     pub bytes: usize,
 }
 
-impl Graph {
+impl ExecutableGraph {
     /// Has a node launch this kernel, the one that it launches with other parameters, with ports at these bases.
     ///
     /// # Safety
     /// The node is of this graph, and launches a kernel; the rest as [`Stream::launch`].
     pub unsafe fn set_kernel(
         &self,
-        node: Node,
+        node: GraphNode,
         function: Function,
-        kernel: &Kernel,
+        kernel: &KernelLaunch,
         bases: PortBases<'_>,
     ) -> Result<()> {
-        let params = Params::resolve(kernel, bases)?;
+        let params = KernelArguments::resolve(kernel, bases)?;
         let mut pointers = params.pointers();
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
@@ -271,35 +279,38 @@ impl Graph {
         };
         // SAFETY: by the caller; the driver copies the parameters before it returns.
         let done = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.exec, node.0, &set) };
-        checked(|| format!("setting the parameters of {} in a graph", kernel.entry), done.result())
+        check_driver_result(
+            || format!("setting the parameters of {} in a graph", kernel.entry),
+            done.result(),
+        )
     }
 
     /// Has a node that copies copy as many bytes from and to another place.
     ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::copy`].
-    pub unsafe fn set_copy(&self, node: Node, to: Address, from: Address) -> Result<()> {
+    pub unsafe fn set_copy(&self, node: GraphNode, to: Address, from: Address) -> Result<()> {
         let set = sys::CUDA_MEMCPY3D { srcDevice: from, dstDevice: to, ..node.copy()? };
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, node.0, &set, self.device.context) };
-        checked(|| format!("setting where a copy to {to:#x} goes in a graph"), done.result())
+        check_driver_result(|| format!("setting where a copy to {to:#x} goes in a graph"), done.result())
     }
 
     /// Has a node that fills memory fill as much of another place.
     ///
     /// # Safety
     /// The node is of this graph; the rest as [`Stream::fill`].
-    pub unsafe fn set_fill(&self, node: Node, at: Address) -> Result<()> {
+    pub unsafe fn set_fill(&self, node: GraphNode, at: Address) -> Result<()> {
         // SAFETY: by the caller.
         unsafe { self.set_fill_as(node, &sys::CUDA_MEMSET_NODE_PARAMS { dst: at, ..node.fill()? }) }
     }
 
-    unsafe fn set_fill_as(&self, node: Node, set: &sys::CUDA_MEMSET_NODE_PARAMS) -> Result<()> {
+    unsafe fn set_fill_as(&self, node: GraphNode, set: &sys::CUDA_MEMSET_NODE_PARAMS) -> Result<()> {
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemsetNodeSetParams(self.exec, node.0, set, self.device.context) };
-        checked(|| "setting what is filled in a graph".into(), done.result())
+        check_driver_result(|| "setting what is filled in a graph".into(), done.result())
     }
 
     /// Has these nodes, which follow each other, do what the nodes that were recorded on a stream since `before` do.
@@ -307,7 +318,7 @@ impl Graph {
     ///
     /// # Safety
     /// The nodes are of this graph, the others exist; the rest as for what is launched.
-    pub unsafe fn set_as(&self, nodes: &[Node], like: &[Node]) -> Result<bool> {
+    pub unsafe fn copy_parameters(&self, nodes: &[GraphNode], like: &[GraphNode]) -> Result<bool> {
         use sys::CUgraphNodeType as Kind;
         if nodes.len() != like.len() {
             return Ok(false);
@@ -320,12 +331,15 @@ impl Graph {
             match kind {
                 Kind::CU_GRAPH_NODE_TYPE_KERNEL => {
                     let (was, is) = (node.kernel()?, like.kernel()?);
-                    if launched(&was) != launched(&is) {
+                    if launch_shape(&was) != launch_shape(&is) {
                         return Ok(false);
                     }
                     // SAFETY: by the caller; the parameters are those of a node that exists.
                     let done = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.exec, node.0, &is) };
-                    checked(|| "setting the parameters of a library's kernel".into(), done.result())?;
+                    check_driver_result(
+                        || "setting the parameters of a library's kernel".into(),
+                        done.result(),
+                    )?;
                 }
                 Kind::CU_GRAPH_NODE_TYPE_MEMSET => {
                     let (was, is) = (node.fill()?, like.fill()?);
@@ -341,21 +355,21 @@ impl Graph {
         Ok(true)
     }
 
-    pub fn copies(&self) -> Result<Vec<Copied>> {
+    pub fn copies(&self) -> Result<Vec<GraphCopy>> {
         let (graph, mut count) = (self.template.graph, 0);
         // SAFETY: the graph exists; the call writes how many nodes it has.
         let asked = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };
-        checked(|| "counting the nodes of a graph".into(), asked.result())?;
+        check_driver_result(|| "counting the nodes of a graph".into(), asked.result())?;
         let mut nodes = vec![ptr::null_mut(); count];
         // SAFETY: as above; there is room for as many.
         let asked = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
-        checked(|| "asking for the nodes of a graph".into(), asked.result())?;
+        check_driver_result(|| "asking for the nodes of a graph".into(), asked.result())?;
         let mut out = Vec::new();
-        for node in nodes.into_iter().take(count).map(Node) {
+        for node in nodes.into_iter().take(count).map(GraphNode) {
             if node.kind()? == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY {
                 let found = node.copy()?;
                 let kinds = [found.srcMemoryType, found.dstMemoryType];
-                out.push(Copied {
+                out.push(GraphCopy {
                     host: kinds.contains(&sys::CUmemorytype::CU_MEMORYTYPE_HOST),
                     to: found.dstDevice,
                     from: found.srcDevice,
@@ -368,7 +382,7 @@ impl Graph {
 }
 
 /// What a kernel's node launches, but for its parameters.
-fn launched(node: &sys::CUDA_KERNEL_NODE_PARAMS) -> impl PartialEq {
+fn launch_shape(node: &sys::CUDA_KERNEL_NODE_PARAMS) -> impl PartialEq {
     let grid = [node.gridDimX, node.gridDimY, node.gridDimZ];
     let block = [node.blockDimX, node.blockDimY, node.blockDimZ];
     (node.func, node.kern, grid, block, node.sharedMemBytes)

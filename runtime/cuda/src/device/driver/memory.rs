@@ -8,23 +8,23 @@ use cudarc::driver::{result, sys};
 
 use super::device::{CallersContext, Device};
 use crate::device::launch::Address;
-use crate::error::{Result, checked};
+use crate::error::{Result, check_driver_result};
 
 /// Device memory that only this process reaches.
 #[derive(Debug)]
-pub struct Memory {
+pub struct DeviceBuffer {
     device: Arc<Device>,
     at: Address,
     len: usize,
 }
 
-impl Memory {
+impl DeviceBuffer {
     /// `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
-    pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<Memory> {
+    pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<DeviceBuffer> {
         let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
         // SAFETY: the context is current; no size of 0 is asked for.
-        let at = checked(call, unsafe { result::malloc_sync(len.max(1)) })?;
-        Ok(Memory { device: device.clone(), at, len })
+        let at = check_driver_result(call, unsafe { result::malloc_sync(len.max(1)) })?;
+        Ok(DeviceBuffer { device: device.clone(), at, len })
     }
 
     pub fn device(&self) -> &Arc<Device> {
@@ -44,10 +44,10 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         // Whoever drops it may be on a thread of somebody else.
-        let _callers = CallersContext::changed_to(&self.device);
+        let _callers = CallersContext::switch_to(&self.device);
         // SAFETY: allocated by `new`; graphs that use it are dropped or not launched any more.
         let _ = unsafe { result::free_sync(self.at) };
     }
@@ -55,29 +55,29 @@ impl Drop for Memory {
 
 /// Host memory that the device reads and writes at the same time as the host.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedBuffer {
     device: Arc<Device>,
     at: *mut c_void,
     len: usize,
 }
 
 // SAFETY: plain memory; who shares it orders the accesses.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedBuffer {}
 
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedBuffer {}
 
-impl Pinned {
+impl PinnedBuffer {
     /// `len` zero bytes.
-    pub fn new(device: &Arc<Device>, len: usize) -> Result<Pinned> {
+    pub fn new(device: &Arc<Device>, len: usize) -> Result<PinnedBuffer> {
         let call = || format!("allocating {len} bytes of pinned host memory");
         // SAFETY: the context is current.
-        let at = checked(call, unsafe {
+        let at = check_driver_result(call, unsafe {
             result::malloc_host(len.max(1), sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE)
         })?;
         // SAFETY: as many bytes were allocated.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
-        Ok(Pinned { device: device.clone(), at, len })
+        Ok(PinnedBuffer { device: device.clone(), at, len })
     }
 
     /// The first byte, for the host. With unified addressing it is the device's address, too.
@@ -99,7 +99,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let _ = self.device.enter();
         // SAFETY: allocated by `new`.

@@ -17,23 +17,23 @@ use sha2::{Digest, Sha256};
 
 use self::cache::{CodeKey, LoadedCode, SharedModules};
 use super::device::Device;
-use crate::error::{Result, checked};
+use crate::error::{Result, check_driver_result};
 
 /// The most machine code that stays loaded on a GPU without a user.
 const IDLE_BYTES: usize = 64 << 20;
 
-static MODULES: LazyLock<SharedModules<ModuleHandle>> = LazyLock::new(|| SharedModules::new(IDLE_BYTES));
+static MODULES: LazyLock<SharedModules<RawModule>> = LazyLock::new(|| SharedModules::new(IDLE_BYTES));
 
 #[derive(Clone, Copy, Debug)]
-struct ModuleHandle(sys::CUmodule);
+struct RawModule(sys::CUmodule);
 
 // SAFETY: modules may be used from any thread.
-unsafe impl Send for ModuleHandle {}
+unsafe impl Send for RawModule {}
 
 // SAFETY: as above.
-unsafe impl Sync for ModuleHandle {}
+unsafe impl Sync for RawModule {}
 
-impl ModuleHandle {
+impl RawModule {
     /// Unloads the module. The context that it belongs to is current.
     ///
     /// # Safety
@@ -48,8 +48,8 @@ impl ModuleHandle {
 pub struct Module {
     device: Arc<Device>,
     /// `None` once it was returned to the cache.
-    code: Option<Arc<LoadedCode<ModuleHandle>>>,
-    handle: ModuleHandle,
+    code: Option<Arc<LoadedCode<RawModule>>>,
+    handle: RawModule,
 }
 
 impl Module {
@@ -60,7 +60,8 @@ impl Module {
         let code = MODULES.get_or_load(key, code.len(), || {
             // SAFETY: the code is a whole image, which carries its own size.
             let loaded = unsafe { result::module::load_data(code.as_ptr().cast()) };
-            checked(|| format!("loading {} bytes of machine code", code.len()), loaded).map(ModuleHandle)
+            check_driver_result(|| format!("loading {} bytes of machine code", code.len()), loaded)
+                .map(RawModule)
         })?;
         Ok(Module { device: device.clone(), handle: code.module, code: Some(code) })
     }
@@ -71,19 +72,20 @@ impl Module {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.
         let found = unsafe { result::module::get_function(self.handle.0, text) };
-        let function = checked(|| format!("looking up kernel {name}"), found)?;
+        let function = check_driver_result(|| format!("looking up kernel {name}"), found)?;
         if shared > 48 << 10 {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let what = || format!("allowing {shared} bytes of shared memory to kernel {name}");
             // Programs that share the module may need different amounts: the largest stays allowed.
             // SAFETY: the function belongs to the module.
-            let allowed =
-                checked(what, unsafe { result::function::get_function_attribute(function, attribute) })?;
+            let allowed = check_driver_result(what, unsafe {
+                result::function::get_function_attribute(function, attribute)
+            })?;
             if allowed < shared as i32 {
                 // SAFETY: as above.
                 let set =
                     unsafe { result::function::set_function_attribute(function, attribute, shared as i32) };
-                checked(what, set)?;
+                check_driver_result(what, set)?;
             }
         }
         Ok(Function(function))

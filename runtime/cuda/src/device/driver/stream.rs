@@ -9,19 +9,19 @@ use smallvec::SmallVec;
 
 use super::device::Device;
 use super::module::Function;
-use crate::device::launch::{Address, Kernel, Param, PortBases, Start};
-use crate::error::{CudaError, Result, checked};
+use crate::device::launch::{Address, KernelLaunch, KernelParam, LaunchOrder, PortBases};
+use crate::error::{CudaError, Result, check_driver_result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LentStream(sys::CUstream);
+pub struct BorrowedStream(sys::CUstream);
 
 // SAFETY: streams may be used from any thread.
-unsafe impl Send for LentStream {}
+unsafe impl Send for BorrowedStream {}
 
 // SAFETY: as above; the driver locks.
-unsafe impl Sync for LentStream {}
+unsafe impl Sync for BorrowedStream {}
 
-impl LentStream {
+impl BorrowedStream {
     /// A `cudaStream_t` (`CUstream`) that was created; the default streams cannot be captured.
     ///
     /// # Safety
@@ -30,8 +30,8 @@ impl LentStream {
     ///   owner put on it has ended by the time the session is dropped.
     /// - While the session uses it nobody else does, and what the owner puts there does not touch the session's
     ///   memory.
-    pub unsafe fn new(stream: *mut c_void) -> LentStream {
-        LentStream(stream.cast())
+    pub unsafe fn new(stream: *mut c_void) -> BorrowedStream {
+        BorrowedStream(stream.cast())
     }
 
     pub(crate) fn handle(self) -> sys::CUstream {
@@ -57,7 +57,7 @@ impl Stream {
     /// A new stream that does not wait for the default stream.
     pub fn new(device: &Arc<Device>) -> Result<Stream> {
         let made = result::stream::create(result::stream::StreamKind::NonBlocking);
-        let handle = checked(|| "creating a stream".into(), made)?;
+        let handle = check_driver_result(|| "creating a stream".into(), made)?;
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
@@ -71,12 +71,12 @@ impl Stream {
             let asked = sys::cuCtxGetStreamPriorityRange(&mut least, &mut most).result();
             asked.and_then(|()| sys::cuStreamCreateWithPriority(&mut handle, flags, most).result())
         };
-        checked(|| "creating a stream".into(), made)?;
+        check_driver_result(|| "creating a stream".into(), made)?;
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
-    /// A stream of the caller, as its promise at [`LentStream::new`] says.
-    pub fn adopt(device: &Arc<Device>, stream: LentStream) -> Stream {
+    /// A stream of the caller, as its promise at [`BorrowedStream::new`] says.
+    pub fn adopt(device: &Arc<Device>, stream: BorrowedStream) -> Stream {
         Stream { device: device.clone(), handle: stream.handle(), lent: true }
     }
 
@@ -89,7 +89,7 @@ impl Stream {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
         let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
-        checked(|| "asking for the context of a stream".into(), asked.result())?;
+        check_driver_result(|| "asking for the context of a stream".into(), asked.result())?;
         Ok(context == self.device.context)
     }
 
@@ -98,7 +98,7 @@ impl Stream {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
         let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
-        checked(|| "asking whether a stream is recorded".into(), asked.result())?;
+        check_driver_result(|| "asking whether a stream is recorded".into(), asked.result())?;
         match status {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
@@ -107,11 +107,13 @@ impl Stream {
     }
 
     /// Whether everything recorded so far has ended. Fails if something recorded earlier failed.
-    pub fn idle(&self) -> Result<bool> {
+    pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.handle) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => checked(|| "running the program on the GPU".into(), other.result()).map(|()| true),
+            other => {
+                check_driver_result(|| "running the program on the GPU".into(), other.result()).map(|()| true)
+            }
         }
     }
 
@@ -119,14 +121,14 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream exists.
         let ended = unsafe { result::stream::synchronize(self.handle) };
-        checked(|| "running the program on the GPU".into(), ended)
+        check_driver_result(|| "running the program on the GPU".into(), ended)
     }
 
     pub fn wait(&self, event: &Event) -> Result<()> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both exist.
         let waiting = unsafe { result::stream::wait_event(self.handle, event.handle, flags) };
-        checked(|| "waiting for an event".into(), waiting)
+        check_driver_result(|| "waiting for an event".into(), waiting)
     }
 
     /// Copies to the device. Returns when the host's memory may be changed.
@@ -136,7 +138,7 @@ impl Stream {
     pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
         let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
-        checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })?;
+        check_driver_result(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })?;
         self.synchronize()
     }
 
@@ -147,7 +149,7 @@ impl Stream {
     pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<()> {
         let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: by the caller.
-        checked(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
+        check_driver_result(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
     }
 
     /// Copies from the device, after all that was recorded before.
@@ -160,7 +162,7 @@ impl Stream {
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
         let copied =
             unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(at, len), from, self.handle) };
-        checked(call, copied)?;
+        check_driver_result(call, copied)?;
         self.synchronize()
     }
 
@@ -171,7 +173,7 @@ impl Stream {
     pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
         // SAFETY: by the caller.
         let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle) };
-        checked(|| format!("copying {bytes} bytes on GPU {}", self.device.ordinal()), copied)
+        check_driver_result(|| format!("copying {bytes} bytes on GPU {}", self.device.ordinal()), copied)
     }
 
     /// Sets bytes.
@@ -181,7 +183,7 @@ impl Stream {
     pub unsafe fn fill(&self, at: Address, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: by the caller.
         let filled = unsafe { result::memset_d8_async(at, byte, bytes, self.handle) };
-        checked(|| format!("setting {bytes} bytes on GPU {}", self.device.ordinal()), filled)
+        check_driver_result(|| format!("setting {bytes} bytes on GPU {}", self.device.ordinal()), filled)
     }
 
     /// Stores a word.
@@ -191,7 +193,7 @@ impl Stream {
     pub unsafe fn store(&self, at: Address, word: u32) -> Result<()> {
         // SAFETY: by the caller.
         let stored = unsafe { sys::cuMemsetD32Async(at, word, 1, self.handle) };
-        checked(|| format!("storing a word on GPU {}", self.device.ordinal()), stored.result())
+        check_driver_result(|| format!("storing a word on GPU {}", self.device.ordinal()), stored.result())
     }
 
     /// Launches a kernel, with ports at these bases.
@@ -201,11 +203,11 @@ impl Stream {
     pub unsafe fn launch(
         &self,
         function: Function,
-        kernel: &Kernel,
+        kernel: &KernelLaunch,
         bases: PortBases<'_>,
-        start: Start,
+        start: LaunchOrder,
     ) -> Result<()> {
-        let params = Params::resolve(kernel, bases)?;
+        let params = KernelArguments::resolve(kernel, bases)?;
         let [gx, gy, gz] = kernel.grid;
         let [bx, by, bz] = kernel.block;
         let mut attributes = self.attributes(kernel, start);
@@ -226,16 +228,19 @@ impl Stream {
             sys::cuLaunchKernelEx(&config, function.handle(), params.pointers().as_mut_ptr(), ptr::null_mut())
                 .result()
         };
-        checked(|| format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block), launched)
+        check_driver_result(
+            || format!("launching {} on {:?} × {:?}", kernel.entry, kernel.grid, kernel.block),
+            launched,
+        )
     }
 
     /// What a launch asks for beside its sizes.
-    fn attributes(&self, kernel: &Kernel, start: Start) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
+    fn attributes(&self, kernel: &KernelLaunch, start: LaunchOrder) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
         use sys::CUlaunchAttributeID as Id;
         // SAFETY: all zeros are an attribute, of no kind yet.
         let none: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let mut out = SmallVec::new();
-        if start == Start::Dependent && self.device.capability()[0] >= 9 {
+        if start == LaunchOrder::Dependent && self.device.capability()[0] >= 9 {
             let mut dependent = sys::CUlaunchAttribute {
                 id: Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                 ..none
@@ -276,23 +281,25 @@ unsafe impl Send for Event {}
 impl Event {
     /// An event that orders streams.
     pub fn new() -> Result<Event> {
-        Event::with(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        Event::with_flags(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// An event that also takes the time.
     pub fn timed() -> Result<Event> {
-        Event::with(sys::CUevent_flags::CU_EVENT_DEFAULT)
+        Event::with_flags(sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn with(flags: sys::CUevent_flags) -> Result<Event> {
-        let handle = checked(|| "creating an event".into(), result::event::create(flags))?;
+    fn with_flags(flags: sys::CUevent_flags) -> Result<Event> {
+        let handle = check_driver_result(|| "creating an event".into(), result::event::create(flags))?;
         Ok(Event { handle })
     }
 
     /// Marks the present end of `stream`.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both exist.
-        checked(|| "recording an event".into(), unsafe { result::event::record(self.handle, stream.handle) })
+        check_driver_result(|| "recording an event".into(), unsafe {
+            result::event::record(self.handle, stream.handle)
+        })
     }
 
     /// Whether it was reached, or marks nothing yet. Fails if something in front of it failed.
@@ -300,20 +307,24 @@ impl Event {
         // SAFETY: the event exists.
         match unsafe { sys::cuEventQuery(self.handle) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => checked(|| "running the program on the GPU".into(), other.result()).map(|()| true),
+            other => {
+                check_driver_result(|| "running the program on the GPU".into(), other.result()).map(|()| true)
+            }
         }
     }
 
     /// Waits until it was reached; at once if it marks nothing yet.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event exists.
-        checked(|| "waiting for an event".into(), unsafe { result::event::synchronize(self.handle) })
+        check_driver_result(|| "waiting for an event".into(), unsafe {
+            result::event::synchronize(self.handle)
+        })
     }
 
     /// Microseconds from this event to `later`; both must have been reached.
     pub fn microseconds_to(&self, later: &Event) -> Result<f64> {
         // SAFETY: both exist.
-        let ms = checked(|| "reading a time".into(), unsafe {
+        let ms = check_driver_result(|| "reading a time".into(), unsafe {
             result::event::elapsed(self.handle, later.handle)
         })?;
         Ok(f64::from(ms) * 1e3)
@@ -328,23 +339,23 @@ impl Drop for Event {
 }
 
 /// The parameters of a kernel as the driver takes them.
-pub(super) struct Params<'k> {
-    kernel: &'k Kernel,
+pub(super) struct KernelArguments<'k> {
+    kernel: &'k KernelLaunch,
     /// The driver's forms of the matrices.
     maps: SmallVec<[sys::CUtensorMap; 2]>,
     /// The words of parameters with pointers to ports, one after another, with addresses in their place.
     resolved: SmallVec<[u64; 32]>,
 }
 
-impl<'k> Params<'k> {
-    pub fn resolve(kernel: &'k Kernel, bases: PortBases<'_>) -> Result<Params<'k>> {
+impl<'k> KernelArguments<'k> {
+    pub fn resolve(kernel: &'k KernelLaunch, bases: PortBases<'_>) -> Result<KernelArguments<'k>> {
         let mut maps = SmallVec::new();
         let mut resolved = SmallVec::new();
         for param in &kernel.params {
             match param {
-                Param::Map(map) => maps.push(map.encode(bases)?),
-                Param::Value(plain) if plain.ports().is_empty() => {}
-                Param::Value(plain) => {
+                KernelParam::Map(map) => maps.push(map.encode(bases)?),
+                KernelParam::Value(plain) if plain.ports().is_empty() => {}
+                KernelParam::Value(plain) => {
                     let first = resolved.len();
                     resolved.extend_from_slice(plain.words());
                     for &(word, pointer) in plain.ports() {
@@ -353,18 +364,18 @@ impl<'k> Params<'k> {
                 }
             }
         }
-        Ok(Params { kernel, maps, resolved })
+        Ok(KernelArguments { kernel, maps, resolved })
     }
 
     /// Where each is; valid as long as this value stays where it is.
     pub fn pointers(&self) -> SmallVec<[*mut c_void; 16]> {
         let mut maps = self.maps.iter();
         let mut resolved = &self.resolved[..];
-        let pointer = |param: &Param| -> *const c_void {
+        let pointer = |param: &KernelParam| -> *const c_void {
             match param {
-                Param::Map(_) => maps.next().map_or(ptr::null(), |map| ptr::from_ref(map).cast()),
-                Param::Value(plain) if plain.ports().is_empty() => param.as_ptr().cast(),
-                Param::Value(plain) => {
+                KernelParam::Map(_) => maps.next().map_or(ptr::null(), |map| ptr::from_ref(map).cast()),
+                KernelParam::Value(plain) if plain.ports().is_empty() => param.as_ptr().cast(),
+                KernelParam::Value(plain) => {
                     let (words, rest) = resolved.split_at(plain.words().len());
                     resolved = rest;
                     words.as_ptr().cast()

@@ -18,7 +18,7 @@ enum Sum {
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     dtype: DType,
-    op: ReduceOp,
+    op: CollectiveReduceOp,
     /// The bytes of a slice.
     slice: usize,
     /// Whether the result lies on the operand.
@@ -29,7 +29,7 @@ struct Shape {
 }
 
 const fn shape(dtype: DType, slice: usize, in_place: bool, sum: Sum) -> Shape {
-    Shape { dtype, op: ReduceOp::Sum, slice, in_place, sum, mixed: false }
+    Shape { dtype, op: CollectiveReduceOp::Sum, slice, in_place, sum, mixed: false }
 }
 
 /// The bytes of a chunk of all blocks are 384 to 1536 (2 ranks): some have one chunk, or a part of one, or two, or several
@@ -44,7 +44,7 @@ const SHAPES: [Shape; 11] = [
     shape(DType::BF16, 1536, true, Sum::OnResult),
     shape(DType::F16, 400, true, Sum::OnResidual),
     shape(DType::BF16, 16, true, Sum::OnOperand),
-    Shape { op: ReduceOp::Avg, ..shape(DType::F32, 752, true, Sum::OnResult) },
+    Shape { op: CollectiveReduceOp::Avg, ..shape(DType::F32, 752, true, Sum::OnResult) },
     Shape { mixed: true, ..shape(DType::BF16, 2320, true, Sum::Apart) },
 ];
 
@@ -77,15 +77,15 @@ struct Layer {
     at: [Address; 4],
     /// Whether this rank adds.
     adds: bool,
-    kernel: Kernel,
+    kernel: KernelLaunch,
 }
 
 impl Layer {
-    fn new(shape: Shape, peers: &Peers, source: &mut Source) -> Layer {
+    fn new(shape: Shape, peers: &PeerContext, source: &mut KernelSource) -> Layer {
         let Shape { dtype, op, slice, in_place, sum, mixed } = shape;
         let n = peers.arenas.len();
         let elements = n * slice / dtype.size();
-        let mut call = collective(Kind::AllReduce(op), Variant::TwoShot, n as u32, dtype, elements);
+        let mut call = collective(Kind::AllReduce(op), CollectiveVariant::TwoShot, n as u32, dtype, elements);
         call.operand.offset = 0;
         call.result.offset = if in_place { 0 } else { ROOM };
         let base = peers.arenas[peers.rank as usize];
@@ -105,7 +105,7 @@ impl Layer {
             lower(3, &call, &ends_at(operand, result), peers, source)
                 .map(|all| all.and_then(|mut all| all.pop()))
         };
-        let Ok(Some(Command::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
+        let Ok(Some(GpuCommand::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
         assert!(kernel.entry.contains("pushed"), "{shape:?}: {}", kernel.entry);
         Layer { shape, elements, at: [operand, result, residual, sum_at], adds, kernel }
     }
@@ -123,7 +123,7 @@ impl Layer {
         library.run(&self.kernel);
         for i in 0..elements {
             let all: f64 = (0..n).map(|r| rounded(dtype, operand(r, round, i))).sum();
-            let all = if shape.op == ReduceOp::Avg { all / n as f64 } else { all };
+            let all = if shape.op == CollectiveReduceOp::Avg { all / n as f64 } else { all };
             let reduced = rounded(dtype, all);
             let what = (shape, n, me, round, i);
             if adds {
@@ -138,7 +138,7 @@ impl Layer {
 /// Runs all cases round after round on all ranks of each world, which meet nowhere else.
 fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
-    let mut source = Source::new();
+    let mut source = KernelSource::new();
     let mut of = |peers| SHAPES.map(|shape| Layer::new(shape, peers, &mut source));
     let layers: Vec<Vec<_>> = made.iter().map(|w| w.peers.iter().map(&mut of).collect()).collect();
     let Some(library) = Library::new(&source, name) else { return };
@@ -156,8 +156,10 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 
 #[test]
 fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
-    let given =
-        Given { thresholds: Thresholds { pushed: 16, ..Given::default().thresholds }, ..Given::default() };
+    let given = Given {
+        thresholds: ProtocolThresholds { min_pushed_bytes: 16, ..Given::default().thresholds },
+        ..Given::default()
+    };
     run(&[2, 3, 4, 5, 7].map(|n| (n, given)), 2, "additions");
     let chaos = |seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given });
     run(&(0..6).map(chaos).collect::<Vec<_>>(), 1, "additions-chaos");
@@ -165,21 +167,21 @@ fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
 
 #[test]
 fn what_does_not_store_alone_takes_no_addition() {
-    let mut source = Source::new();
+    let mut source = KernelSource::new();
     let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     let mut lowered = |dtype, elements, variant, addition: Addition| {
-        let call = collective(Kind::AllReduce(ReduceOp::Sum), variant, 2, dtype, elements);
+        let call = collective(Kind::AllReduce(CollectiveReduceOp::Sum), variant, 2, dtype, elements);
         let own = [1 << 32, (1 << 32) + ARENA as Address / 2].map(DevicePtr::from);
         let work = lower_addition(1, &call, own, &addition, &peers(0, 2), &mut source);
         work.expect("it fits").is_some()
     };
-    assert!(lowered(DType::BF16, 16 << 20, Variant::TwoShot, addition));
-    assert!(!lowered(DType::BF16, 8 << 20, Variant::TwoShot, addition), "a small one");
-    assert!(!lowered(DType::BF16, 16 << 20, Variant::OneShot, addition));
-    assert!(!lowered(DType::I32, 8 << 20, Variant::TwoShot, addition), "of integers");
-    assert!(!lowered(DType::BF16, (16 << 20) + 8, Variant::TwoShot, addition), "no whole slices");
+    assert!(lowered(DType::BF16, 16 << 20, CollectiveVariant::TwoShot, addition));
+    assert!(!lowered(DType::BF16, 8 << 20, CollectiveVariant::TwoShot, addition), "a small one");
+    assert!(!lowered(DType::BF16, 16 << 20, CollectiveVariant::OneShot, addition));
+    assert!(!lowered(DType::I32, 8 << 20, CollectiveVariant::TwoShot, addition), "of integers");
+    assert!(!lowered(DType::BF16, (16 << 20) + 8, CollectiveVariant::TwoShot, addition), "no whole slices");
     for (residual, sum) in [(8, 0), (0, 8)] {
         let odd = Addition { residual: ((1 << 30) + residual).into(), sum: ((1 << 31) + sum).into() };
-        assert!(!lowered(DType::BF16, 16 << 20, Variant::TwoShot, odd), "not aligned");
+        assert!(!lowered(DType::BF16, 16 << 20, CollectiveVariant::TwoShot, odd), "not aligned");
     }
 }

@@ -18,10 +18,11 @@ const SIZE: usize = 96 << 10;
 /// Bytes of a landing zone, which stand first in the arena.
 const ZONE: usize = 8 << 10;
 /// Grids small enough for threads of a host, and so small that threads get several units of work.
-const GRID: Blocks = Blocks { threads: 8, most_threads: 8, blocks: 3 };
+const GRID: GridLimits = GridLimits { threads: 8, most_threads: 8, blocks: 3 };
 
 /// By these small messages take each form.
-const THRESHOLDS: Thresholds = Thresholds { ll: 200, saved: 600, pushed: 960 };
+const THRESHOLDS: ProtocolThresholds =
+    ProtocolThresholds { ll_bytes: 200, min_saved_bytes: 600, min_pushed_bytes: 960 };
 
 /// What ranks of a world have.
 #[derive(Clone, Copy)]
@@ -32,8 +33,8 @@ pub(super) struct Given {
     pub chaos: Option<u64>,
     /// Bytes of a landing zone.
     pub zone: usize,
-    pub grid: Blocks,
-    pub thresholds: Thresholds,
+    pub grid: GridLimits,
+    pub thresholds: ProtocolThresholds,
 }
 
 impl Default for Given {
@@ -50,8 +51,8 @@ impl Default for Given {
 }
 
 /// Parts of the staging area so small that messages of a few rows take several rounds.
-fn control_of(n: u32) -> Control {
-    Control { groups: 2, exchanging: n as usize, staged: 256 }
+fn control_of(n: u32) -> ControlRegion {
+    ControlRegion { groups: 2, max_exchange_ranks: n as usize, staging_bytes: 256 }
 }
 
 /// The memory of one rank.
@@ -81,7 +82,7 @@ pub(super) unsafe fn bytes_at<'a>(at: Address, len: usize) -> &'a mut [u8] {
 /// Ranks in one process.
 pub(super) struct World {
     ranks: Vec<Rank>,
-    pub peers: Vec<Peers>,
+    pub peers: Vec<PeerContext>,
 }
 
 impl World {
@@ -115,7 +116,7 @@ impl World {
             }
         }
         let arenas: Vec<Address> = ranks.iter().map(|r| address(&r.arena)).collect();
-        let blocks = BlockCounts {
+        let blocks = VariantGrids {
             ll: grid,
             ll128: grid,
             one_shot: grid,
@@ -127,7 +128,7 @@ impl World {
             put: grid,
             norm: grid,
         };
-        let peers = ranks.iter().zip(0..).map(|(r, rank)| Peers {
+        let peers = ranks.iter().zip(0..).map(|(r, rank)| PeerContext {
             program: 0,
             rank,
             arenas: arenas.clone(),
@@ -139,21 +140,21 @@ impl World {
             chaos,
             blocks: blocks.clone(),
             thresholds,
-            links: Links::Whole,
+            links: LinkAtomicity::Atomic,
         });
         let peers = peers.collect();
         World { ranks, peers }
     }
 
     /// What kernels of a rank reported of sizes on the device.
-    pub fn unfit(&self, rank: usize) -> Option<Unfit> {
+    pub fn unfit(&self, rank: usize) -> Option<InvalidSplits> {
         control::unfit_at(address(&self.ranks[rank].status) as usize)
     }
 }
 
 /// A collective and where it lies.
 pub(super) struct Case {
-    pub call: BoundCollective,
+    pub call: ResolvedCollective,
     /// Elements of the result.
     pub results: usize,
 }
@@ -161,59 +162,70 @@ pub(super) struct Case {
 /// Cases for `n` ranks, each with memory of its own behind the landing zones.
 fn cases(n: u32) -> Vec<Case> {
     let (mut out, mut end): (Vec<Case>, usize) = (Vec::new(), 2 * ZONE);
-    let sum = Kind::AllReduce(ReduceOp::Sum);
-    let mut add =
-        |kind: Kind, variant: Variant, dtype: DType, elements: usize, shift: usize, exit: ExitBarrier| {
-            let (n, results) = (n as usize, results_of(&kind, elements, n as usize));
-            let mut place = |elements: usize| {
-                let at = end + shift * dtype.size();
-                end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
-                BoundRegion::even(MemorySpace::Symmetric, at)
-            };
-            let mut call = collective(kind, variant, n as u32, dtype, elements);
-            (call.operand, call.result) = (place(elements), place(results));
-            (call.exit, call.landing) = (Some(exit), Some([0, ZONE]));
-            out.push(Case { call, results });
+    let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
+    let mut add = |kind: Kind,
+                   variant: CollectiveVariant,
+                   dtype: DType,
+                   elements: usize,
+                   shift: usize,
+                   exit: ExitBarrier| {
+        let (n, results) = (n as usize, results_of(&kind, elements, n as usize));
+        let mut place = |elements: usize| {
+            let at = end + shift * dtype.size();
+            end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
+            ResolvedRegion::uniform(MemorySpace::Symmetric, at)
         };
+        let mut call = collective(kind, variant, n as u32, dtype, elements);
+        (call.operand, call.result) = (place(elements), place(results));
+        (call.exit, call.landing) = (Some(exit), Some([0, ZONE]));
+        out.push(Case { call, results });
+    };
     let (kept, dropped, n) = (ExitBarrier::Kept, ExitBarrier::Dropped, n as usize);
-    [1, 403].into_iter().for_each(|few| add(sum.clone(), Variant::Ll, DType::BF16, few, 0, kept));
-    add(sum.clone(), Variant::OneShot, DType::F16, 203, 0, dropped);
-    add(Kind::AllGather, Variant::Ll, DType::I32, 37, 0, kept);
-    add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::U8, 19 * n, 1, kept);
-    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::BF16, 13 * n, 0, kept);
-    add(Kind::ReduceScatter(ReduceOp::Avg), Variant::Ll, DType::I32, 5 * n, 1, kept);
-    add(sum.clone(), Variant::TwoShot, DType::F32, 101, 0, kept);
-    add(sum.clone(), Variant::TwoShot, DType::F64, 1, 0, kept);
-    add(Kind::AllGather, Variant::Pull, DType::BF16, 77, 0, dropped);
-    add(Kind::AllToAll(Splits::Even), Variant::Pull, DType::F32, 24 * n, 0, kept);
-    add(Kind::ReduceScatter(ReduceOp::Avg), Variant::Pull, DType::BF16, 88 * n, 0, dropped);
-    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Pull, DType::Bool, 33 * n, 1, kept);
-    add(Kind::AllGather, Variant::Push, DType::F32, 100, 0, kept);
-    add(Kind::AllToAll(Splits::Even), Variant::Push, DType::I64, 11 * n, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Max), Variant::Ll, DType::I64, 9, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Avg), Variant::Ll, DType::U8, 30, 1, kept);
-    add(Kind::AllReduce(ReduceOp::Min), Variant::OneShot, DType::F32, 40, 1, dropped);
-    add(Kind::AllReduce(ReduceOp::Prod), Variant::OneShot, DType::BF16, 7, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Avg), Variant::OneShot, DType::I32, 66, 0, dropped);
-    add(Kind::Broadcast { root: 1 }, Variant::Put, DType::BF16, 99, 0, kept);
+    [1, 403].into_iter().for_each(|few| add(sum.clone(), CollectiveVariant::Ll, DType::BF16, few, 0, kept));
+    add(sum.clone(), CollectiveVariant::OneShot, DType::F16, 203, 0, dropped);
+    add(Kind::AllGather, CollectiveVariant::Ll, DType::I32, 37, 0, kept);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::U8, 19 * n, 1, kept);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::BF16, 13 * n, 0, kept);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::I32, 5 * n, 1, kept);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::F32, 101, 0, kept);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::F64, 1, 0, kept);
+    add(Kind::AllGather, CollectiveVariant::Pull, DType::BF16, 77, 0, dropped);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull, DType::F32, 24 * n, 0, kept);
+    add(
+        Kind::ReduceScatter(CollectiveReduceOp::Avg),
+        CollectiveVariant::Pull,
+        DType::BF16,
+        88 * n,
+        0,
+        dropped,
+    );
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Pull, DType::Bool, 33 * n, 1, kept);
+    add(Kind::AllGather, CollectiveVariant::Push, DType::F32, 100, 0, kept);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Push, DType::I64, 11 * n, 0, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::I64, 9, 0, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::Ll, DType::U8, 30, 1, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Min), CollectiveVariant::OneShot, DType::F32, 40, 1, dropped);
+    add(Kind::AllReduce(CollectiveReduceOp::Prod), CollectiveVariant::OneShot, DType::BF16, 7, 0, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::OneShot, DType::I32, 66, 0, dropped);
+    add(Kind::Broadcast { root: 1 }, CollectiveVariant::Put, DType::BF16, 99, 0, kept);
     let [shift, swap] = permutes(n as u32);
-    add(shift, Variant::Put, DType::F32, 50, 0, kept);
-    add(swap, Variant::Put, DType::U8, 50, 1, kept);
+    add(shift, CollectiveVariant::Put, DType::F32, 50, 0, kept);
+    add(swap, CollectiveVariant::Put, DType::U8, 50, 1, kept);
     // LL128, in one round and in two; stores alone, with a chunk that is not whole.
-    add(sum.clone(), Variant::Ll, DType::F32, 47, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Max), Variant::Ll, DType::F16, 901, 1, kept);
-    add(Kind::AllToAll(Splits::Even), Variant::Ll, DType::BF16, 205 * n, 0, kept);
-    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::F16, 207 * n, 0, kept);
-    add(Kind::ReduceScatter(ReduceOp::Max), Variant::Ll, DType::F32, 61 * n, 1, kept);
-    add(sum.clone(), Variant::TwoShot, DType::BF16, 1000 * n, 0, kept);
-    add(Kind::AllReduce(ReduceOp::Avg), Variant::TwoShot, DType::F32, 100 * n, 0, kept);
-    add(sum.clone(), Variant::Ll, DType::F32, 0, 0, kept);
+    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 47, 0, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F16, 901, 1, kept);
+    add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::BF16, 205 * n, 0, kept);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F16, 207 * n, 0, kept);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F32, 61 * n, 1, kept);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 1000 * n, 0, kept);
+    add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept);
+    add(sum.clone(), CollectiveVariant::Ll, DType::F32, 0, 0, kept);
     // In place: each rank's piece of the result is its operand, its piece of the operand the result, or all of it.
-    let gathers = [Variant::Ll, Variant::Pull, Variant::Push].into_iter();
+    let gathers = [CollectiveVariant::Ll, CollectiveVariant::Pull, CollectiveVariant::Push].into_iter();
     gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, kept));
-    add(Kind::ReduceScatter(ReduceOp::Sum), Variant::Ll, DType::F32, 36 * n, 0, kept);
-    add(sum.clone(), Variant::TwoShot, DType::BF16, 800 * n, 0, kept);
-    add(sum, Variant::TwoShot, DType::F32, 100 * n, 0, kept);
+    add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F32, 36 * n, 0, kept);
+    add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 800 * n, 0, kept);
+    add(sum, CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept);
     out.iter_mut().rev().take(6).for_each(put_in_place);
     out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
     assert!(end <= SIZE, "{end}");
@@ -249,9 +261,9 @@ fn put_apart(case: &mut Case) {
 /// operand, and any other operand to the result.
 fn put_in_place(case: &mut Case) {
     let call = &mut case.call;
-    let pieces = |of: &BoundRegion, bytes: usize| {
+    let pieces = |of: &ResolvedRegion, bytes: usize| {
         let piece = |rank: &u32| of.offset + *rank as usize * bytes;
-        BoundRegion { by_rank: Some(call.cell.iter().map(piece).collect()), ..of.clone() }
+        ResolvedRegion { by_rank: Some(call.cell.iter().map(piece).collect()), ..of.clone() }
     };
     let bytes = call.elements * call.dtype.size();
     match call.kind {
@@ -265,7 +277,7 @@ fn put_in_place(case: &mut Case) {
 pub(super) fn element(kind: &Kind, dtype: DType, rank: usize, i: usize, round: usize) -> f64 {
     let x = ((i * 7 + rank * 13 + round * 5) % 11) as f64;
     match (kind, dtype) {
-        (Kind::AllReduce(ReduceOp::Prod), _) => 1.0 + x % 2.0,
+        (Kind::AllReduce(CollectiveReduceOp::Prod), _) => 1.0 + x % 2.0,
         (_, DType::Bool) => f64::from(u8::from(x > 8.0)),
         (_, DType::U8) => x,
         _ => x - 4.0,
@@ -277,14 +289,14 @@ pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
     let Case { call, .. } = case;
     let n = call.cell.len();
     let of = |rank: usize, i: usize| element(&call.kind, call.dtype, rank, i, round);
-    let reduced = |op: ReduceOp, i: usize| {
+    let reduced = |op: CollectiveReduceOp, i: usize| {
         let x = (0..n).map(|r| of(r, i));
         let y = match op {
-            ReduceOp::Sum => x.sum(),
-            ReduceOp::Avg => x.sum::<f64>() / n as f64,
-            ReduceOp::Prod => x.product(),
-            ReduceOp::Max => x.fold(f64::MIN, f64::max),
-            ReduceOp::Min => x.fold(f64::MAX, f64::min),
+            CollectiveReduceOp::Sum => x.sum(),
+            CollectiveReduceOp::Avg => x.sum::<f64>() / n as f64,
+            CollectiveReduceOp::Prod => x.product(),
+            CollectiveReduceOp::Max => x.fold(f64::MIN, f64::max),
+            CollectiveReduceOp::Min => x.fold(f64::MAX, f64::min),
         };
         let y = if call.dtype.is_float() { f64::from(y as f32) } else { y.trunc() };
         let mut out = [0; 8];
@@ -311,7 +323,7 @@ type Emulate = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void,
 
 impl Library {
     /// Compiles what `source` holds for threads of the host; `None` without a compiler.
-    pub fn new(source: &Source, name: &str) -> Option<Library> {
+    pub fn new(source: &KernelSource, name: &str) -> Option<Library> {
         let (before, after) = include_str!("emulate.h")
             .split_once("// ------------------------")
             .expect("a part after the kernels");
@@ -320,7 +332,7 @@ impl Library {
         HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(Library)
     }
 
-    pub fn run(&self, kernel: &Kernel) {
+    pub fn run(&self, kernel: &KernelLaunch) {
         // SAFETY: the library defines it so.
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
@@ -344,8 +356,8 @@ fn by_reference(source: &str) -> String {
 /// Runs all cases on all ranks, round by round, and compares.
 fn rounds(world: &World, rounds: usize, name: &str) {
     let cases = cases(world.ranks.len() as u32);
-    let mut source = Source::new();
-    let kernels: Vec<Vec<Kernel>> = world
+    let mut source = KernelSource::new();
+    let kernels: Vec<Vec<KernelLaunch>> = world
         .peers
         .iter()
         .map(|peers| cases.iter().map(|case| kernel(&case.call, peers, &mut source)).collect())
@@ -369,10 +381,16 @@ fn rounds(world: &World, rounds: usize, name: &str) {
 }
 
 /// Runs one case on one rank and compares its result.
-fn one(case: &Case, kernel: &Kernel, peers: &Peers, (me, round): (usize, usize), library: &Library) {
+fn one(
+    case: &Case,
+    kernel: &KernelLaunch,
+    peers: &PeerContext,
+    (me, round): (usize, usize),
+    library: &Library,
+) {
     let Case { call, results } = case;
     let size = call.dtype.size();
-    let at = |r: &BoundRegion| peers.arenas[me] + r.on(me as u32) as Address;
+    let at = |r: &ResolvedRegion| peers.arenas[me] + r.offset_on_rank(me as u32) as Address;
     // SAFETY: the cases lie apart within the arena; no peer touches this operand between the last case that
     // used it and this one.
     let operand = unsafe { bytes_at(at(&call.operand), call.elements * size) };
@@ -401,13 +419,13 @@ fn ranks_agree_round_after_round_and_flags_wrap_around() {
 #[test]
 fn a_rank_that_does_not_come_is_reported() {
     let world = World::new(3, &Given { limit_ns: 20_000_000, ..Given::default() });
-    let mut source = Source::new();
-    let sum = Kind::AllReduce(ReduceOp::Sum);
+    let mut source = KernelSource::new();
+    let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let calls = [
-        collective(sum.clone(), Variant::TwoShot, 3, DType::F32, 8),
-        collective(sum, Variant::Ll, 3, DType::F32, 8),
+        collective(sum.clone(), CollectiveVariant::TwoShot, 3, DType::F32, 8),
+        collective(sum, CollectiveVariant::Ll, 3, DType::F32, 8),
     ];
-    let run = |rank: usize, source: &mut Source| {
+    let run = |rank: usize, source: &mut KernelSource| {
         calls
             .iter()
             .map(|c| {
@@ -415,7 +433,7 @@ fn a_rank_that_does_not_come_is_reported() {
                 (c.operand.offset, c.result.offset, c.landing) = (2 * ZONE, 3 * ZONE, Some([0, ZONE]));
                 kernel(&c, &world.peers[rank], source)
             })
-            .collect::<Vec<Kernel>>()
+            .collect::<Vec<KernelLaunch>>()
     };
     let kernels = [run(0, &mut source), run(2, &mut source)];
     let Some(library) = Library::new(&source, "missing") else { return };
@@ -428,7 +446,7 @@ fn a_rank_that_does_not_come_is_reported() {
         let missed = control::missed_at(address(&world.ranks[rank].status) as usize);
         assert_eq!(
             missed,
-            Some(Missed { program: 0, step: 7, peer: 1, group: 1, block: 0, awaited: 1 }),
+            Some(MissedPeer { program: 0, step: 7, peer: 1, group: 1, block: 0, awaited: 1 }),
             "rank {rank}"
         );
     }

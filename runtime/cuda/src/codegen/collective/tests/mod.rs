@@ -11,25 +11,32 @@ use std::collections::BTreeSet;
 
 use symmc_ir::DType;
 use symmc_ir::collective::{
-    CollectiveKind as Kind, LL_BYTES, LL128_LINE, ReduceOp, Splits, Thresholds, Variant, landing_zone,
+    AllToAllSplits, CollectiveKind as Kind, CollectiveReduceOp, CollectiveVariant, LL_BYTES, LL128_LINE,
+    ProtocolThresholds, landing_zone_bytes,
 };
 use symmc_plan::ExitBarrier;
-use symmc_runtime::exec::{BoundCollective, BoundRegion, MemorySpace};
+use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
 
-use super::blocks::Protocol;
+use super::blocks::LlProtocol;
+use super::kernel_call::DEVICE;
 use super::params::LandingParams;
-use super::prepared::DEVICE;
 use super::*;
 use crate::codegen::compile::compile;
-use crate::device::driver::Links;
-use crate::device::launch::{Address, DevicePtr, Kernel, Param};
+use crate::device::driver::LinkAtomicity;
+use crate::device::launch::{Address, DevicePtr, KernelLaunch, KernelParam};
 
 const ARENA: usize = 64 << 20;
 
 /// A collective of `elements` elements among `n` ranks, with operand and result at these offsets.
-fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usize) -> BoundCollective {
-    let region = |offset| BoundRegion::even(MemorySpace::Symmetric, offset);
-    BoundCollective {
+fn collective(
+    kind: Kind,
+    variant: CollectiveVariant,
+    n: u32,
+    dtype: DType,
+    elements: usize,
+) -> ResolvedCollective {
+    let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
+    ResolvedCollective {
         kind,
         variant,
         exit: Some(ExitBarrier::Kept),
@@ -37,7 +44,7 @@ fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usiz
         group: 1,
         dtype,
         elements,
-        row: 1,
+        row_elements: 1,
         operand: region(0),
         result: region(ARENA / 2),
         landing: Some([ARENA / 4, ARENA * 3 / 4]),
@@ -47,39 +54,49 @@ fn collective(kind: Kind, variant: Variant, n: u32, dtype: DType, elements: usiz
 }
 
 /// The kinds and variants that have kernels.
-fn all(n: u32) -> Vec<(Kind, Variant)> {
+fn all(n: u32) -> Vec<(Kind, CollectiveVariant)> {
     let mut out = vec![
-        (Kind::AllGather, Variant::Ll),
-        (Kind::AllToAll(Splits::Even), Variant::Ll),
-        (Kind::AllGather, Variant::Pull),
-        (Kind::AllToAll(Splits::Even), Variant::Pull),
-        (Kind::AllGather, Variant::Push),
-        (Kind::AllToAll(Splits::Even), Variant::Push),
-        (Kind::Broadcast { root: n - 1 }, Variant::Put),
-        (Kind::Permute { pairs: (0..n).map(|r| (r, (r + 1) % n)).collect() }, Variant::Put),
+        (Kind::AllGather, CollectiveVariant::Ll),
+        (Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll),
+        (Kind::AllGather, CollectiveVariant::Pull),
+        (Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull),
+        (Kind::AllGather, CollectiveVariant::Push),
+        (Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Push),
+        (Kind::Broadcast { root: n - 1 }, CollectiveVariant::Put),
+        (Kind::Permute { pairs: (0..n).map(|r| (r, (r + 1) % n)).collect() }, CollectiveVariant::Put),
     ];
-    for &op in ReduceOp::ALL {
-        out.push((Kind::AllReduce(op), Variant::OneShot));
-        out.push((Kind::AllReduce(op), Variant::TwoShot));
-        out.push((Kind::AllReduce(op), Variant::Ll));
-        out.push((Kind::ReduceScatter(op), Variant::Pull));
-        out.push((Kind::ReduceScatter(op), Variant::Ll));
+    for &op in CollectiveReduceOp::ALL {
+        out.push((Kind::AllReduce(op), CollectiveVariant::OneShot));
+        out.push((Kind::AllReduce(op), CollectiveVariant::TwoShot));
+        out.push((Kind::AllReduce(op), CollectiveVariant::Ll));
+        out.push((Kind::ReduceScatter(op), CollectiveVariant::Pull));
+        out.push((Kind::ReduceScatter(op), CollectiveVariant::Ll));
     }
     out
 }
 
-fn peers(rank: u32, n: u32) -> Peers {
+fn peers(rank: u32, n: u32) -> PeerContext {
     let arenas = (0..n).map(|r| Address::from(r + 1) << 32).collect();
-    let links = Links::Whole;
-    Peers { rank, arenas, arena: ARENA, local: 1 << 20, status: 1 << 16, links, ..Peers::default() }
+    let links = LinkAtomicity::Atomic;
+    PeerContext {
+        rank,
+        arenas,
+        arena: ARENA,
+        local: 1 << 20,
+        status: 1 << 16,
+        links,
+        ..PeerContext::default()
+    }
 }
 
-fn kernel(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
-    let at = |region: &BoundRegion| peers.arenas[peers.rank as usize] + region.on(peers.rank) as Address;
+fn kernel(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
+    let at = |region: &ResolvedRegion| {
+        peers.arenas[peers.rank as usize] + region.offset_on_rank(peers.rank) as Address
+    };
     let works =
         lower(7, call, &ends_at(at(&call.operand), at(&call.result)), peers, source).expect("it fits");
     match works.expect("it has a kernel").as_slice() {
-        [Command::Kernel(kernel)] => kernel.clone(),
+        [GpuCommand::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
     }
 }
@@ -91,7 +108,7 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
             let mut last = 0;
             for elements in [24, 24 * 7, 24 * 1000, 24 * 5000] {
                 let call = collective(kind.clone(), variant, n, DType::BF16, elements);
-                let mut source = Source::new();
+                let mut source = KernelSource::new();
                 let shapes: BTreeSet<[u32; 2]> = (0..n)
                     .map(|r| kernel(&call, &peers(r, n), &mut source))
                     .map(|k| [k.grid[0], k.block[0]])
@@ -100,7 +117,7 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
                 let [blocks, threads] = shapes.into_iter().next().unwrap_or_default();
                 // Messages by LL128 have fewer and larger units.
                 assert!((1..=MAX_BLOCKS as u32).contains(&blocks));
-                assert!(blocks * threads >= last || variant == Variant::Ll);
+                assert!(blocks * threads >= last || variant == CollectiveVariant::Ll);
                 assert!((MAX_RANKS as u32..=640).contains(&threads));
                 last = blocks * threads;
             }
@@ -113,88 +130,90 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
 fn a_plan_that_says_how_many_blocks_is_followed() {
     for (kind, variant) in all(2) {
         for blocks in [1, 5, 128] {
-            let call = BoundCollective {
+            let call = ResolvedCollective {
                 blocks: Some(blocks),
                 ..collective(kind.clone(), variant, 2, DType::BF16, 1 << 22)
             };
-            let grid = kernel(&call, &peers(0, 2), &mut Source::new()).grid;
+            let grid = kernel(&call, &peers(0, 2), &mut KernelSource::new()).grid;
             assert_eq!(grid, [blocks, 1, 1], "{} {variant}", kind.name());
         }
     }
 }
 
 /// The operand and the result of a collective at these addresses.
-fn ends_at(operand: Address, result: Address) -> Ends {
-    Ends::new(operand.into(), result.into())
+fn ends_at(operand: Address, result: Address) -> CollectivePointers {
+    CollectivePointers::new(operand.into(), result.into())
 }
 
 #[test]
 fn copies_lie_between_two_rendezvous() {
-    let lowered = |call: &BoundCollective, operand: Address| {
+    let lowered = |call: &ResolvedCollective, operand: Address| {
         let result = peers(1, 3).arenas[1] + call.result.offset as Address;
-        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut Source::new());
+        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut KernelSource::new());
         works.expect("it fits").expect("it is ours")
     };
     let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
-    let copied = |works: &[Command]| match works {
-        [Command::Kernel(first), copies @ .., Command::Kernel(last)] => {
+    let copied = |works: &[GpuCommand]| match works {
+        [GpuCommand::Kernel(first), copies @ .., GpuCommand::Kernel(last)] => {
             assert_eq!((first.grid, &first.entry), ([1, 1, 1], &last.entry));
             copies.to_vec()
         }
         other => panic!("expected two rendezvous, found {other:?}"),
     };
-    let copy = |to: u64, from: u64, bytes| Command::Copy { to: to.into(), from: from.into(), bytes };
+    let copy = |to: u64, from: u64, bytes| GpuCommand::Copy { to: to.into(), from: from.into(), bytes };
     // Rank 1 begins with rank 2, and ends with itself.
-    let gather = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 100);
+    let gather = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 100);
     let result = gather.result.offset;
     let piece = |rank| copy(at(rank, result + 400), 64, 400);
     assert_eq!(copied(&lowered(&gather, 64)), [piece(2), piece(0), piece(1)]);
     assert_eq!(copied(&lowered(&gather, at(1, result + 400))).len(), 2, "its own piece is in its place");
-    let exchange = collective(Kind::AllToAll(Splits::Even), Variant::Copies, 3, DType::U8, 30);
+    let exchange =
+        collective(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Copies, 3, DType::U8, 30);
     let piece = |rank: u64| copy(at(rank, result + 10), 64 + 10 * rank, 10);
     assert_eq!(copied(&lowered(&exchange, 64)), [piece(2), piece(0), piece(1)]);
     // Ranks meet even if there is nothing to move.
-    let nothing = collective(Kind::AllGather, Variant::Copies, 3, DType::F32, 0);
-    assert!(matches!(lowered(&nothing, 64)[..], [Command::Kernel(_)]));
+    let nothing = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 0);
+    assert!(matches!(lowered(&nothing, 64)[..], [GpuCommand::Kernel(_)]));
 }
 
 #[test]
 fn copies_from_peers_lie_behind_a_rendezvous() {
-    let lowered = |call: &BoundCollective, result: Address| {
+    let lowered = |call: &ResolvedCollective, result: Address| {
         let operand = peers(1, 3).arenas[1] + call.operand.offset as Address;
-        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut Source::new());
+        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut KernelSource::new());
         works.expect("it fits").expect("it is ours")
     };
     let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
-    let copy = |to: u64, from: u64, bytes| Command::Copy { to: to.into(), from: from.into(), bytes };
-    let gather = collective(Kind::AllGather, Variant::PullCopies, 3, DType::F32, 100);
+    let copy = |to: u64, from: u64, bytes| GpuCommand::Copy { to: to.into(), from: from.into(), bytes };
+    let gather = collective(Kind::AllGather, CollectiveVariant::PullCopies, 3, DType::F32, 100);
     let operand = gather.operand.offset;
     let piece = |rank: u64| copy(64 + 400 * rank, at(rank, operand), 400);
     for exit in [ExitBarrier::Kept, ExitBarrier::Dropped] {
-        let works = lowered(&BoundCollective { exit: Some(exit), ..gather.clone() }, 64);
+        let works = lowered(&ResolvedCollective { exit: Some(exit), ..gather.clone() }, 64);
         let (copies, rest) = works[1..].split_at(3);
         // Rank 1 begins with rank 2, and ends with itself.
         assert_eq!(copies, [piece(2), piece(0), piece(1)]);
-        assert!(matches!(works[0], Command::Kernel(_)));
+        assert!(matches!(works[0], GpuCommand::Kernel(_)));
         assert_eq!(rest.len(), usize::from(exit == ExitBarrier::Kept));
     }
-    let dropped = BoundCollective { exit: Some(ExitBarrier::Dropped), ..gather };
+    let dropped = ResolvedCollective { exit: Some(ExitBarrier::Dropped), ..gather };
     assert_eq!(lowered(&dropped, at(1, operand) - 400).len(), 3, "its own piece is in its place");
-    let exchange = collective(Kind::AllToAll(Splits::Even), Variant::PullCopies, 3, DType::U8, 30);
-    let exchange = BoundCollective { exit: Some(ExitBarrier::Dropped), ..exchange };
+    let exchange =
+        collective(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::PullCopies, 3, DType::U8, 30);
+    let exchange = ResolvedCollective { exit: Some(ExitBarrier::Dropped), ..exchange };
     let piece = |rank: u64| copy(64 + 10 * rank, at(rank, exchange.operand.offset + 10), 10);
     assert_eq!(lowered(&exchange, 64)[1..], [piece(2), piece(0), piece(1)]);
 }
 
 #[test]
 fn grids_grow_by_blocks_then_threads() {
-    let blocks = Blocks { threads: 64, most_threads: 256, blocks: 4 };
+    let blocks = GridLimits { threads: 64, most_threads: 256, blocks: 4 };
     assert_eq!(blocks.grid(0), [1, 64]);
     assert_eq!(blocks.grid(65), [2, 64]);
     assert_eq!(blocks.grid(256), [4, 64]);
     assert_eq!(blocks.grid(300), [4, 96]);
     assert_eq!(blocks.grid(1 << 40), [4, 256]);
-    let wild = Blocks { threads: 0, most_threads: 4096, blocks: 4096 };
+    let wild = GridLimits { threads: 0, most_threads: 4096, blocks: 4096 };
     assert_eq!(wild.grid(1), [1, MAX_RANKS as u32]);
     assert_eq!(wild.grid(1 << 40), [MAX_BLOCKS as u32, 640]);
 }
@@ -205,18 +224,18 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
         let large = LL_BYTES as usize / n;
         for message in (1..400).chain([1 << 12, (1 << 12) + 1, large, large + 1, large + 121, large * 32 + 8])
         {
-            let sum = Kind::AllReduce(ReduceOp::Sum);
+            let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
             for (kind, bytes) in [
                 (Kind::AllGather, message),
-                (Kind::AllToAll(Splits::Even), message * n),
-                (Kind::ReduceScatter(ReduceOp::Sum), message * n),
+                (Kind::AllToAll(AllToAllSplits::Even), message * n),
+                (Kind::ReduceScatter(CollectiveReduceOp::Sum), message * n),
                 (sum, message),
             ] {
-                let room = Variant::Ll.landing_bytes(&kind, bytes as u64, n as u64) as usize;
-                assert_eq!(room as u64, landing_zone(message as u64, n as u64, LL_BYTES));
-                let call = collective(kind, Variant::Ll, n as u32, DType::U8, bytes);
+                let room = CollectiveVariant::Ll.landing_bytes(&kind, bytes as u64, n as u64) as usize;
+                assert_eq!(room as u64, landing_zone_bytes(message as u64, n as u64, LL_BYTES));
+                let call = collective(kind, CollectiveVariant::Ll, n as u32, DType::U8, bytes);
                 // What does not fit its zone is an error.
-                let kernel = kernel(&call, &peers(0, n as u32), &mut Source::new());
+                let kernel = kernel(&call, &peers(0, n as u32), &mut KernelSource::new());
                 assert!(kernel.entry.contains("ll"), "{n} ranks, {message} bytes");
             }
         }
@@ -226,9 +245,15 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
 #[test]
 fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let ends = |n: u32, elements: usize| {
-        let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::U8, elements);
+        let call = collective(
+            Kind::AllReduce(CollectiveReduceOp::Sum),
+            CollectiveVariant::Ll,
+            n,
+            DType::U8,
+            elements,
+        );
         let peers = peers(0, n);
-        let running = Running::new(0, &call, [DevicePtr::NULL; 2], &peers).expect("it fits");
+        let running = RankCollective::new(0, &call, [DevicePtr::NULL; 2], &peers).expect("it fits");
         let protocol = running.protocol(elements);
         let units = ll::units(protocol, elements);
         let call = running.ll(elements, protocol, units, 1).expect("it fits");
@@ -239,30 +264,42 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     for n in 2..=MAX_RANKS as u32 {
         let most = LL_BYTES as usize / n as usize;
         let (small, large) = (ends(n, most), ends(n, most + 1));
-        assert_eq!((small.0, large.0), (Protocol::Ll, Protocol::Ll128));
+        assert_eq!((small.0, large.0), (LlProtocol::Ll, LlProtocol::Ll128));
         assert!(small.1 == 0 && small.2 <= large.1, "{n} ranks: {small:?} {large:?}");
         // Lines that do not lie at multiples of their size do not arrive as a whole.
         assert!(large.1.is_multiple_of(LL128_LINE), "{n} ranks: {large:?}");
     }
-    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, 2, DType::U8, LL_BYTES as usize);
+    let mut call = collective(
+        Kind::AllReduce(CollectiveReduceOp::Sum),
+        CollectiveVariant::Ll,
+        2,
+        DType::U8,
+        LL_BYTES as usize,
+    );
     call.landing = Some([64, ARENA / 2]);
     let error =
-        lower(7, &call, &ends_at(0, 0), &peers(0, 2), &mut Source::new()).expect_err("it does not fit");
+        lower(7, &call, &ends_at(0, 0), &peers(0, 2), &mut KernelSource::new()).expect_err("it does not fit");
     assert!(error.to_string().contains("at a multiple of 128"), "{error}");
 }
 
 /// The kernel that a two-shot all-reduce of so many elements takes.
-fn two_shot_kernel(elements: usize, change: impl Fn(&mut BoundCollective)) -> String {
-    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, 2, DType::BF16, elements);
+fn two_shot_kernel(elements: usize, change: impl Fn(&mut ResolvedCollective)) -> String {
+    let mut call = collective(
+        Kind::AllReduce(CollectiveReduceOp::Sum),
+        CollectiveVariant::TwoShot,
+        2,
+        DType::BF16,
+        elements,
+    );
     change(&mut call);
     let mut peers = peers(0, 2);
-    peers.thresholds.pushed = 1 << 20;
-    kernel(&call, &peers, &mut Source::new()).entry
+    peers.thresholds.min_pushed_bytes = 1 << 20;
+    kernel(&call, &peers, &mut KernelSource::new()).entry
 }
 
 #[test]
 fn large_two_shots_store_alone() {
-    let pushed = |elements, change: &dyn Fn(&mut BoundCollective)| {
+    let pushed = |elements, change: &dyn Fn(&mut ResolvedCollective)| {
         two_shot_kernel(elements, change).contains("pushed")
     };
     assert!(pushed(1 << 20, &|_| {}));
@@ -276,10 +313,10 @@ fn large_two_shots_store_alone() {
 #[test]
 fn slots_of_a_zone_have_one_sender_each() {
     let n = 4;
-    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, DType::F32, 10);
-    let bound = |r: u32, peers: &Peers| {
-        Running::new(0, &call, [DevicePtr::NULL; 2], peers)
-            .and_then(|t| t.ll(40, Protocol::Ll, 5, 1))
+    let call = collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, DType::F32, 10);
+    let bound = |r: u32, peers: &PeerContext| {
+        RankCollective::new(0, &call, [DevicePtr::NULL; 2], peers)
+            .and_then(|t| t.ll(40, LlProtocol::Ll, 5, 1))
             .map_err(|e| format!("rank {r}: {e}"))
     };
     let calls: Vec<LandingParams> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
@@ -298,50 +335,58 @@ fn slots_of_a_zone_have_one_sender_each() {
 
 #[test]
 fn what_does_not_fit_is_an_error_with_the_step() {
-    let mut source = Source::new();
-    let fails = |call: &BoundCollective, peers: &Peers, source: &mut Source| {
+    let mut source = KernelSource::new();
+    let fails = |call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource| {
         lower(7, call, &ends_at(0, 0), peers, source).expect_err("it does not fit").to_string()
     };
-    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, ARENA);
+    let mut call = collective(
+        Kind::AllReduce(CollectiveReduceOp::Sum),
+        CollectiveVariant::OneShot,
+        2,
+        DType::F32,
+        ARENA,
+    );
     let error = fails(&call, &peers(0, 2), &mut source);
     assert!(error.contains("step 7 (all_reduce as one_shot)") && error.contains("operand"), "{error}");
     call.elements = 4;
     call.operand.space = MemorySpace::Ordinary;
     assert!(fails(&call, &peers(0, 2), &mut source).contains("Ordinary"));
-    let call = collective(Kind::AllGather, Variant::Push, 9, DType::F32, 4);
+    let call = collective(Kind::AllGather, CollectiveVariant::Push, 9, DType::F32, 4);
     assert!(fails(&call, &peers(0, 9), &mut source).contains("at most 8 ranks"));
     assert!(fails(&call, &peers(0, 4), &mut source).contains("of the 4 ranks"));
-    let mut call = collective(Kind::AllGather, Variant::Ll, 2, DType::F32, 4);
+    let mut call = collective(Kind::AllGather, CollectiveVariant::Ll, 2, DType::F32, 4);
     call.landing = None;
     assert!(fails(&call, &peers(0, 2), &mut source).contains("landing zones"));
-    let call = collective(Kind::ReduceScatter(ReduceOp::Sum), Variant::Pull, 2, DType::F32, 5);
+    let call =
+        collective(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Pull, 2, DType::F32, 5);
     assert!(fails(&call, &peers(0, 2), &mut source).contains("multiple of 2"));
 }
 
 #[test]
 fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
-    let mut source = Source::new();
-    let sum = Kind::AllReduce(ReduceOp::Sum);
-    let call = collective(sum.clone(), Variant::Plain, 2, DType::F32, 4);
+    let mut source = KernelSource::new();
+    let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
+    let call = collective(sum.clone(), CollectiveVariant::Plain, 2, DType::F32, 4);
     assert_eq!(lower(0, &call, &ends_at(0, 0), &peers(0, 2), &mut source), Ok(None));
-    let call = collective(sum, Variant::Plain, 1, DType::F32, 4);
-    let copy = vec![Command::Copy { to: 512.into(), from: 256.into(), bytes: 16 }];
+    let call = collective(sum, CollectiveVariant::Plain, 1, DType::F32, 4);
+    let copy = vec![GpuCommand::Copy { to: 512.into(), from: 256.into(), bytes: 16 }];
     assert_eq!(lower(0, &call, &ends_at(256, 512), &peers(0, 1), &mut source), Ok(Some(copy)));
     assert_eq!(lower(0, &call, &ends_at(256, 256), &peers(0, 1), &mut source), Ok(Some(vec![])));
-    let call = collective(Kind::Permute { pairs: vec![] }, Variant::Put, 1, DType::F32, 4);
-    let zero = vec![Command::Zero { at: 512.into(), bytes: 16 }];
+    let call = collective(Kind::Permute { pairs: vec![] }, CollectiveVariant::Put, 1, DType::F32, 4);
+    let zero = vec![GpuCommand::Zero { at: 512.into(), bytes: 16 }];
     assert_eq!(lower(0, &call, &ends_at(256, 512), &peers(0, 1), &mut source), Ok(Some(zero)));
     assert!(source.is_empty());
 }
 
 #[test]
 fn equal_collectives_share_a_function() {
-    let mut source = Source::new();
-    let small = collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, 64);
-    let large = BoundCollective {
+    let mut source = KernelSource::new();
+    let small =
+        collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::OneShot, 2, DType::F32, 64);
+    let large = ResolvedCollective {
         elements: 4096,
         group: 0,
-        ..collective(Kind::AllReduce(ReduceOp::Sum), Variant::OneShot, 2, DType::F32, 64)
+        ..collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::OneShot, 2, DType::F32, 64)
     };
     let (a, b) = (kernel(&small, &peers(0, 2), &mut source), kernel(&large, &peers(0, 2), &mut source));
     assert_eq!(a.entry, b.entry);
@@ -352,11 +397,11 @@ fn equal_collectives_share_a_function() {
 /// Compiles each kernel for GPUs where NVRTC is: all dtypes for four ranks, and all numbers of ranks.
 #[test]
 fn every_kernel_compiles() {
-    let mut source = Source::new();
+    let mut source = KernelSource::new();
     for n in [2, 3, 4, 8] {
         for dtype in DType::ALL.iter().copied().filter(|&d| n == 4 || d == DType::BF16) {
             let whole = n == 4 && dtype == DType::BF16;
-            let slow = [ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min];
+            let slow = [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min];
             let wanted = |kind: &Kind| match kind {
                 Kind::AllReduce(op) | Kind::ReduceScatter(op) => whole || !slow.contains(op),
                 _ => whole || dtype == DType::BF16,
@@ -370,9 +415,13 @@ fn every_kernel_compiles() {
                     let sizes = [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)];
                     let some = if whole { 3 } else { 1 + exit as usize };
                     for (ll, saved, pushed) in sizes.into_iter().rev().take(some) {
-                        let thresholds = Thresholds { ll, saved, pushed };
+                        let thresholds = ProtocolThresholds {
+                            ll_bytes: ll,
+                            min_saved_bytes: saved,
+                            min_pushed_bytes: pushed,
+                        };
                         let chaos = whole.then_some(1);
-                        kernel(&call, &Peers { chaos, thresholds, ..peers(0, n) }, &mut source);
+                        kernel(&call, &PeerContext { chaos, thresholds, ..peers(0, n) }, &mut source);
                     }
                 }
             }
@@ -388,12 +437,13 @@ fn every_kernel_compiles() {
     [2, 4, 8].into_iter().for_each(|n| pushed_kernels(n, &mut source));
     [1, 2, 3, 4, 8].into_iter().for_each(|n| splits::kernels(n, &mut source));
     [2, 4, 8].into_iter().for_each(|n| several::kernels(n, &mut source));
-    let mut small = Source::new();
+    let mut small = KernelSource::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
-        let (links, thresholds) = (Links::MaySplit, Thresholds { ll: 1, ..Thresholds::default() });
+        let (links, thresholds) =
+            (LinkAtomicity::MaySplit, ProtocolThresholds { ll_bytes: 1, ..ProtocolThresholds::default() });
         let call = collective(kind, variant, 4, DType::F16, 24 * 64);
-        kernel(&call, &Peers { links, thresholds, ..peers(0, 4) }, &mut small);
+        kernel(&call, &PeerContext { links, thresholds, ..peers(0, 4) }, &mut small);
     }
     splits::kernels(4, &mut small);
     for (source, capability) in [(&small, [8, 0]), (&source, [9, 0])] {
@@ -408,10 +458,16 @@ fn every_kernel_compiles() {
 }
 
 /// Two-shots by stores alone, apart and in place, with an addition and without.
-fn pushed_kernels(n: u32, source: &mut Source) {
-    let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::TwoShot, n, DType::BF16, 24 * 64);
-    let thresholds = Thresholds { pushed: 16, ..Thresholds::default() };
-    let peers = Peers { chaos: (n == 4).then_some(1), thresholds, ..peers(0, n) };
+fn pushed_kernels(n: u32, source: &mut KernelSource) {
+    let mut call = collective(
+        Kind::AllReduce(CollectiveReduceOp::Sum),
+        CollectiveVariant::TwoShot,
+        n,
+        DType::BF16,
+        24 * 64,
+    );
+    let thresholds = ProtocolThresholds { min_pushed_bytes: 16, ..ProtocolThresholds::default() };
+    let peers = PeerContext { chaos: (n == 4).then_some(1), thresholds, ..peers(0, n) };
     let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     for in_place in [false, true] {
         if in_place {
@@ -420,10 +476,11 @@ fn pushed_kernels(n: u32, source: &mut Source) {
         let own =
             [&call.operand, &call.result].map(|r| DevicePtr::from(peers.arenas[0] + r.offset as Address));
         let work = lower_addition(1, &call, own, &addition, &peers, source).expect("it fits");
-        let plain =
-            lower(1, &call, &Ends::new(own[0], own[1]), &peers, source).expect("it fits").expect("ours");
+        let plain = lower(1, &call, &CollectivePointers::new(own[0], own[1]), &peers, source)
+            .expect("it fits")
+            .expect("ours");
         for work in work.iter().chain(&plain) {
-            let Command::Kernel(kernel) = work else { panic!("expected a kernel, found {work:?}") };
+            let GpuCommand::Kernel(kernel) = work else { panic!("expected a kernel, found {work:?}") };
             assert!(kernel.entry.contains("pushed"), "{}", kernel.entry);
         }
         assert!(source.text().contains(&format!("Sum, {n}, {}, {in_place}>", (8 / n).max(1))));
@@ -431,9 +488,10 @@ fn pushed_kernels(n: u32, source: &mut Source) {
 }
 
 /// All-reduce with a norm of 70 rows.
-fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Command> {
-    let call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, 70 * hidden);
-    let norm = FusedNorm {
+fn fused(n: u32, dtype: DType, hidden: usize, source: &mut KernelSource) -> Option<GpuCommand> {
+    let call =
+        collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, dtype, 70 * hidden);
+    let norm = AllReduceNorm {
         operand: (1 << 12).into(),
         residual: (1 << 24).into(),
         weight: Some((1 << 25).into()),
@@ -449,8 +507,10 @@ fn fused(n: u32, dtype: DType, hidden: usize, source: &mut Source) -> Option<Com
 
 #[test]
 fn a_norm_is_fused_where_a_block_holds_a_row() {
-    let mut source = Source::new();
-    let Some(Command::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else { panic!("no kernel") };
+    let mut source = KernelSource::new();
+    let Some(GpuCommand::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else {
+        panic!("no kernel")
+    };
     assert_eq!((kernel.grid, kernel.block), ([70, 1, 1], [576, 1, 1]));
     assert!(
         source.text().contains("ll_norm<BF16, Sum, 4, Ll128, 2, true, true>"),
@@ -460,6 +520,6 @@ fn a_norm_is_fused_where_a_block_holds_a_row() {
     assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
     assert_eq!(fused(4, DType::I64, 32, &mut source), None);
     let whole = fused(8, DType::F32, 40, &mut source);
-    assert!(matches!(whole, Some(Command::Kernel(k)) if k.block == [128, 1, 1]));
+    assert!(matches!(whole, Some(GpuCommand::Kernel(k)) if k.block == [128, 1, 1]));
     assert_eq!(fused(4, DType::BF16, 484, &mut source), None, "rows that waste their last line");
 }

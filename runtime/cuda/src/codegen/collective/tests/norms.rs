@@ -90,7 +90,7 @@ struct Layer {
     weight: Vec<u8>,
     added: Vec<u8>,
     normed: Vec<u8>,
-    kernel: Option<Kernel>,
+    kernel: Option<KernelLaunch>,
 }
 
 fn fill(dtype: DType, to: &mut [u8], f: impl Fn(usize) -> f64) {
@@ -98,7 +98,7 @@ fn fill(dtype: DType, to: &mut [u8], f: impl Fn(usize) -> f64) {
 }
 
 impl Layer {
-    fn new(shape: Shape, peers: &Peers, zone: usize, source: &mut Source) -> Layer {
+    fn new(shape: Shape, peers: &PeerContext, zone: usize, source: &mut KernelSource) -> Layer {
         let Shape { dtype, rows, hidden, .. } = shape;
         let n = peers.arenas.len() as u32;
         let shift = shape.shift * dtype.size();
@@ -108,13 +108,14 @@ impl Layer {
         let mut out =
             Layer { shape, operand, residual, reduced, weight: values(hidden), added, normed, kernel: None };
         fill(dtype, &mut out.weight[shift..], weight);
-        let mut call = collective(Kind::AllReduce(ReduceOp::Sum), Variant::Ll, n, dtype, elements);
+        let mut call =
+            collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, dtype, elements);
         call.landing = Some([0, zone]);
         let address =
             |data: &mut Vec<u8>| DevicePtr::from((data.as_mut_ptr().expose_provenance() + shift) as Address);
         let operand = address(&mut out.operand);
         let result = |which, data| if shape.on_operand == which { operand } else { address(data) };
-        let norm = FusedNorm {
+        let norm = AllReduceNorm {
             operand,
             residual: address(&mut out.residual),
             weight: Some(address(&mut out.weight)),
@@ -126,7 +127,7 @@ impl Layer {
             round_first: dtype == DType::BF16,
         };
         match lower_norm(3, &call, &norm, peers, source) {
-            Ok(Some(Command::Kernel(kernel))) => out.kernel = Some(kernel),
+            Ok(Some(GpuCommand::Kernel(kernel))) => out.kernel = Some(kernel),
             other => panic!("expected a kernel, found {other:?}"),
         }
         out
@@ -170,7 +171,7 @@ impl Layer {
 /// of each rank and world; `None` without a compiler.
 fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> Option<Vec<Vec<Vec<u8>>>> {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
-    let mut source = Source::new();
+    let mut source = KernelSource::new();
     let mut layers: Vec<Vec<Vec<Layer>>> = Vec::new();
     for (world, (_, given)) in made.iter().zip(worlds) {
         let mut of = |peers| shapes.iter().map(|&s| Layer::new(s, peers, given.zone, &mut source)).collect();
@@ -244,7 +245,7 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
     let given = Given { zone: 32 << 10, ..Given::default() };
     for n in [3, 5, 8] {
         let bytes = |s: &Shape| s.rows * s.hidden * s.dtype.size();
-        assert!(shapes.iter().all(|s| given.thresholds.two_rounds(bytes(s) as u64, n as u64)));
+        assert!(shapes.iter().all(|s| given.thresholds.uses_two_rounds(bytes(s) as u64, n as u64)));
     }
     run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
     let chaos = |seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)];
@@ -258,7 +259,7 @@ fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
 }
 
 /// Grids in which up to four blocks share a row.
-const SHARED: Blocks = Blocks { threads: 8, most_threads: 16, blocks: 8 };
+const SHARED: GridLimits = GridLimits { threads: 8, most_threads: 16, blocks: 8 };
 
 /// Rows of which some are shared, one after another in the same zones.
 const SHAPES: [Shape; 12] = [
@@ -279,12 +280,12 @@ const SHAPES: [Shape; 12] = [
 /// Messages by LL128, and by LL.
 fn forms() -> [Given; 2] {
     let ll128 = Given { grid: SHARED, zone: 32 << 10, ..Given::default() };
-    [ll128, Given { thresholds: Thresholds { ll: 1 << 20, ..ll128.thresholds }, ..ll128 }]
+    [ll128, Given { thresholds: ProtocolThresholds { ll_bytes: 1 << 20, ..ll128.thresholds }, ..ll128 }]
 }
 
 #[test]
 fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
-    let alone = Blocks { blocks: 1, ..SHARED };
+    let alone = GridLimits { blocks: 1, ..SHARED };
     let of = |n: u32| forms().map(|given| [(n, given), (n, Given { grid: alone, ..given })]);
     let worlds: Vec<(u32, Given)> = [2, 3, 5, 8].into_iter().flat_map(of).flatten().collect();
     let Some(norms) = run(&worlds, &SHAPES, 2, "norm-shared") else { return };
@@ -304,7 +305,7 @@ fn shared_rows_stand_delays_and_flags_that_wrap_around() {
 
 #[test]
 fn long_rows_are_shared() {
-    let grid = Blocks { threads: 128, most_threads: 288, blocks: 3 };
+    let grid = GridLimits { threads: 128, most_threads: 288, blocks: 3 };
     let given = Given { grid, zone: 512 << 10, ..Given::default() };
     let shapes = [
         in_place(DType::BF16, 1, 8192),
@@ -320,7 +321,7 @@ fn long_rows_are_shared() {
 
 #[test]
 fn grids_share_rows_where_rows_are_few() {
-    let norm = BlockCounts::default().norm;
+    let norm = VariantGrids::default().norm;
     let grid = |rows, units| norm.rows(rows, units).map(|g| (g.blocks, g.pieces, g.share));
     assert_eq!(grid(1, 2048), Some(([16, 512], 4, 128)));
     assert_eq!(grid(1, 1096), Some(([9, 576], 2, 128)));

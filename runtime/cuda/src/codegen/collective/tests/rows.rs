@@ -2,7 +2,7 @@
 
 use symmc_ir::tensor::{read_f64, write_f64};
 
-use super::super::call::Running;
+use super::super::call::RankCollective;
 use super::super::{barrier, ll};
 use super::emulate::{Given, Library, World, bytes_at};
 use super::*;
@@ -10,7 +10,7 @@ use super::*;
 /// What each rank has.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    variant: Variant,
+    variant: CollectiveVariant,
     dtype: DType,
     rows: usize,
     /// The elements of a row.
@@ -20,25 +20,25 @@ struct Shape {
     exit: ExitBarrier,
 }
 
-const fn shape(variant: Variant, dtype: DType, rows: usize, row: usize, shift: usize) -> Shape {
+const fn shape(variant: CollectiveVariant, dtype: DType, rows: usize, row: usize, shift: usize) -> Shape {
     Shape { variant, dtype, rows, row, shift, exit: ExitBarrier::Kept }
 }
 
 /// By LL in one piece and by LL128, with rows that end within a line; by pull in units of 16, 4 and 1 bytes.
 const SHAPES: [Shape; 13] = [
-    shape(Variant::Ll, DType::BF16, 3, 8, 0),
-    shape(Variant::Ll, DType::F32, 5, 4, 1),
-    shape(Variant::Ll, DType::U8, 1, 16, 3),
-    shape(Variant::Ll, DType::BF16, 37, 8, 0),
-    shape(Variant::Ll, DType::I64, 21, 2, 0),
-    shape(Variant::Ll, DType::F16, 6, 60, 0),
-    shape(Variant::Ll, DType::F32, 9, 12, 1),
-    shape(Variant::Pull, DType::BF16, 3, 8, 0),
-    shape(Variant::Pull, DType::F32, 50, 12, 0),
-    Shape { exit: ExitBarrier::Dropped, ..shape(Variant::Pull, DType::BF16, 101, 8, 0) },
-    shape(Variant::Pull, DType::F32, 7, 12, 1),
-    shape(Variant::Pull, DType::F32, 11, 3, 0),
-    shape(Variant::Pull, DType::U8, 13, 5, 1),
+    shape(CollectiveVariant::Ll, DType::BF16, 3, 8, 0),
+    shape(CollectiveVariant::Ll, DType::F32, 5, 4, 1),
+    shape(CollectiveVariant::Ll, DType::U8, 1, 16, 3),
+    shape(CollectiveVariant::Ll, DType::BF16, 37, 8, 0),
+    shape(CollectiveVariant::Ll, DType::I64, 21, 2, 0),
+    shape(CollectiveVariant::Ll, DType::F16, 6, 60, 0),
+    shape(CollectiveVariant::Ll, DType::F32, 9, 12, 1),
+    shape(CollectiveVariant::Pull, DType::BF16, 3, 8, 0),
+    shape(CollectiveVariant::Pull, DType::F32, 50, 12, 0),
+    Shape { exit: ExitBarrier::Dropped, ..shape(CollectiveVariant::Pull, DType::BF16, 101, 8, 0) },
+    shape(CollectiveVariant::Pull, DType::F32, 7, 12, 1),
+    shape(CollectiveVariant::Pull, DType::F32, 11, 3, 0),
+    shape(CollectiveVariant::Pull, DType::U8, 13, 5, 1),
 ];
 
 /// Bytes of the landing zones, and for each value of a case.
@@ -54,11 +54,11 @@ fn element(rank: usize, round: usize, i: usize) -> f64 {
 struct Layer {
     shape: Shape,
     at: [Address; 2],
-    kernel: Kernel,
+    kernel: KernelLaunch,
 }
 
 impl Layer {
-    fn new(number: usize, shape: Shape, peers: &Peers, source: &mut Source) -> Layer {
+    fn new(number: usize, shape: Shape, peers: &PeerContext, source: &mut KernelSource) -> Layer {
         let Shape { variant, dtype, rows, row, shift, exit } = shape;
         let n = peers.arenas.len();
         let mut call = collective(Kind::AllGather, variant, n as u32, dtype, rows * row);
@@ -69,10 +69,10 @@ impl Layer {
         // What peers do not touch may lie anywhere.
         let results = ZONES + SHAPES.len() * ROOM;
         let at = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
-        let running = Running::new(3, &call, at.map(DevicePtr::from), peers).expect("it fits");
+        let running = RankCollective::new(3, &call, at.map(DevicePtr::from), peers).expect("it fits");
         let bytes = row * dtype.size();
         let prepared = match variant {
-            Variant::Pull => barrier::pull_rows(&running, bytes, exit),
+            CollectiveVariant::Pull => barrier::pull_rows(&running, bytes, exit),
             _ => ll::gather_rows(&running, bytes),
         };
         Layer { shape, at, kernel: prepared.expect("it fits").launch(peers, source) }
@@ -102,8 +102,8 @@ impl Layer {
 /// Runs all cases round after round on all ranks of each world, which meet nowhere else.
 fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
-    let mut source = Source::new();
-    let mut of = |peers: &Peers| {
+    let mut source = KernelSource::new();
+    let mut of = |peers: &PeerContext| {
         let layers = SHAPES.iter().enumerate().map(|(i, &shape)| Layer::new(i, shape, peers, &mut source));
         layers.collect::<Vec<_>>()
     };
@@ -132,10 +132,10 @@ fn rows_of_all_ranks_follow_each_other() {
 #[test]
 fn units_are_as_wide_as_addresses_and_rows_allow() {
     let body = |row: usize, shift: usize| {
-        let call = collective(Kind::AllGather, Variant::Pull, 2, DType::U8, row * 6);
+        let call = collective(Kind::AllGather, CollectiveVariant::Pull, 2, DType::U8, row * 6);
         let peers = peers(0, 2);
         let at = [(1 << 32), (1 << 20) + shift as Address];
-        let running = Running::new(3, &call, at.map(DevicePtr::from), &peers).expect("it fits");
+        let running = RankCollective::new(3, &call, at.map(DevicePtr::from), &peers).expect("it fits");
         barrier::pull_rows(&running, row, ExitBarrier::Kept).expect("it fits").body
     };
     assert!(body(48, 0).contains("Sixteens"));

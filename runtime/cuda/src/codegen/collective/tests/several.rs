@@ -1,7 +1,7 @@
 //! Several collectives as one kernel: what is launched, and on threads of the host what it does.
 
 use symmc_ir::tensor::{read_f64, write_f64};
-use symmc_runtime::exec::{Member, Work};
+use symmc_runtime::exec::{ResolvedMember, StepWork};
 
 use super::emulate::{Case, Given, Library, World, bytes_at, element, expected, results_of};
 use super::*;
@@ -18,7 +18,12 @@ const START: usize = 16 << 10;
 impl Set {
     /// These collectives by a variant, each of so many elements for each rank, with memory of its own that begins so many elements after a
     /// multiple of 64 bytes.
-    fn new(n: u32, variant: Variant, exit: Option<ExitBarrier>, of: &[(Kind, DType, usize, usize)]) -> Set {
+    fn new(
+        n: u32,
+        variant: CollectiveVariant,
+        exit: Option<ExitBarrier>,
+        of: &[(Kind, DType, usize, usize)],
+    ) -> Set {
         let mut end = START;
         let cases = of.iter().map(|(kind, dtype, elements, shift)| {
             let elements = elements * if matches!(kind, Kind::AllGather) { 1 } else { n as usize };
@@ -26,7 +31,7 @@ impl Set {
             let mut place = |elements: usize| {
                 let at = end + shift * dtype.size();
                 end = (at + elements * dtype.size()).next_multiple_of(64);
-                BoundRegion::even(MemorySpace::Symmetric, at)
+                ResolvedRegion::uniform(MemorySpace::Symmetric, at)
             };
             let mut call = collective(kind.clone(), variant, n, *dtype, elements);
             (call.operand, call.result, call.exit) = (place(elements), place(results), exit);
@@ -36,29 +41,39 @@ impl Set {
     }
 
     /// What a rank launches.
-    fn lowered(&self, peers: &Peers, source: &mut Source) -> Result<Option<Vec<Command>>, CudaError> {
-        let member = |case: &Case| Member {
+    fn lowered(
+        &self,
+        peers: &PeerContext,
+        source: &mut KernelSource,
+    ) -> Result<Option<Vec<GpuCommand>>, CudaError> {
+        let member = |case: &Case| ResolvedMember {
             node: String::new(),
             op_name: String::new(),
-            work: Work::Collective(case.call.clone()),
+            work: StepWork::Collective(case.call.clone()),
         };
-        let members: Vec<Member> = self.cases.iter().map(member).collect();
+        let members: Vec<ResolvedMember> = self.cases.iter().map(member).collect();
         let symmetric = peers.arenas[peers.rank as usize];
-        let addresses = AddressMap::of_arenas(1 << 40, symmetric);
+        let addresses = AddressMap::without_ports(1 << 40, symmetric);
         lower_several(7, &members, &addresses, peers, source)
     }
 
-    fn kernel(&self, peers: &Peers, source: &mut Source) -> Kernel {
+    fn kernel(&self, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
         let works = self.lowered(peers, source).expect("it fits").expect("it is one step");
         match works.as_slice() {
-            [Command::Kernel(kernel)] => kernel.clone(),
+            [GpuCommand::Kernel(kernel)] => kernel.clone(),
             other => panic!("expected one kernel, found {other:?}"),
         }
     }
 
     /// Runs the kernel of a rank on the values of a round and compares all results.
-    fn run(&self, kernel: &Kernel, peers: &Peers, (me, round): (usize, usize), library: &Library) {
-        let at = |r: &BoundRegion| peers.arenas[me] + r.offset as Address;
+    fn run(
+        &self,
+        kernel: &KernelLaunch,
+        peers: &PeerContext,
+        (me, round): (usize, usize),
+        library: &Library,
+    ) {
+        let at = |r: &ResolvedRegion| peers.arenas[me] + r.offset as Address;
         for Case { call, .. } in &self.cases {
             // SAFETY: a value of this rank's arena, which no peer touches outside of the kernel that ends with an exit, or before the next one
             // has begun.
@@ -81,20 +96,20 @@ impl Set {
     }
 }
 
-const EXCHANGE: Kind = Kind::AllToAll(Splits::Even);
+const EXCHANGE: Kind = Kind::AllToAll(AllToAllSplits::Even);
 
-fn scatter(op: ReduceOp) -> Kind {
+fn scatter(op: CollectiveReduceOp) -> Kind {
     Kind::ReduceScatter(op)
 }
 
-fn sum(op: ReduceOp) -> Kind {
+fn sum(op: CollectiveReduceOp) -> Kind {
     Kind::AllReduce(op)
 }
 
 /// Sets of kinds, dtypes, odd sizes and addresses, and empty collectives.
 fn sets(n: u32) -> Vec<Set> {
+    use CollectiveReduceOp::*;
     use DType::*;
-    use ReduceOp::*;
     let kept = Some(ExitBarrier::Kept);
     let pulled = [
         (Kind::AllGather, BF16, 77, 0),
@@ -122,23 +137,24 @@ fn sets(n: u32) -> Vec<Set> {
     ];
     let gathers: Vec<_> = (0..16).map(|i| (Kind::AllGather, BF16, 1 + i % 5 * 8, 0)).collect();
     vec![
-        Set::new(n, Variant::Pull, kept, &pulled),
-        Set::new(n, Variant::Push, None, &pushed),
-        Set::new(n, Variant::OneShot, kept, &summed),
-        Set::new(n, Variant::Pull, kept, &gathers),
-        Set::new(n, Variant::Pull, kept, &pulled[1..2]),
+        Set::new(n, CollectiveVariant::Pull, kept, &pulled),
+        Set::new(n, CollectiveVariant::Push, None, &pushed),
+        Set::new(n, CollectiveVariant::OneShot, kept, &summed),
+        Set::new(n, CollectiveVariant::Pull, kept, &gathers),
+        Set::new(n, CollectiveVariant::Pull, kept, &pulled[1..2]),
     ]
 }
 
 fn rounds(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
-    let mut source = Source::new();
+    let mut source = KernelSource::new();
     let mut of_ranks = Vec::new();
     for world in &made {
         let sets = sets(world.peers.len() as u32);
         let mut kernels = Vec::new();
         for peers in &world.peers {
-            kernels.push(sets.iter().map(|set| set.kernel(peers, &mut source)).collect::<Vec<Kernel>>());
+            kernels
+                .push(sets.iter().map(|set| set.kernel(peers, &mut source)).collect::<Vec<KernelLaunch>>());
         }
         of_ranks.push((sets, kernels));
     }
@@ -175,26 +191,26 @@ fn their_work_is_divided_among_the_threads_of_one_grid() {
     let of = |count: usize| {
         let set = Set::new(
             4,
-            Variant::Pull,
+            CollectiveVariant::Pull,
             Some(ExitBarrier::Dropped),
             &vec![(Kind::AllGather, DType::F32, 1024, 0); count],
         );
-        set.kernel(&peers(0, 4), &mut Source::new())
+        set.kernel(&peers(0, 4), &mut KernelSource::new())
     };
     assert_eq!([of(2).grid[0], of(16).grid[0]], [2, 16]);
-    let starts = |kernel: &Kernel| match &kernel.params[1] {
-        Param::Value(plain) => plain.words().chunks(18).map(|turn| turn[17]).collect::<Vec<u64>>(),
-        Param::Map(_) => panic!("words"),
+    let starts = |kernel: &KernelLaunch| match &kernel.params[1] {
+        KernelParam::Value(plain) => plain.words().chunks(18).map(|turn| turn[17]).collect::<Vec<u64>>(),
+        KernelParam::Map(_) => panic!("words"),
     };
     assert_eq!(starts(&of(3))[..3], [0, 256, 512]);
     for rank in 0..4 {
         let large = Set::new(
             4,
-            Variant::Push,
+            CollectiveVariant::Push,
             None,
             &[(Kind::AllGather, DType::F32, 1 << 20, 0), (EXCHANGE, DType::U8, 1, 0)],
         );
-        let kernel = large.kernel(&peers(rank, 4), &mut Source::new());
+        let kernel = large.kernel(&peers(rank, 4), &mut KernelSource::new());
         assert_eq!((kernel.grid[0], kernel.block[0]), (128, 512), "the grid is that of all ranks");
     }
 }
@@ -203,35 +219,44 @@ fn their_work_is_divided_among_the_threads_of_one_grid() {
 fn what_is_no_set_of_one_kernel_is_none() {
     let gather = (Kind::AllGather, DType::F32, 4, 0);
     let kept = Some(ExitBarrier::Kept);
-    let lowered = |set: &Set| set.lowered(&peers(0, 2), &mut Source::new()).expect("it fits");
-    assert!(lowered(&Set::new(2, Variant::Pull, kept, &vec![gather.clone(); 16])).is_some());
-    assert!(lowered(&Set::new(2, Variant::Pull, kept, &vec![gather.clone(); 17])).is_none(), "too many");
-    for variant in [Variant::Copies, Variant::PullCopies, Variant::Ll, Variant::Plain] {
+    let lowered = |set: &Set| set.lowered(&peers(0, 2), &mut KernelSource::new()).expect("it fits");
+    assert!(lowered(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 16])).is_some());
+    assert!(
+        lowered(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 17])).is_none(),
+        "too many"
+    );
+    for variant in [
+        CollectiveVariant::Copies,
+        CollectiveVariant::PullCopies,
+        CollectiveVariant::Ll,
+        CollectiveVariant::Plain,
+    ] {
         assert!(
             lowered(&Set::new(2, variant, kept, &[gather.clone(), gather.clone()])).is_none(),
             "{variant}"
         );
     }
-    let mut mixed = Set::new(2, Variant::Pull, kept, &[gather.clone(), gather.clone()]);
-    mixed.cases[1].call.variant = Variant::Push;
+    let mut mixed = Set::new(2, CollectiveVariant::Pull, kept, &[gather.clone(), gather.clone()]);
+    mixed.cases[1].call.variant = CollectiveVariant::Push;
     assert!(lowered(&mixed).is_none(), "two variants");
-    let alone = Set::new(1, Variant::Pull, kept, &[gather.clone(), gather]);
-    let works = alone.lowered(&peers(0, 1), &mut Source::new()).expect("it fits").expect("copies");
+    let alone = Set::new(1, CollectiveVariant::Pull, kept, &[gather.clone(), gather]);
+    let works = alone.lowered(&peers(0, 1), &mut KernelSource::new()).expect("it fits").expect("copies");
     assert!(
-        matches!(works[..], [Command::Copy { bytes: 16, .. }, Command::Copy { bytes: 16, .. }]),
+        matches!(works[..], [GpuCommand::Copy { bytes: 16, .. }, GpuCommand::Copy { bytes: 16, .. }]),
         "{works:?}"
     );
-    let mut outside = Set::new(2, Variant::Pull, kept, &[(Kind::AllGather, DType::F32, 4, 0)]);
+    let mut outside = Set::new(2, CollectiveVariant::Pull, kept, &[(Kind::AllGather, DType::F32, 4, 0)]);
     outside.cases[0].call.operand.offset = ARENA;
-    let error = outside.lowered(&peers(0, 2), &mut Source::new()).expect_err("no such memory").to_string();
+    let error =
+        outside.lowered(&peers(0, 2), &mut KernelSource::new()).expect_err("no such memory").to_string();
     assert!(error.contains("step 7") && error.contains("symmetric arena"), "{error}");
 }
 
 /// The kernels of all sets, for the test that compiles all.
-pub(super) fn kernels(n: u32, source: &mut Source) {
+pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     for set in sets(n) {
         for chaos in [None, Some(1)] {
-            set.kernel(&Peers { chaos, ..peers(0, n) }, source);
+            set.kernel(&PeerContext { chaos, ..peers(0, n) }, source);
         }
     }
 }

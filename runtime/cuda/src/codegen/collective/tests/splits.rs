@@ -11,13 +11,13 @@ struct Shape {
     dtype: DType,
     row: usize,
     capacity: usize,
-    variant: Variant,
+    variant: CollectiveVariant,
     /// How many elements the operand lies behind an aligned place.
     shift: usize,
 }
 
 const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
-    Shape { dtype, row, capacity, variant: Variant::Plain, shift: 0 }
+    Shape { dtype, row, capacity, variant: CollectiveVariant::Plain, shift: 0 }
 }
 
 /// Every unit; messages of no round, of one, of a part of one and of many; grids of one block and of several.
@@ -38,11 +38,11 @@ const ROOM: usize = 8 << 10;
 /// Where a rank's operand, result, sizes and received sizes lie in its arena.
 const PLACES: [usize; 4] = [0, ROOM, 2 * ROOM, 2 * ROOM + 1024];
 
-fn call(shape: &Shape, n: u32) -> BoundCollective {
-    let at = |offset| BoundRegion::even(MemorySpace::Symmetric, offset);
-    let kind = Kind::AllToAll(Splits::Device);
-    BoundCollective {
-        row: shape.row,
+fn call(shape: &Shape, n: u32) -> ResolvedCollective {
+    let at = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
+    let kind = Kind::AllToAll(AllToAllSplits::Device);
+    ResolvedCollective {
+        row_elements: shape.row,
         operand: at(PLACES[0] + shape.shift * shape.dtype.size()),
         result: at(PLACES[1]),
         splits: Some((at(PLACES[2]), at(PLACES[3]))),
@@ -50,13 +50,15 @@ fn call(shape: &Shape, n: u32) -> BoundCollective {
     }
 }
 
-fn lowered(call: &BoundCollective, peers: &Peers, source: &mut Source) -> Kernel {
-    let at =
-        |region: &BoundRegion| DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address);
-    let sizes = call.splits.as_ref().map(|(sent, received)| Sizes { sent: at(sent), received: at(received) });
-    let ends = Ends { operand: at(&call.operand), result: at(&call.result), sizes };
+fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
+    let at = |region: &ResolvedRegion| {
+        DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address)
+    };
+    let sizes =
+        call.splits.as_ref().map(|(sent, received)| SplitPointers { sent: at(sent), received: at(received) });
+    let ends = CollectivePointers { operand: at(&call.operand), result: at(&call.result), sizes };
     match lower(7, call, &ends, peers, source).expect("it fits").expect("it is ours").as_slice() {
-        [Command::Kernel(kernel)] => kernel.clone(),
+        [GpuCommand::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
     }
 }
@@ -89,7 +91,7 @@ fn byte(rank: usize, round: usize, i: usize) -> u8 {
 /// One exchange on one rank: writes operand and sizes, runs, and compares the result.
 fn one(
     shape: &Shape,
-    kernel: &Kernel,
+    kernel: &KernelLaunch,
     base: Address,
     (me, n, round): (usize, usize, usize),
     library: &Library,
@@ -125,12 +127,13 @@ fn rows_go_where_the_sizes_say() {
         let chaos = (n == 3).then_some(5);
         let world = World::new(n, &Given { chaos, ..Given::default() });
         let with = |variant| SHAPES.iter().map(move |shape| Shape { variant, ..*shape });
-        let shapes: Vec<Shape> = with(Variant::Plain).chain(with(Variant::Pull)).collect();
-        let mut source = Source::new();
-        let mut kernels = |peers: &Peers| {
-            shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect::<Vec<Kernel>>()
+        let shapes: Vec<Shape> =
+            with(CollectiveVariant::Plain).chain(with(CollectiveVariant::Pull)).collect();
+        let mut source = KernelSource::new();
+        let mut kernels = |peers: &PeerContext| {
+            shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect::<Vec<KernelLaunch>>()
         };
-        let kernels: Vec<Vec<Kernel>> = world.peers.iter().map(&mut kernels).collect();
+        let kernels: Vec<Vec<KernelLaunch>> = world.peers.iter().map(&mut kernels).collect();
         let Some(library) = Library::new(&source, &format!("splits-{n}")) else { return };
         std::thread::scope(|scope| {
             for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
@@ -149,21 +152,21 @@ fn rows_go_where_the_sizes_say() {
 }
 
 /// Sizes of three ranks of which one does not fit 10 rows, and what is reported.
-const UNFIT: [([[i64; 3]; 3], u32, Flow, [i64; 3]); 4] = [
-    ([[1, 2, 3], [4, -1, 4], [0, 0, 0]], 1, Flow::Sent, [4, -1, 4]),
-    ([[1, 0, 3], [0, 0, 0], [0, 10, 1]], 2, Flow::Sent, [0, 10, 1]),
-    ([[0, 4, 0], [0, 3, 0], [0, 4, 0]], 1, Flow::Received, [4, 3, 4]),
-    ([[i64::MAX, 1, 0], [0; 3], [0; 3]], 0, Flow::Sent, [i64::MAX, 1, 0]),
+const UNFIT: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
+    ([[1, 2, 3], [4, -1, 4], [0, 0, 0]], 1, SplitDirection::Sent, [4, -1, 4]),
+    ([[1, 0, 3], [0, 0, 0], [0, 10, 1]], 2, SplitDirection::Sent, [0, 10, 1]),
+    ([[0, 4, 0], [0, 3, 0], [0, 4, 0]], 1, SplitDirection::Received, [4, 3, 4]),
+    ([[i64::MAX, 1, 0], [0; 3], [0; 3]], 0, SplitDirection::Sent, [i64::MAX, 1, 0]),
 ];
 
 #[test]
 fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
     for (k, (sizes, rank, way, found)) in UNFIT.into_iter().enumerate() {
-        for variant in [Variant::Plain, Variant::Pull] {
+        for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
             let world = World::new(3, &Given::default());
-            let mut source = Source::new();
+            let mut source = KernelSource::new();
             let bad = call(&Shape { variant, ..shape(DType::F32, 2, 10) }, 3);
-            let kernels: Vec<Kernel> =
+            let kernels: Vec<KernelLaunch> =
                 world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
             let Some(library) = Library::new(&source, &format!("unfit-{k}-{variant}")) else { return };
             std::thread::scope(|scope| {
@@ -185,7 +188,7 @@ fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
             for me in 0..3 {
                 let said = world.unfit(me).expect("a report");
                 assert_eq!(
-                    (said.step, said.rank, said.way),
+                    (said.step, said.rank, said.direction),
                     (7, rank, way),
                     "{variant}, rank {me}: {sizes:?}"
                 );
@@ -196,8 +199,8 @@ fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
 }
 
 /// The kernels of `n` ranks, in every unit.
-pub(super) fn kernels(n: u32, source: &mut Source) {
-    for variant in [Variant::Plain, Variant::Pull] {
+pub(super) fn kernels(n: u32, source: &mut KernelSource) {
+    for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
         for row in [1, 2, 4, 8, 16] {
             let call = call(&Shape { variant, ..shape(DType::U8, row, 40) }, n);
             lowered(&call, &with_control(peers(0, n)), source);
@@ -209,11 +212,11 @@ pub(super) fn kernels(n: u32, source: &mut Source) {
 fn the_unit_is_the_same_on_all_ranks() {
     let place = |offset, by_rank| {
         let by_rank = Some([offset, offset + by_rank].into());
-        BoundRegion { space: MemorySpace::Symmetric, offset, by_rank }
+        ResolvedRegion { space: MemorySpace::Symmetric, offset, by_rank }
     };
-    let bodies = |operand: BoundRegion| {
-        let call = BoundCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };
-        let kernel = |rank| lowered(&call, &with_control(peers(rank, 2)), &mut Source::new()).entry;
+    let bodies = |operand: ResolvedRegion| {
+        let call = ResolvedCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };
+        let kernel = |rank| lowered(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry;
         [kernel(0), kernel(1)]
     };
     for (offset, by_rank) in [(0, 0), (0, 16), (0, 8), (4, 12), (16, 4)] {
@@ -222,15 +225,24 @@ fn the_unit_is_the_same_on_all_ranks() {
     }
 }
 
-fn with_control(peers: Peers) -> Peers {
-    Peers { control: Control { groups: 2, exchanging: 8, staged: STAGED }, ..peers }
+fn with_control(peers: PeerContext) -> PeerContext {
+    PeerContext {
+        control: ControlRegion { groups: 2, max_exchange_ranks: 8, staging_bytes: STAGING_BYTES },
+        ..peers
+    }
 }
 
 #[test]
 fn a_cell_that_the_control_region_has_no_room_for_is_refused() {
-    let small = Peers { control: Control { groups: 2, exchanging: 2, staged: STAGED }, ..peers(0, 3) };
+    let small = PeerContext {
+        control: ControlRegion { groups: 2, max_exchange_ranks: 2, staging_bytes: STAGING_BYTES },
+        ..peers(0, 3)
+    };
     let call = call(&shape(DType::F32, 4, 12), 3);
-    let ends = Ends { sizes: Some(Sizes { sent: 8.into(), received: 16.into() }), ..ends_at(0, 64) };
-    let error = lower(7, &call, &ends, &small, &mut Source::new()).expect_err("no room");
+    let ends = CollectivePointers {
+        sizes: Some(SplitPointers { sent: 8.into(), received: 16.into() }),
+        ..ends_at(0, 64)
+    };
+    let error = lower(7, &call, &ends, &small, &mut KernelSource::new()).expect_err("no room");
     assert!(error.to_string().contains("expected a cell of up to 2 ranks"), "{error}");
 }

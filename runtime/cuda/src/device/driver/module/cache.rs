@@ -73,18 +73,18 @@ impl<M> SharedModules<M> {
         cache.loading.push(key);
         drop(cache);
         // Also ended by a panic.
-        let _loading = Loading { modules: self, key };
+        let _loading = LoadingGuard { modules: self, key };
         let module = load()?;
         Ok(self.lock().insert(LoadedCode { key, bytes, module }))
     }
 }
 
-struct Loading<'a, M> {
+struct LoadingGuard<'a, M> {
     modules: &'a SharedModules<M>,
     key: CodeKey,
 }
 
-impl<M> Drop for Loading<'_, M> {
+impl<M> Drop for LoadingGuard<'_, M> {
     fn drop(&mut self) {
         self.modules.lock().loading.retain(|key| *key != self.key);
         self.modules.changed.notify_all();

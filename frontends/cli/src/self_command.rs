@@ -1,0 +1,57 @@
+//! The command as it is started again, by itself.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use symmc::RankCommand;
+
+/// How the command is started again: as a rank, or to ask a library that may crash.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SelfCommand {
+    pub program: PathBuf,
+    /// What stands before the arguments of the command.
+    pub args: Vec<String>,
+}
+
+impl SelfCommand {
+    /// This program, whose arguments are those of the command. Without `/proc` the first argument names the program.
+    pub fn from_process() -> SelfCommand {
+        let program = std::env::current_exe().unwrap_or_else(|_| find_program(std::env::args_os().next()));
+        SelfCommand { program, args: Vec::new() }
+    }
+
+    /// Its arguments, and these behind.
+    pub(crate) fn args_with(&self, args: &[&str]) -> Vec<String> {
+        self.args.iter().cloned().chain(args.iter().map(ToString::to_string)).collect()
+    }
+
+    pub(crate) fn rank_command(&self) -> RankCommand {
+        RankCommand { program: self.program.clone(), args: self.args_with(&["rank", "--fd"]) }
+    }
+}
+
+/// The program of this name: a path, or a file in a folder of `PATH`.
+fn find_program(name: Option<OsString>) -> PathBuf {
+    let name = PathBuf::from(name.unwrap_or_else(|| "symmc".into()));
+    if name.components().count() > 1 {
+        return std::path::absolute(&name).unwrap_or(name);
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|folder| folder.join(&name)).find(|path| path.is_file());
+    found.unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_its_first_argument() {
+        assert_eq!(find_program(Some("/opt/symmc".into())), PathBuf::from("/opt/symmc"));
+        assert!(find_program(Some("bin/symmc".into())).is_absolute());
+        let shell = find_program(Some("sh".into()));
+        assert!(shell.is_file() && shell.ends_with("sh"), "{}", shell.display());
+        assert_eq!(find_program(Some("no-such-program".into())), PathBuf::from("no-such-program"));
+        assert_eq!(find_program(None).file_name(), Some("symmc".as_ref()));
+    }
+}

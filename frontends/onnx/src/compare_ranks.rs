@@ -1,0 +1,59 @@
+//! Whether the programs of all ranks are one: they may differ in the data of parameters and in names.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::{Graph, Tensor, text};
+
+use crate::error::FailureReason;
+
+/// Holds the program of a rank against that of rank 0; returns the rank's weights by the names of rank 0.
+pub(crate) fn compare_with_first(
+    first: &str,
+    expected: &Graph,
+    mut found: Graph,
+    mut weights: IndexMap<String, Arc<Tensor>>,
+) -> Result<IndexMap<String, Arc<Tensor>>, FailureReason> {
+    let mut out = IndexMap::new();
+    let alike = found.values.len() == expected.values.len() && found.inputs.len() == expected.inputs.len();
+    // What one has more stands behind what both have, which gets the names of rank 0.
+    for (id, value) in expected.values.iter().take(found.values.len()) {
+        found.values[id].name.clone_from(&value.name);
+    }
+    for (id, input) in expected.inputs.iter().take(found.inputs.len()) {
+        if let Some(data) = weights.swap_remove(&found.inputs[id].source).filter(|_| alike) {
+            out.insert(input.source.clone(), data);
+        }
+        found.inputs[id].source.clone_from(&input.source);
+    }
+    if found.symbols.len() == expected.symbols.len() {
+        for (id, symbol) in expected.symbols.iter() {
+            found.symbols[id].name.clone_from(&symbol.name);
+            found.symbols[id].alias.clone_from(&symbol.alias);
+        }
+    }
+    if found == *expected {
+        return Ok(out);
+    }
+    let (expected, found) = first_difference(&text::print(expected), &text::print(&found));
+    Err(FailureReason::Difference { first: first.into(), expected, found })
+}
+
+/// The first lines that differ: of the inputs, else of the symbols, else of the nodes, else of the rest.
+fn first_difference(expected: &str, found: &str) -> (String, String) {
+    const PARTS: [&[&str]; 3] = [&["arg ", "param ", "const "], &["symbol "], &["%", "return"]];
+    let part = |line: &str| PARTS.iter().position(|p| p.iter().any(|start| line.starts_with(start)));
+    for wanted in [Some(0), Some(1), Some(2), None] {
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| part(line) == wanted).map(String::from).collect()
+        };
+        let (expected, found) = (lines(expected), lines(found));
+        for i in 0..expected.len().max(found.len()) {
+            let line = |lines: &[String]| lines.get(i).map_or("none", String::as_str).to_string();
+            if expected.get(i) != found.get(i) {
+                return (line(&expected), line(&found));
+            }
+        }
+    }
+    ("a program".into(), "another".into())
+}

@@ -1,0 +1,159 @@
+//! Values that are known while a program is imported: constants, and integer tensors whose elements are expressions of
+//! the program's symbols, as shapes are. Arithmetic on the latter happens here, so that a shape that the program
+//! computes is known where it is used.
+
+use std::sync::Arc;
+
+use symmc_ir::dim::check_shape_complexity;
+use symmc_ir::{DType, Dim, FloatAttribute, Scalar, Tensor, TensorType};
+
+/// The most elements of an integer tensor that are followed as expressions.
+pub(crate) const MAX_FOLLOWED: usize = 1024;
+
+/// An integer tensor whose elements are expressions of symbols.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct SymbolicInts {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub dims: Vec<Dim>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum KnownValue {
+    Data(Arc<Tensor>),
+    /// Expressions, at least one of them no constant.
+    Ints(SymbolicInts),
+}
+
+impl KnownValue {
+    /// The elements as expressions, if they are integers and not too many.
+    pub fn as_ints(&self) -> Option<SymbolicInts> {
+        match self {
+            KnownValue::Ints(i) => Some(i.clone()),
+            KnownValue::Data(t) if !t.dtype().is_float() && t.numel() <= MAX_FOLLOWED => Some(SymbolicInts {
+                dtype: t.dtype(),
+                shape: t.shape().to_vec(),
+                dims: t.to_i64().into_iter().map(Dim::from).collect(),
+            }),
+            KnownValue::Data(_) => None,
+        }
+    }
+}
+
+impl SymbolicInts {
+    pub fn vector(dims: Vec<Dim>) -> SymbolicInts {
+        SymbolicInts { dtype: DType::I64, shape: vec![dims.len()], dims }
+    }
+
+    pub fn scalar(dim: Dim) -> SymbolicInts {
+        SymbolicInts { dtype: DType::I64, shape: vec![], dims: vec![dim] }
+    }
+
+    /// As a known value: a constant if all elements are. `None` if an expression is beyond the limits of
+    /// [`symmc_ir::dim`], or they are too many.
+    pub fn into_known(self) -> Option<KnownValue> {
+        if self.dims.len() > MAX_FOLLOWED || self.dims.len() != self.shape.iter().product::<usize>() {
+            return None;
+        }
+        let constants: Option<Vec<i64>> = self.dims.iter().map(Dim::as_const).collect();
+        match constants {
+            Some(elements) => {
+                Tensor::from_i64(self.dtype, self.shape, &elements).map(|t| KnownValue::Data(Arc::new(t)))
+            }
+            None if self.dtype == DType::Bool => None,
+            None => {
+                let fits = self.dims.iter().all(|d| check_shape_complexity(std::slice::from_ref(d)).is_ok());
+                fits.then_some(KnownValue::Ints(self))
+            }
+        }
+    }
+
+    /// Element by element with another, broadcast; `None` if `f` does not know one.
+    pub fn zip_broadcast(
+        &self,
+        other: &SymbolicInts,
+        dtype: DType,
+        mut f: impl FnMut(&Dim, &Dim) -> Option<Dim>,
+    ) -> Option<SymbolicInts> {
+        let shape = broadcast_shapes(&self.shape, &other.shape)?;
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|n| *n <= MAX_FOLLOWED)?;
+        let dims = (0..count)
+            .map(|i| f(self.broadcast_element(&shape, i)?, other.broadcast_element(&shape, i)?))
+            .collect::<Option<Vec<Dim>>>()?;
+        Some(SymbolicInts { dtype, shape, dims })
+    }
+
+    /// The element that stands at position `i` of a shape to which this broadcasts.
+    pub fn broadcast_element(&self, shape: &[usize], mut i: usize) -> Option<&Dim> {
+        let (mut at, mut stride) = (0, 1);
+        for (axis, &n) in shape.iter().enumerate().rev() {
+            let position = i % n.max(1);
+            i /= n.max(1);
+            if let Some(own) = (axis + self.shape.len()).checked_sub(shape.len()) {
+                at += if self.shape[own] == 1 { 0 } else { position * stride };
+                stride *= self.shape[own];
+            }
+        }
+        self.dims.get(at)
+    }
+
+    /// The elements at these positions along an axis, whose axes replace it.
+    pub fn take_positions(
+        &self,
+        axis: usize,
+        positions: &[i64],
+        replacing: &[usize],
+    ) -> Option<SymbolicInts> {
+        let n = *self.shape.get(axis)?;
+        let count = |dims: &[usize]| dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let (outer, inner) = (count(&self.shape[..axis])?, count(&self.shape[axis + 1..])?);
+        let shape = [&self.shape[..axis], replacing, &self.shape[axis + 1..]].concat();
+        let count = outer.checked_mul(inner)?.checked_mul(positions.len()).filter(|n| *n <= MAX_FOLLOWED)?;
+        let mut dims = Vec::with_capacity(count);
+        for o in 0..outer {
+            for &p in positions {
+                let p = if p < 0 { p.checked_add(n as i64)? } else { p };
+                let p = usize::try_from(p).ok().filter(|p| *p < n)?;
+                dims.extend_from_slice(&self.dims[(o * n + p) * inner..(o * n + p + 1) * inner]);
+            }
+        }
+        Some(SymbolicInts { dtype: self.dtype, shape, dims })
+    }
+
+    pub fn with_shape(mut self, shape: Vec<usize>) -> Option<SymbolicInts> {
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        self.shape = shape;
+        (count == self.dims.len()).then_some(self)
+    }
+}
+
+fn broadcast_shapes(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let extent = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
+    (0..rank)
+        .map(|axis| match (extent(a, axis), extent(b, axis)) {
+            (1, d) | (d, 1) => Some(d),
+            (d, e) => (d == e).then_some(d),
+        })
+        .collect()
+}
+
+pub(crate) fn type_of_tensor(data: &Tensor) -> TensorType {
+    let shape: Vec<Dim> =
+        data.shape().iter().map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX))).collect();
+    TensorType::new(data.dtype(), shape)
+}
+
+/// The one number that all elements are.
+pub(crate) fn uniform_scalar(data: &Tensor) -> Option<Scalar> {
+    let size = data.dtype().size();
+    let first = data.data().get(..size)?;
+    if !data.data().chunks(size).all(|element| element == first) {
+        return None;
+    }
+    let scalar = match data.dtype() {
+        d if d.is_float() => Scalar::Float(FloatAttribute(data.get_f64(0))),
+        _ => Scalar::Int(symmc_ir::tensor::read_i64(data.dtype(), data.data(), 0)),
+    };
+    Some(scalar.convert_to(data.dtype()))
+}

@@ -1,0 +1,149 @@
+//! Turns the nodes of a program into nodes of a graph, one after another.
+//!
+//! Each op has a rule ([`crate::ops`]) that emits nodes for it. Around the rules, this module follows known values, puts
+//! the bodies of functions and of decided branches in the place of their calls, keeps ONNX's names for results, and holds
+//! each result against the type that the program declares for it. An op without a rule becomes opaque if its result
+//! types are declared.
+
+use symmc_ir::text::with_symbol_names;
+use symmc_ir::{DType, Op};
+
+use crate::call::OpCall;
+use crate::error::FailureReason;
+use crate::inline::{self, BodyScope, InlinedBody};
+use crate::lower::{ImportLowering, RuleFailure, RuleResult};
+use crate::node::{describe_attribute, display_name, node_label, normalize_domain};
+use crate::ops;
+use crate::proto;
+use crate::scope::NameBinding;
+use crate::{evaluate, fold};
+
+/// The most nodes that calls of functions may expand to.
+const MAX_NODES: usize = 1 << 18;
+
+impl<'p> ImportLowering<'p> {
+    pub fn lower_program_nodes(&mut self, nodes: &'p [proto::NodeProto]) -> Result<(), FailureReason> {
+        self.lower_nodes(nodes)?;
+        self.notes.extend(self.opaque.take_notes());
+        Ok(())
+    }
+
+    pub fn lower_nodes(&mut self, nodes: &'p [proto::NodeProto]) -> Result<(), FailureReason> {
+        self.scope.mark_read(nodes);
+        nodes.iter().try_for_each(|node| self.lower_node(node))
+    }
+
+    fn lower_node(&mut self, node: &'p proto::NodeProto) -> Result<(), FailureReason> {
+        let error = |message| FailureReason::Node {
+            node: node_label(node).to_string(),
+            op: display_name(node),
+            message,
+        };
+        self.nodes += 1;
+        if self.nodes > MAX_NODES && !self.outer.is_empty() {
+            return Err(error(format!("functions expand to more than {MAX_NODES} nodes")));
+        }
+        let lowered = match inline::find_inlined_body(self, node) {
+            Ok(Some(body)) => self.lower_body(node, body),
+            Ok(None) => self.lower_by_rule(node),
+            Err(stop) => Err(stop),
+        };
+        let lowered = match lowered {
+            Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &why),
+            other => other,
+        };
+        // Messages of the IR have ids of symbols.
+        let named = |message: String| error(with_symbol_names(&message, &self.symbols.table));
+        lowered.map_err(|stop| stop.into_error(named))
+    }
+
+    fn lower_body(&mut self, node: &'p proto::NodeProto, body: InlinedBody<'p>) -> RuleResult {
+        let BodyScope { scope, nodes, outputs } = inline::prepare_body(self, node, body)?;
+        let mut results = Vec::new();
+        self.lower_in_scope(scope, |inner| {
+            inner.scope.mark_read_at_end(outputs.iter().copied());
+            inner.lower_nodes(nodes)?;
+            for name in &outputs {
+                let binding = inner.resolve_name(name).unwrap_or_else(|_| {
+                    let of = node_label(node);
+                    NameBinding::Unavailable(format!(
+                        "the result `{name}` of `{of}`, which it does not define"
+                    ))
+                });
+                results.push(binding);
+            }
+            Ok(())
+        })?;
+        for (name, binding) in node.output.iter().zip(results) {
+            if !name.is_empty() {
+                self.scope.bind(name, binding).map_err(RuleFailure::Invalid)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lower_by_rule(&mut self, node: &'p proto::NodeProto) -> RuleResult {
+        let Some(row) = ops::find_rule(&node.domain, &node.op_type) else {
+            let standard =
+                normalize_domain(&node.domain).is_empty() && ops::schemas::is_standard(&node.op_type);
+            let why = if standard { "this op of ONNX is not supported" } else { "no rule for it" };
+            return Err(RuleFailure::Opaque(why.into()));
+        };
+        let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {
+            return Err(RuleFailure::Invalid(format!(
+                "expected an import of the operators of `{}`, found none",
+                node.domain
+            )));
+        };
+        let schema = ops::find_definition(row, version).map_err(RuleFailure::Invalid)?;
+        schema
+            .check_node(row.name, node, |a| self.scope.resolve_attribute(a))
+            .map_err(RuleFailure::Invalid)?;
+        let dtypes: Vec<Option<DType>> = node.input.iter().map(|name| self.dtype_of(name)).collect();
+        schema.check_dtypes(row.name, &dtypes).map_err(RuleFailure::Invalid)?;
+        let mut call = OpCall::new(self, node, version, schema);
+        if fold::fold_ints(&mut call)? || evaluate::fold_constants(&mut call, row.rule.rule)? {
+            return call.finish();
+        }
+        call.reset_reads();
+        row.rule.rule.apply(&mut call)?;
+        call.finish()
+    }
+
+    /// Represents a node as an opaque op with its declared results.
+    fn lower_opaque(&mut self, node: &'p proto::NodeProto, why: &str) -> RuleResult {
+        let op = display_name(node);
+        if self.scratch {
+            return Err(RuleFailure::Opaque(why.to_string()));
+        }
+        let mut operands = Vec::new();
+        for name in node.input.iter().filter(|n| !n.is_empty()) {
+            operands.push(self.resolve_value(name)?);
+        }
+        let wanted: Vec<&'p str> =
+            node.output.iter().map(String::as_str).filter(|n| self.scope.is_read(n)).collect();
+        let mut types = Vec::new();
+        for name in &wanted {
+            let declared = self.declared_type(name)?;
+            types.push(declared.ok_or_else(|| {
+                RuleFailure::Invalid(format!(
+                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference declares those of ONNX's own ops"
+                ))
+            })?);
+        }
+        self.opaque.record(&op, &with_symbol_names(why, &self.symbols.table));
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let attributes: Vec<String> = node.attribute.iter().map(describe_attribute).collect();
+        let op = Op::Opaque { name: op, attributes: attributes.join(", ") };
+        let label = format!("{}{}.opaque", self.scope.prefix, node_label(node));
+        let results = self.builder.node_as(&label, op, &operands, types)?;
+        for (name, value) in wanted.into_iter().zip(results) {
+            let shown = format!("{}{name}", self.scope.prefix);
+            self.builder.rename(value, &shown)?;
+            self.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
+        }
+        Ok(())
+    }
+}

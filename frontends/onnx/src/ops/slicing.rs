@@ -1,0 +1,208 @@
+//! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
+
+use symmc_import::Emit;
+use symmc_ir::{Dim, Op, Scalar, TensorType, ValueId};
+
+use super::{RuleRow, row, row_of_results};
+use crate::call::OpCall;
+use crate::known_values::SymbolicInts;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+
+pub(super) const ROWS: &[RuleRow] = &[
+    row("Slice", 13, "slice; take for negative steps", slice),
+    row_of_results("Split", 18, "slice", split),
+    row("Concat", 13, "concat", |c| {
+        let parts = c.tensors()?;
+        let axis = c.resolve_axis(c.int("axis")?, c.rank(parts[0]))?;
+        c.concat(&parts, axis)
+    }),
+    row("Tile", 13, "reshape, expand, reshape", |c| {
+        let x = c.tensor(0)?;
+        let repeats = c.ints(1, "the repeats")?.dims;
+        c.repeat(x, &repeats)
+    }),
+    row_of_results("Pad", 25, "pad, where it is constant", pad),
+    row("DepthToSpace", 28, "reshape, permute, reshape", |c| {
+        let x = c.tensor(0)?;
+        let block = Dim::from(c.int("blocksize")?);
+        let [n, channels, h, w] = require_four_axes(&c.shape(x))?;
+        let less = channels.exact_div(&(block.clone() * block.clone()));
+        let less = less.ok_or_else(|| {
+            RuleFailure::Invalid(format!(
+                "{} squared does not divide {}",
+                c.display_dim(&block),
+                c.display_dim(&channels)
+            ))
+        })?;
+        let (split, perm) = match c.opt_string("mode")? {
+            Some("CRD") => ([less.clone(), block.clone(), block.clone()], vec![0, 1, 4, 2, 5, 3]),
+            None | Some("DCR") => ([block.clone(), block.clone(), less.clone()], vec![0, 3, 4, 1, 5, 2]),
+            Some(other) => {
+                return Err(RuleFailure::Invalid(format!("expected mode DCR or CRD, found `{other}`")));
+            }
+        };
+        let [a, b, d] = split;
+        let y = c.reshape(x, vec![n.clone(), a, b, d, h.clone(), w.clone()])?;
+        let y = c.permute(y, perm)?;
+        c.reshape(y, vec![n, less, h * block.clone(), w * block])
+    }),
+];
+
+fn require_four_axes(shape: &[Dim]) -> RuleResult<[Dim; 4]> {
+    <[Dim; 4]>::try_from(shape.to_vec())
+        .map_err(|found| RuleFailure::Invalid(format!("expected four axes, found {}", found.len())))
+}
+
+/// Ends from here on mean the end of the axis.
+const FAR: i64 = 1 << 31;
+
+/// The starts, ends, axes and steps of a slice: operands, or attributes before version 10.
+fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<(Dim, Dim, i64, i64)>> {
+    let mut part = |i: usize, name: &str| -> RuleResult<Option<Vec<Dim>>> {
+        Ok(match c.opt_ints(i, name)? {
+            Some(SymbolicInts { dims, .. }) => Some(dims),
+            None => c.opt_attribute_ints(name)?.map(|v| v.iter().map(|&d| Dim::from(d)).collect()),
+        })
+    };
+    let (starts, ends) = (part(1, "starts")?, part(2, "ends")?);
+    let (axes, steps) = (part(3, "axes")?, part(4, "steps")?);
+    let (Some(starts), Some(ends)) = (starts, ends) else {
+        return Err(RuleFailure::Invalid("expected starts and ends, found none".into()));
+    };
+    let n = starts.len();
+    let lengths = [ends.len(), axes.as_ref().map_or(n, Vec::len), steps.as_ref().map_or(n, Vec::len)];
+    if lengths.iter().any(|l| *l != n) {
+        return Err(RuleFailure::Invalid(format!("expected {n} ends, axes and steps, found {lengths:?}")));
+    }
+    let constant = |list: &Option<Vec<Dim>>, i: usize, default: i64, what: &str| match list {
+        None => Ok(default),
+        Some(list) => {
+            list[i].as_const().ok_or_else(|| RuleFailure::Opaque(format!("its {what} are symbolic")))
+        }
+    };
+    starts
+        .into_iter()
+        .zip(ends)
+        .enumerate()
+        .map(|(i, (start, end))| {
+            Ok((start, end, constant(&axes, i, i as i64, "axes")?, constant(&steps, i, 1, "steps")?))
+        })
+        .collect()
+}
+
+fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mut y = c.tensor(0)?;
+    for (start, end, axis, step) in slice_bounds(c)? {
+        let axis = c.resolve_axis(axis, c.rank(y))?;
+        y = match step {
+            0 => return Err(RuleFailure::Invalid("expected a step other than 0, found 0".into())),
+            1.. => {
+                let end = (end.as_const().is_none_or(|e| e < FAR)).then_some(end);
+                let (start, len) = c.slice_range(&c.extent(y, axis), start, end, step);
+                c.slice(y, axis, start, len, step)?
+            }
+            _ => slice_backwards(c, y, axis, (start, end), step)?,
+        };
+    }
+    Ok(y)
+}
+
+/// A slice by a negative step, as an index.
+fn slice_backwards(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    axis: usize,
+    (start, end): (Dim, Dim),
+    step: i64,
+) -> EmitResult {
+    let n = c.extent(x, axis);
+    let last = n.clone() - Dim::from(1);
+    let start = match start.as_const() {
+        Some(s) if s >= FAR || s == -1 => last,
+        _ => match c.index_from_start(start, &n) {
+            s if c.dim_bounds(&(last.clone() - s.clone())).0 >= 0 => s,
+            s => s.min_with(&last),
+        },
+    };
+    // The end is left out: -1 includes the first element.
+    let end = match end.as_const() {
+        Some(e) if e <= -FAR => Dim::from(-1),
+        _ => match c.index_from_start(end, &n) {
+            e if c.dim_bounds(&e).0 >= 0 => e,
+            e => e.max_with(&(-1).into()),
+        },
+    };
+    let index = c.range(&start, &end, step, symmc_ir::DType::I64)?;
+    c.emit("take", Op::Take { axis }, &[x, index])
+}
+
+/// The lengths are an operand or an attribute, else all pieces are equally long but for the last.
+fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let x = c.tensor(0)?;
+    let axis = c.axis_or("axis", 0, c.rank(x))?;
+    let n = c.extent(x, axis);
+    let count = c.result_count() as i64;
+    let lengths = match (c.opt_ints(1, "the lengths")?, c.opt_attribute_ints("split")?) {
+        (Some(ints), _) => ints.dims,
+        (None, Some(list)) => list.iter().map(|&d| Dim::from(d)).collect(),
+        (None, None) => {
+            let pieces = c.int_or("num_outputs", count)?;
+            if pieces != count || count == 0 {
+                return Err(RuleFailure::Invalid(format!("expected {pieces} results, found {count}")));
+            }
+            let each = match n.exact_div(&count.into()) {
+                Some(each) => each,
+                None => (n.clone() + Dim::from(count - 1)).floor_div(&count.into()),
+            };
+            let mut lengths = vec![each.clone(); count as usize];
+            if let Some(last) = lengths.last_mut() {
+                *last = n.clone() - each * Dim::from(count - 1);
+            }
+            lengths
+        }
+    };
+    if lengths.len() as i64 != count {
+        return Err(RuleFailure::Invalid(format!("expected {} results, found {count}", lengths.len())));
+    }
+    let pieces = c.split_by_lengths(x, axis, lengths)?;
+    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
+    Ok(())
+}
+
+/// All numbers before the axes, then all behind them; negative ones crop.
+fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
+    if let Some(mode) = c.opt_string("mode")?.filter(|m| *m != "constant") {
+        return Err(RuleFailure::Opaque(format!("the mode {mode}")));
+    }
+    let x = c.tensor(0)?;
+    let mut shape = c.shape(x);
+    let rank = shape.len();
+    let pads = match (c.opt_ints(1, "the pads")?, c.opt_attribute_ints("pads")?) {
+        (Some(ints), _) => ints.dims,
+        (None, Some(list)) => list.iter().map(|&d| Dim::from(d)).collect(),
+        (None, None) => return Err(RuleFailure::Invalid("expected pads, found none".into())),
+    };
+    let axes = match c.opt_consts(3, "axes")? {
+        Some(axes) => axes.into_iter().map(|a| c.resolve_axis(a, rank)).collect::<RuleResult<Vec<_>>>()?,
+        None => (0..rank).collect(),
+    };
+    if pads.len() != 2 * axes.len() {
+        return Err(RuleFailure::Invalid(format!("expected {} pads, found {}", 2 * axes.len(), pads.len())));
+    }
+    let value = match (c.operand_name(2), c.scalar(2)?) {
+        (Some(_), None) => return Err(RuleFailure::Opaque("its value depends on data".into())),
+        (_, Some(value)) => value,
+        (None, None) => Scalar::Float(symmc_ir::FloatAttribute(c.float_or("value", 0.0)?)),
+    };
+    let mut low = vec![Dim::from(0); rank];
+    for (i, &axis) in axes.iter().enumerate() {
+        let (before, after) = (pads[i].clone(), pads[i + axes.len()].clone());
+        c.require_cropped(&shape[axis], &before, &after)?;
+        shape[axis] = shape[axis].clone() + before.clone() + after;
+        low[axis] = before;
+    }
+    let dtype = c.dtype(x);
+    let op = Op::Pad { low, value: value.convert_to(dtype) };
+    let y = c.emit_as("pad", op, &[x], TensorType::new(dtype, shape))?;
+    c.set_only_result(y)
+}

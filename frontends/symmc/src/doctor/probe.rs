@@ -1,0 +1,237 @@
+//! Asks all parts at once, and waits for each no longer than the limit.
+//!
+//! What hangs is left behind: a thread ends with the process, a process is killed, and where the kernel does not let it go
+//! nobody waits for it.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use crate::run::clamp_wait;
+
+use super::check::{CheckStatus, DoctorCheck, DoctorPart};
+use super::host;
+#[cfg(feature = "cuda")]
+use super::{gpus, libraries};
+
+/// A command that is started for a part, whose name is its last argument, and writes the part's checks ([`examine`]) to
+/// standard output as a line of JSON.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Prober {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments before the name.
+    pub args: Vec<String>,
+}
+
+/// How often a process is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// What is waited longer than processes have.
+const GRACE: Duration = Duration::from_secs(1);
+/// The most that a process may write.
+const MAX_OUTPUT_BYTES: u64 = 1 << 20;
+
+/// What became of a question.
+type ProbeResult = Result<Vec<DoctorCheck>, String>;
+
+/// The checks of all parts, in their order.
+pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<DoctorCheck> {
+    // A process that hangs is ended before nobody waits for it any more.
+    let until = Instant::now() + clamp_wait(limit) + GRACE;
+    let asked = DoctorPart::ALL.map(|part| (part, start_probe(part, limit, prober.cloned())));
+    let wait = |(part, asked): (DoctorPart, Option<Receiver<ProbeResult>>)| {
+        let left = until.saturating_duration_since(Instant::now());
+        let answered = match asked.map(|a| a.recv_timeout(left)) {
+            Some(Ok(answer)) => answer,
+            Some(Err(RecvTimeoutError::Timeout)) => {
+                Err(format!("no answer within {} s", limit.as_secs_f32()))
+            }
+            Some(Err(RecvTimeoutError::Disconnected)) => Err("what was asked broke down".into()),
+            // The system has no thread to spare.
+            None => run_probe(part, limit, prober),
+        };
+        answered.unwrap_or_else(|why| part.uniform_checks(CheckStatus::Unknown, &why, part_remedy(part)))
+    };
+    asked.into_iter().flat_map(wait).collect()
+}
+
+/// The checks of one part, asked on this thread, however long that takes.
+pub fn examine(part: DoctorPart) -> Vec<DoctorCheck> {
+    match part {
+        DoctorPart::Host => host::checks(),
+        #[cfg(feature = "cuda")]
+        DoctorPart::Gpus => gpus::checks(),
+        #[cfg(feature = "cuda")]
+        DoctorPart::Nvrtc | DoctorPart::Cublaslt | DoctorPart::Cudnn | DoctorPart::Nccl => {
+            libraries::checks(part)
+        }
+        #[cfg(not(feature = "cuda"))]
+        _ => part.uniform_checks(
+            CheckStatus::Missing,
+            "this build of symmc knows no GPUs",
+            "build it with the feature cuda",
+        ),
+    }
+}
+
+/// What to do where a part does not answer.
+fn part_remedy(part: DoctorPart) -> &'static str {
+    match part {
+        DoctorPart::Host => "look at the system's log",
+        DoctorPart::Gpus => "look at nvidia-smi and dmesg: a GPU that has failed needs a reset or a reboot",
+        _ => "install the library again, or name another one in its environment variable",
+    }
+}
+
+/// Asks on a thread; none where the system has no thread for it.
+fn start_probe(part: DoctorPart, limit: Duration, prober: Option<Prober>) -> Option<Receiver<ProbeResult>> {
+    let (tell, told) = channel();
+    let ask = move || {
+        // Who asked may have gone on without.
+        let _ = tell.send(run_probe(part, limit, prober.as_ref()));
+    };
+    let builder = Builder::new().name(format!("symmc {}", part.name()));
+    spawn_thread(builder, ask).ok().map(|()| told)
+}
+
+/// What a thread takes at its start: its stack and a second one for signals, without which it ends the process.
+const THREAD_STACK_BYTES: usize = 8 << 20;
+
+/// Starts a thread if there is memory for one, and waits until it runs: what it takes at its start is taken then.
+fn spawn_thread(builder: Builder, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    if Vec::<u8>::new().try_reserve_exact(THREAD_STACK_BYTES).is_err() {
+        return Err(std::io::ErrorKind::OutOfMemory.into());
+    }
+    let (tell, started) = channel();
+    builder.spawn(move || {
+        let _ = tell.send(());
+        work();
+    })?;
+    let _ = started.recv();
+    Ok(())
+}
+
+/// Asks in this process, or has another one ask. The host has no libraries that break.
+fn run_probe(part: DoctorPart, limit: Duration, prober: Option<&Prober>) -> ProbeResult {
+    match prober {
+        Some(prober) if part != DoctorPart::Host => probe_in_process(prober, part, limit),
+        _ => Ok(examine(part)),
+    }
+}
+
+/// Has a process ask.
+fn probe_in_process(prober: &Prober, part: DoctorPart, limit: Duration) -> ProbeResult {
+    let mut command = Command::new(&prober.program);
+    command.args(&prober.args).arg(part.name());
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = piped.spawn().map_err(|e| format!("{} does not start: {e}", prober.program.display()))?;
+    let (tell, said) = channel();
+    if let Some(out) = child.stdout.take() {
+        let read = move || {
+            let mut text = Vec::new();
+            // What was read before an error may be whole.
+            let _ = out.take(MAX_OUTPUT_BYTES).read_to_end(&mut text);
+            let _ = tell.send(text);
+        };
+        if let Err(error) = spawn_thread(Builder::new(), read) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("no thread for what the process says: {error}"));
+        }
+    }
+    let until = Instant::now() + clamp_wait(limit);
+    let status = wait_for_exit(child, until)?;
+    let left = until.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
+    let text = said.recv_timeout(left).unwrap_or_default();
+    // Libraries may have written lines of their own.
+    let text = String::from_utf8_lossy(&text);
+    let checks = text.lines().rev().find_map(|line| serde_json::from_str::<Vec<DoctorCheck>>(line).ok());
+    match (status.success(), checks) {
+        (true, Some(checks)) => Ok(checks),
+        (true, None) => Err("the process that asked gave no answer".into()),
+        (false, _) => Err(format!("the process that asked ended with {status}")),
+    }
+}
+
+/// Waits for the end of a process, or ends it.
+fn wait_for_exit(mut child: Child, until: Instant) -> Result<ExitStatus, String> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) if Instant::now() < until => std::thread::sleep(POLL_INTERVAL),
+            Ok(None) => {
+                let _ = child.kill();
+                // The kernel may hold it: whoever waits for that must not be asked for anything else.
+                let _ = Builder::new().spawn(move || child.wait());
+                return Err("no answer within the limit".into());
+            }
+            Err(error) => return Err(format!("the process that asked is lost: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shell that answers as `text` says, with the part's name as `$0`.
+    fn shell(text: &str) -> Prober {
+        Prober { program: "/bin/sh".into(), args: vec!["-c".into(), text.into()] }
+    }
+
+    fn asked(text: &str, limit: Duration) -> Vec<DoctorCheck> {
+        check_all_parts(limit, Some(&shell(text)))
+    }
+
+    #[test]
+    fn what_a_process_answers_is_taken() {
+        let checks = r#"[{"part":"cudnn","name":"cudnn","status":"ok","found":"9","version":null,"path":null,"remedy":null}]"#;
+        let text = format!("echo noise; echo '{checks}'; echo more noise");
+        let found = probe_in_process(&shell(&text), DoctorPart::Cudnn, Duration::from_secs(20)).unwrap();
+        assert_eq!(found, [DoctorPart::Cudnn.ok("cudnn", "9")]);
+    }
+
+    #[test]
+    fn a_process_that_crashes_is_a_line_and_the_others_are_asked() {
+        let all = asked("kill -SEGV $$", Duration::from_secs(20));
+        for part in DoctorPart::ALL {
+            let of: Vec<&DoctorCheck> = all.iter().filter(|c| c.part == part).collect();
+            assert_eq!(of.iter().map(|c| c.name.as_str()).collect::<Vec<_>>(), part.check_names());
+            let broken = |c: &&&DoctorCheck| {
+                c.status == CheckStatus::Unknown && c.found.contains("signal: 11") && c.remedy.is_some()
+            };
+            let count = of.iter().filter(broken).count();
+            assert_eq!(count, if part == DoctorPart::Host { 0 } else { of.len() }, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_hangs_is_ended_and_said() {
+        let begun = Instant::now();
+        let all = asked("sleep 600", Duration::from_millis(200));
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        let silent = all.iter().filter(|c| c.found.contains("no answer within")).count();
+        let of_others: usize = DoctorPart::ALL[1..].iter().map(|p| p.check_names().len()).sum();
+        assert_eq!(silent, of_others, "{all:?}");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_said() {
+        for (text, said) in
+            [("exit 3", "exit status: 3"), ("echo '[1]'", "no answer"), ("exec /no/such", "exit status: 127")]
+        {
+            let found =
+                probe_in_process(&shell(text), DoctorPart::Nccl, Duration::from_secs(20)).unwrap_err();
+            assert!(found.contains(said), "{text}: {found}");
+        }
+        let none = Prober { program: "/no/such".into(), args: vec![] };
+        assert!(
+            probe_in_process(&none, DoctorPart::Nccl, Duration::from_secs(20))
+                .unwrap_err()
+                .contains("does not start")
+        );
+    }
+}

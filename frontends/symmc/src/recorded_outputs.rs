@@ -1,0 +1,228 @@
+//! What a file of recorded tensors says of a run's outputs, and which of its tensors the run has no use for.
+//!
+//! Outputs are compared, or there is a reason why they cannot be: none is passed over in silence. A tensor that the
+//! program does not know is named.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use symmc_ir::{Graph, GraphOutput, InputKind, OutputKind, SymbolBindings, Tensor};
+
+use crate::error::Error;
+use crate::tensors::TensorFile;
+use crate::weights::Weights;
+
+/// The most names that one note lists.
+const NAMED: usize = 24;
+
+/// The expected value of each rank's outputs, where it is known.
+pub type ExpectedOutputs = Vec<Vec<Option<Arc<Tensor>>>>;
+
+/// The recorded outputs of a program.
+#[derive(Debug, Default)]
+pub(crate) struct RecordedOutputs {
+    /// What each rank's outputs should be.
+    pub expected: Option<ExpectedOutputs>,
+    /// Why the file's outputs cannot be compared with, if it has any.
+    pub incomparable: Option<String>,
+    /// What the file has besides.
+    pub note: Option<String>,
+}
+
+/// What the file records for the run of `graph` under these bindings. `arguments` is why the run has other
+/// arguments than the file's, where it has.
+///
+/// # Errors
+/// A recorded output has a dtype that symmc does not know.
+pub(crate) fn read_recorded_outputs(
+    graph: &Graph,
+    weights: &Weights,
+    file: &TensorFile,
+    bindings: &SymbolBindings,
+    arguments: Option<&str>,
+) -> Result<RecordedOutputs, Error> {
+    let names = RecordedNames::classify_names(graph, weights, file);
+    let mut out = RecordedOutputs { note: names.unused_names_note(), ..RecordedOutputs::default() };
+    let recorded = !names.outputs.is_empty() || !names.surplus.is_empty();
+    // A name of another form may be meant for an output, unless all outputs are there.
+    if !recorded && (names.unrecognized.is_empty() || names.returned == 0 || arguments.is_some()) {
+        return Ok(out);
+    }
+    match arguments.map(str::to_string).or_else(|| names.mismatch_reason(graph)) {
+        Some(why) => out.incomparable = Some(why),
+        None => match read_expected_outputs(graph, file, bindings)? {
+            Ok(expected) => out.expected = Some(expected),
+            Err(why) => out.incomparable = Some(why),
+        },
+    }
+    Ok(out)
+}
+
+/// The names of a file's tensors, by what the program has for them.
+struct RecordedNames {
+    /// The number of outputs that the program returns.
+    returned: usize,
+    ranks: u32,
+    /// Outputs that the program returns.
+    outputs: BTreeSet<String>,
+    /// Outputs that it does not return.
+    surplus: Vec<String>,
+    /// Weights and arguments that it does not take.
+    unused: Vec<String>,
+    /// Names of another form.
+    unrecognized: Vec<String>,
+}
+
+impl RecordedNames {
+    fn classify_names(graph: &Graph, weights: &Weights, file: &TensorFile) -> RecordedNames {
+        let ranks = graph.ranks.unwrap_or_default();
+        let returned = graph.outputs.iter().filter(|o| is_returned(o)).count();
+        let arguments = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).count();
+        let taken = graph.inputs.values().filter(|i| i.kind != InputKind::Argument);
+        let sources: BTreeSet<&str> = taken.map(|i| graph.checkpoint_name(i)).collect();
+        let is_weight =
+            |name: &str| sources.contains(name) || weights.tied_names(name).any(|n| sources.contains(n));
+        let mut out = RecordedNames {
+            returned,
+            ranks,
+            outputs: BTreeSet::new(),
+            surplus: vec![],
+            unused: vec![],
+            unrecognized: vec![],
+        };
+        for name in file.names() {
+            let (kind, rest) = split_tensor_name(&name, ranks).unwrap_or_default();
+            let (known, list) = match (kind, parse_index(rest)) {
+                ("out", Some(i)) if i < returned => {
+                    out.outputs.insert(name);
+                    continue;
+                }
+                ("out", Some(_)) => (false, &mut out.surplus),
+                ("in", Some(i)) => (i < arguments, &mut out.unused),
+                ("w", _) => (is_weight(rest), &mut out.unused),
+                _ => (false, &mut out.unrecognized),
+            };
+            if !known {
+                list.push(name);
+            }
+        }
+        [&mut out.surplus, &mut out.unused, &mut out.unrecognized].into_iter().for_each(|names| names.sort());
+        out
+    }
+
+    /// Names of tensors that nothing uses, for people.
+    fn unused_names_note(&self) -> Option<String> {
+        let idle: Vec<&String> = self.unused.iter().chain(&self.unrecognized).collect();
+        (!idle.is_empty())
+            .then(|| format!("the tensor file has more than the program uses: {}", format_names(&idle)))
+    }
+
+    /// Why the file's outputs are not those of the program.
+    fn mismatch_reason(&self, graph: &Graph) -> Option<String> {
+        let all = (0..self.ranks).flat_map(|r| (0..self.returned).map(move |i| format!("rank{r}.out.{i}")));
+        if let Some(missing) = all.into_iter().find(|name| !self.outputs.contains(name)) {
+            let found: Vec<&String> = self.surplus.iter().chain(&self.unrecognized).collect();
+            let found = match found.is_empty() {
+                true => "the file has other outputs".into(),
+                false => format!("found {}", format_names(&found)),
+            };
+            return Some(format!("{missing} is missing; {found}; expected names as rank<r>.out.<i>"));
+        }
+        let surplus: Vec<&String> = self.surplus.iter().collect();
+        (!surplus.is_empty()).then(|| {
+            let outputs =
+                if self.returned == 1 { "1 output".into() } else { format!("{} outputs", self.returned) };
+            format!("{} returns {outputs}, found {}", graph.name, format_names(&surplus))
+        })
+    }
+}
+
+/// The first argument in the file beyond the `count` that a program takes.
+pub(crate) fn surplus_argument(file: &TensorFile, ranks: u32, count: usize) -> Option<String> {
+    let surplus = |name: &String| match split_tensor_name(name, ranks) {
+        Some(("in", rest)) => parse_index(rest).is_some_and(|i| i >= count),
+        _ => false,
+    };
+    file.names().filter(surplus).min()
+}
+
+/// `rank{r}.{kind}.{rest}` of a rank that there is, as kind and rest.
+fn split_tensor_name(name: &str, ranks: u32) -> Option<(&str, &str)> {
+    let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
+    parse_index(rank).filter(|&r| r < ranks as usize)?;
+    rest.split_once('.')
+}
+
+/// A number as these names write it, without zeros in front.
+fn parse_index(text: &str) -> Option<usize> {
+    let number: usize = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+fn is_returned(output: &GraphOutput) -> bool {
+    output.kind == OutputKind::Returned
+}
+
+/// Names with the ranks that have them: `rank0..3.w.bias, rank1.w.scale`.
+fn format_names(names: &[&String]) -> String {
+    let mut ranks: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut others: Vec<String> = Vec::new();
+    for name in names {
+        let split = name.strip_prefix("rank").and_then(|n| n.split_once('.'));
+        match split.and_then(|(rank, rest)| Some((parse_index(rank)?, rest))) {
+            Some((rank, rest)) => ranks.entry(rest).or_default().push(rank),
+            None => others.push((*name).clone()),
+        }
+    }
+    for (rest, mut of) in ranks {
+        of.sort_unstable();
+        match (of.first(), of.last()) {
+            (Some(first), Some(last)) if last - first + 1 == of.len() && first != last => {
+                others.push(format!("rank{first}..{last}.{rest}"));
+            }
+            _ => others.extend(of.iter().map(|r| format!("rank{r}.{rest}"))),
+        }
+    }
+    let more = others.len().saturating_sub(NAMED);
+    others.truncate(NAMED);
+    if more > 0 {
+        others.push(format!("and {more} more"));
+    }
+    others.join(", ")
+}
+
+/// The recorded value of each output, or what does not fit; the file counts the returned ones alone.
+fn read_expected_outputs(
+    graph: &Graph,
+    file: &TensorFile,
+    bindings: &SymbolBindings,
+) -> Result<Result<ExpectedOutputs, String>, Error> {
+    let mut all = ExpectedOutputs::new();
+    for rank in 0..graph.ranks.unwrap_or_default() {
+        let mut of_rank: Vec<Option<Arc<Tensor>>> = Vec::new();
+        let mut returned = 0..;
+        for output in &graph.outputs {
+            if !is_returned(output) {
+                of_rank.push(None);
+                continue;
+            }
+            let name = format!("rank{rank}.out.{}", returned.next().unwrap_or_default());
+            let Some(tensor) = file.get(&name)? else { return Ok(Err(format!("{name} is missing"))) };
+            let ty = graph.ty(output.value);
+            let shape = ty.concrete_shape(bindings);
+            if tensor.dtype() != ty.dtype || shape.as_deref().is_some_and(|s| s != tensor.shape()) {
+                let value = graph.value_name(output.value);
+                let wanted = shape.map_or_else(String::new, |s| format!("{s:?}"));
+                return Ok(Err(format!(
+                    "{name} (%{value}): expected {}{wanted}, found {}{:?}",
+                    ty.dtype,
+                    tensor.dtype(),
+                    tensor.shape()
+                )));
+            }
+            of_rank.push(Some(tensor));
+        }
+        all.push(of_rank);
+    }
+    Ok(Ok(all))
+}

@@ -1,0 +1,271 @@
+//! Whether PyTorch gives the result of an op memory of its own.
+//!
+//! Most ops do. Some always give a view of their operand; `reshape` and its like do where the strides of the operand
+//! allow it, which the program declares. Where that matters, a result gets memory of its own by a copy.
+
+use symmc_import::Emit;
+use symmc_ir::{Dim, NodeId, Op, ValueDef, ValueId};
+
+use crate::call::OpCall;
+use crate::effects;
+use crate::lower::{EmitResult, RuleResult};
+use crate::schema::{Argument, SymInt};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ResultAliasing {
+    /// In that of its operand.
+    Shared,
+    /// In memory of its own.
+    Separate,
+    /// The program does not tell.
+    Unknown,
+}
+
+/// The ops whose result is their operand, or a view of it.
+const ALIASING: [&str; 54] = [
+    "_reshape_alias",
+    "adjoint",
+    "alias",
+    "as_strided",
+    "broadcast_to",
+    "chunk",
+    "detach",
+    "diagonal",
+    "dropout",
+    "expand",
+    "expand_as",
+    "feature_dropout",
+    "lift",
+    "lift_fresh",
+    "mT",
+    "moveaxis",
+    "movedim",
+    "narrow",
+    "numpy_T",
+    "permute",
+    "positive",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "swapaxes",
+    "swapdims",
+    "t",
+    "tensor_split",
+    "to",
+    "transpose",
+    "type_as",
+    "unbind",
+    "unflatten",
+    "unfold",
+    "unsafe_chunk",
+    "unsafe_split",
+    "unsqueeze",
+    "view",
+    "view_as",
+    "wait_tensor",
+    "_unsafe_view",
+    "device_put",
+    "broadcast_tensors",
+    "meshgrid",
+    "real",
+    "unsafe_split_with_sizes",
+    "view_of",
+    "wait_tensors",
+    "_wrap_tensor_autograd",
+    "imag",
+    "view_as_complex",
+    "view_as_real",
+];
+
+/// The ops whose result is a view where the strides of their operand allow it.
+const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
+
+fn result_aliasing(c: &OpCall<'_, '_>) -> ResultAliasing {
+    let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
+    if RESHAPING.contains(&op) {
+        return reshape_aliasing(c).unwrap_or(ResultAliasing::Unknown);
+    }
+    match op {
+        "contiguous" => contiguous_aliasing(c).unwrap_or(ResultAliasing::Unknown),
+        "to" if matches!(c.get("copy"), Some(Argument::Bool(true))) => ResultAliasing::Separate,
+        _ if ALIASING.contains(&op) => ResultAliasing::Shared,
+        _ => ResultAliasing::Separate,
+    }
+}
+
+/// In a program with ops that write: gives the results of a call memory of their own where PyTorch does.
+pub(crate) fn separate_results(c: &mut OpCall<'_, '_>) -> RuleResult {
+    if c.lowering.in_place {
+        for i in 0..c.result_slot_count() {
+            if let Some(value) = c.result(i) {
+                let value = ensure_separate(c, value)?;
+                c.set_result(i, value);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// In a program with ops that write: the result of an op that PyTorch gives memory of its own, as a copy if its rule
+/// left it in the memory of an operand.
+pub(crate) fn ensure_separate(c: &mut OpCall<'_, '_>, value: ValueId) -> EmitResult {
+    let (base, _) = find_base(c, value);
+    if !c.existed_before(base) {
+        return Ok(value);
+    }
+    let how = result_aliasing(c);
+    if how == ResultAliasing::Shared {
+        return Ok(value);
+    }
+    let copy = c.emit("copy", Op::Copy, &[value])?;
+    if how == ResultAliasing::Unknown {
+        c.lowering.possible_aliases.push((copy, base));
+    }
+    Ok(copy)
+}
+
+/// Notes that PyTorch has the result of an op that gives views in the memory of `operand`, where the program reads it.
+pub(crate) fn note_alias(c: &mut OpCall<'_, '_>, value: ValueId, operand: ValueId) {
+    if c.lowering.in_place && effects::returns_views(&c.node.target) {
+        c.lowering.possible_aliases.push((value, operand));
+    }
+}
+
+/// The base of a value, and the view nodes that lead from it to the value.
+pub(crate) fn find_base(c: &OpCall<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>) {
+    let graph = c.lowering.builder.graph();
+    let (mut at, mut chain) = (value, Vec::new());
+    while let ValueDef::Node(node, _) = graph.values[at].def {
+        if !graph.nodes[node].op.is_view() && !c.lowering.rank_slice_nodes.contains(&node) {
+            break;
+        }
+        chain.push(node);
+        at = graph.nodes[node].inputs[0];
+    }
+    chain.reverse();
+    (at, chain)
+}
+
+fn operand_layout<'p>(c: &OpCall<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
+    let Some(Argument::Tensor(name)) = c.argument_at(0) else { return None };
+    let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;
+    let dims = |list: &'p [SymInt<'p>]| -> Option<Vec<Dim>> {
+        list.iter().map(|s| c.lowering.symbols.resolve_extent(s).ok()).collect()
+    };
+    let (sizes, strides) = (dims(&meta.sizes)?, dims(&meta.strides)?);
+    (sizes.len() == strides.len()).then_some((sizes, strides))
+}
+
+/// Where the first operand begins in its storage, in elements, as the program declares it.
+pub(crate) fn storage_begin(c: &OpCall<'_, '_>) -> Option<Dim> {
+    let Some(Argument::Tensor(name)) = c.argument_at(0) else { return None };
+    let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;
+    meta.storage_offset
+        .as_ref()
+        .map_or(Some(Dim::from(0)), |offset| c.lowering.symbols.resolve_extent(offset).ok())
+}
+
+/// The axes of the first operand from the outermost in memory to the innermost, where its elements lie behind each other.
+pub(crate) fn memory_order(c: &OpCall<'_, '_>) -> Option<Vec<usize>> {
+    let (sizes, strides) = operand_layout(c)?;
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    if is_row_major(&sizes, &strides) != Some(true) {
+        let known = strides.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
+        order.sort_by_key(|&a| std::cmp::Reverse(known.get(a).copied()));
+    }
+    let sorted = |of: &[Dim]| -> Vec<Dim> { order.iter().filter_map(|&a| of.get(a).cloned()).collect() };
+    (is_row_major(&sorted(&sizes), &sorted(&strides)) == Some(true)).then_some(order)
+}
+
+/// Whether these are the strides of row-major order; `None` if that is not known.
+pub(crate) fn is_row_major(sizes: &[Dim], strides: &[Dim]) -> Option<bool> {
+    let mut expected = Dim::from(1);
+    for (size, stride) in sizes.iter().zip(strides).rev() {
+        if size.as_const() == Some(1) {
+            continue;
+        }
+        if *stride != expected {
+            let known = stride.as_const().is_some() && expected.as_const().is_some();
+            return known.then_some(false);
+        }
+        expected = expected * size.clone();
+    }
+    Some(true)
+}
+
+fn contiguous_aliasing(c: &OpCall<'_, '_>) -> Option<ResultAliasing> {
+    let (sizes, strides) = operand_layout(c)?;
+    if c.get("memory_format").is_some_and(|f| !matches!(f, Argument::Other(_))) {
+        return None;
+    }
+    is_row_major(&sizes, &strides)
+        .map(|same| if same { ResultAliasing::Shared } else { ResultAliasing::Separate })
+}
+
+fn reshape_aliasing(c: &OpCall<'_, '_>) -> Option<ResultAliasing> {
+    let (sizes, strides) = operand_layout(c)?;
+    if is_row_major(&sizes, &strides) == Some(true) {
+        return Some(ResultAliasing::Shared);
+    }
+    let known = |dims: &[Dim]| dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
+    let value = c.result(0)?;
+    let (sizes, strides, new) = (known(&sizes)?, known(&strides)?, known(&c.shape(value))?);
+    Some(if is_viewable_as(&sizes, &strides, &new) {
+        ResultAliasing::Shared
+    } else {
+        ResultAliasing::Separate
+    })
+}
+
+/// Whether a tensor of these strides can be seen under another shape: each run of its axes that lies evenly in memory
+/// must be a run of the new ones.
+fn is_viewable_as(sizes: &[i64], strides: &[i64], new: &[i64]) -> bool {
+    if sizes.contains(&0) {
+        return true;
+    }
+    let mut left = new.iter().rev().peekable();
+    let mut run = 1i64;
+    let axes: Vec<(i64, i64)> =
+        sizes.iter().copied().zip(strides.iter().copied()).filter(|a| a.0 != 1).collect();
+    for (i, (size, stride)) in axes.iter().enumerate().rev() {
+        run = run.saturating_mul(*size);
+        let goes_on = i.checked_sub(1).is_some_and(|o| axes[o].1 == stride.saturating_mul(*size));
+        if goes_on {
+            continue;
+        }
+        let mut seen = 1i64;
+        while seen < run {
+            let Some(extent) = left.next() else { return false };
+            seen = seen.saturating_mul(*extent);
+        }
+        if seen != run {
+            return false;
+        }
+        run = 1;
+    }
+    left.all(|extent| *extent == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_viewable_as;
+
+    #[test]
+    fn reshapes_are_views_where_runs_of_axes_stay() {
+        for (sizes, strides, new, view) in [
+            (vec![4, 6], vec![6, 1], vec![24], true),
+            (vec![6, 4], vec![1, 6], vec![24], false),
+            (vec![6, 4], vec![1, 6], vec![2, 3, 4], true),
+            (vec![6, 4], vec![1, 6], vec![6, 1, 2, 2], true),
+            (vec![2, 3, 4], vec![24, 8, 1], vec![6, 4], true),
+            (vec![2, 3, 4], vec![24, 8, 1], vec![24], false),
+            (vec![1, 5], vec![77, 1], vec![5], true),
+            (vec![0, 5], vec![1, 9], vec![0], true),
+            (vec![], vec![], vec![1, 1], true),
+        ] {
+            assert_eq!(is_viewable_as(&sizes, &strides, &new), view, "{sizes:?} {strides:?} {new:?}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Calls of ops that write, in the form that `run_decompositions()` gives them: `auto_functionalized` and its second
+//! version take the op, its other arguments, and the memory that it writes (the *bases*), of which each written
+//! argument is a view; their results are those of the op and then the new bases.
+
+use symmc_import::Emit;
+use symmc_ir::ValueId;
+
+use crate::aliasing::ensure_separate;
+use crate::call::OpCall;
+use crate::effects::{self, OpWrites};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::operand_dtypes;
+use crate::ops::{self, slicing};
+
+/// How a written argument lies in its base.
+enum BaseView {
+    Full,
+    Slice { axis: i64, start: symmc_ir::Dim, end: symmc_ir::Dim },
+}
+
+/// A written argument: its name, its base's number, and how it lies there.
+struct WrittenArgument<'p> {
+    name: &'p str,
+    base: usize,
+    view: BaseView,
+}
+
+/// Lowers a call; one of an op without a rule is opaque.
+pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResult {
+    let Some(writes) = effects::find_op_writes(op) else {
+        return Err(RuleFailure::Opaque("no rule for it".into()));
+    };
+    let rule = match &writes.functional {
+        Some(target) => ops::find_rule(target),
+        None => ops::find_writing(op),
+    };
+    let Some(rule) = rule else { return Err(RuleFailure::Opaque("no rule for it".into())) };
+    let bases = c.tensors("_all_bases")?;
+    let written = written_arguments(c)?;
+    let mut given = Vec::with_capacity(written.len());
+    for w in &written {
+        let Some(&base) = bases.get(w.base) else {
+            return Err(RuleFailure::Invalid(format!(
+                "expected a base for `{}`, found {} bases",
+                w.name,
+                bases.len()
+            )));
+        };
+        given.push((w.name, read_view(c, base, w)?));
+    }
+    c.override_arguments(1, given);
+    c.wants_all = true;
+    operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
+    rule.apply(c)?;
+    c.check_all_read()?;
+    let new = c.take_results();
+    set_results(c, writes, &new, bases, &written)
+}
+
+/// The results of the call from the new contents of what the op writes.
+fn set_results(
+    c: &mut OpCall<'_, '_>,
+    writes: &OpWrites,
+    new: &[Option<ValueId>],
+    mut bases: Vec<ValueId>,
+    written: &[WrittenArgument<'_>],
+) -> RuleResult {
+    let contents = |name: &str| {
+        let at = writes.arguments.iter().position(|a| a == name)?;
+        new.get(writes.own_results + at).copied().flatten()
+    };
+    let own = c.result_names().len().saturating_sub(bases.len());
+    let returned = writes.returned.as_ref().unwrap_or(&writes.arguments);
+    for i in 0..own {
+        let value = match returned.get(i) {
+            Some(name) if writes.own_results == 0 => contents(name),
+            _ => new.get(i).copied().flatten(),
+        };
+        if let Some(value) = value {
+            c.set_result(i, value);
+        }
+    }
+    let mut known = vec![true; bases.len()];
+    for w in written {
+        match (contents(w.name), bases.get_mut(w.base), known.get_mut(w.base)) {
+            (Some(value), Some(base), _) => *base = write_view(c, *base, w, value)?,
+            (None, _, Some(known)) => *known = false,
+            _ => {}
+        }
+    }
+    for (i, base) in bases.into_iter().enumerate() {
+        if known.get(i) == Some(&true) {
+            let value = ensure_separate(c, base)?;
+            c.set_result(own + i, value);
+        }
+    }
+    Ok(())
+}
+
+/// The written arguments that have bases.
+fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'p>>> {
+    let mut all = Vec::new();
+    for input in &c.node.inputs {
+        let name: &'p str = &input.name;
+        if let Some(list) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_length")) {
+            return Err(RuleFailure::Opaque(format!("it writes the list `{list}`")));
+        }
+        let Some(argument) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_base_index")) else {
+            continue;
+        };
+        let Some(base) = c.opt_int(name)? else { continue };
+        let base = usize::try_from(base)
+            .map_err(|_| RuleFailure::Invalid(format!("expected a base, found {base}")))?;
+        let of = |what: &str| format!("_{argument}_{what}");
+        let view = if c.get(&of("storage_offset")).is_some() {
+            return Err(RuleFailure::Opaque(format!("`{argument}` is a view that strides describe")));
+        } else if c.get(&of("slice_dim")).is_some() {
+            let axis = c.int(&of("slice_dim"))?;
+            BaseView::Slice { axis, start: c.dim(&of("slice_start"))?, end: c.dim(&of("slice_end"))? }
+        } else {
+            BaseView::Full
+        };
+        all.push(WrittenArgument { name: argument, base, view });
+    }
+    Ok(all)
+}
+
+fn read_view(c: &mut OpCall<'_, '_>, base: ValueId, w: &WrittenArgument<'_>) -> EmitResult {
+    match &w.view {
+        BaseView::Full => Ok(base),
+        BaseView::Slice { axis, start, end } => {
+            let axis = c.resolve_axis(*axis, c.rank(base))?;
+            let (start, len) = c.slice_range(&c.extent(base, axis), start.clone(), Some(end.clone()), 1);
+            c.slice(base, axis, start, len, 1)
+        }
+    }
+}
+
+fn write_view(c: &mut OpCall<'_, '_>, base: ValueId, w: &WrittenArgument<'_>, value: ValueId) -> EmitResult {
+    let value = c.cast(value, c.dtype(base))?;
+    match &w.view {
+        BaseView::Full => Ok(value),
+        BaseView::Slice { axis, start, end } => {
+            let axis = c.resolve_axis(*axis, c.rank(base))?;
+            let (start, _) = c.slice_range(&c.extent(base, axis), start.clone(), Some(end.clone()), 1);
+            slicing::replace_slice(c, base, value, axis, start)
+        }
+    }
+}

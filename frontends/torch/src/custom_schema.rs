@@ -1,0 +1,152 @@
+//! Schemas of custom ops, as a caller declares them in PyTorch's notation:
+//! `mylib::f(Tensor x, Tensor(a!) out, *, float eps=1e-5) -> ()`, with `!` at what the op writes.
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct OpWrites {
+    pub arguments: Vec<String>,
+    /// The counterpart that gives the new contents as results, in the order of `arguments`.
+    pub functional: Option<String>,
+    /// How many results it gives besides. They come first; without any the results are what it wrote.
+    pub own_results: usize,
+    /// The written arguments that the results are, if they are not the first ones.
+    pub returned: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct DeclaredOp {
+    /// The target without `torch.ops.` (`mylib.f.default`).
+    pub target: String,
+    pub text: String,
+    pub writes: OpWrites,
+}
+
+impl DeclaredOp {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (head, results) = text.split_once("->").ok_or("expected `-> results`, found no arrow")?;
+        let head = head.trim();
+        let (name, arguments) = head
+            .strip_suffix(')')
+            .and_then(|h| h.split_once('('))
+            .ok_or_else(|| format!("expected `name(arguments)`, found `{head}`"))?;
+        let name = name.trim();
+        let (namespace, op) = name
+            .split_once("::")
+            .filter(|(n, o)| !n.is_empty() && !o.is_empty() && !name.contains(char::is_whitespace))
+            .ok_or_else(|| format!("expected `namespace::op` as its name, found `{name}`"))?;
+        let (op, overload) = op.split_once('.').unwrap_or((op, "default"));
+        let mut written = Vec::new();
+        for part in split(arguments)? {
+            if part == "*" {
+                continue;
+            }
+            let declaration = part.split('=').next().unwrap_or(part).trim();
+            let (ty, argument) = declaration
+                .rsplit_once(char::is_whitespace)
+                .ok_or_else(|| format!("expected a type and a name, found `{part}`"))?;
+            if let Some(alias) = alias(ty)
+                && alias.contains('!')
+            {
+                written.push((alias.to_string(), argument.to_string()));
+            }
+        }
+        let (own, returned) = parse_results(results.trim(), &written)?;
+        let arguments: Vec<String> = written.into_iter().map(|(_, name)| name).collect();
+        Ok(DeclaredOp {
+            target: format!("{namespace}.{op}.{overload}"),
+            text: text.to_string(),
+            writes: OpWrites { arguments, functional: None, own_results: own, returned: Some(returned) },
+        })
+    }
+}
+
+/// The number of tensors that the results are besides written arguments, and those arguments.
+fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec<String>), String> {
+    let inner = text.strip_prefix('(').and_then(|t| t.strip_suffix(')'));
+    let (mut own, mut returned) = (0, Vec::new());
+    for part in split(inner.unwrap_or(text))? {
+        match alias(part) {
+            None => own += usize::from(part.starts_with("Tensor")),
+            Some(alias) if alias.contains('!') => {
+                let argument = written.iter().find(|(a, _)| a == alias).map(|(_, name)| name.clone());
+                returned.push(argument.ok_or_else(|| format!("expected an argument ({alias}), found none"))?);
+            }
+            Some(_) => {
+                return Err(format!(
+                    "expected results with memory of their own, or written ones, found `{part}`"
+                ));
+            }
+        }
+    }
+    if own > 0 && !returned.is_empty() {
+        return Err("expected results that all are written arguments, or none, found both".into());
+    }
+    Ok((own, returned))
+}
+
+/// What stands in parentheses behind a type: `a!` in `Tensor(a!)[]`.
+fn alias(ty: &str) -> Option<&str> {
+    let rest = ty.trim().strip_prefix("Tensor")?;
+    let rest = rest.strip_prefix("[]").unwrap_or(rest);
+    rest.strip_prefix('(')?.split_once(')').map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
+}
+
+/// The parts between commas that stand in no brackets.
+fn split(text: &str) -> Result<Vec<&str>, String> {
+    let (mut parts, mut depth, mut from) = (Vec::new(), 0i32, 0);
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(text[from..at].trim());
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    if depth != 0 {
+        return Err(format!("expected brackets in pairs, found `{text}`"));
+    }
+    parts.push(text[from..].trim());
+    parts.retain(|p| !p.is_empty());
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_tell_what_is_written() {
+        let read = |text: &str| {
+            let d = DeclaredOp::parse(text).unwrap();
+            let w = d.writes;
+            (d.target, w.arguments.join(","), w.own_results, w.returned.unwrap_or_default().join(","))
+        };
+        assert_eq!(
+            read("m::f(Tensor x, Tensor(a!) out) -> ()"),
+            ("m.f.default".into(), "out".into(), 0, String::new())
+        );
+        assert_eq!(
+            read("m::f.two(Tensor(a!)[] xs, Tensor? b=None, int[2] k=[1, 2], *, float e=1e-5) -> Tensor"),
+            ("m.f.two".into(), "xs".into(), 1, String::new())
+        );
+        assert_eq!(
+            read("m::f(Tensor(a!) x, Tensor(b!) y) -> (Tensor(b!), Tensor(a!))"),
+            ("m.f.default".into(), "x,y".into(), 0, "y,x".into())
+        );
+        for (text, expected) in [
+            ("m::f(Tensor x)", "no arrow"),
+            ("f(Tensor x) -> Tensor", "expected `namespace::op`"),
+            ("m::f(x) -> Tensor", "expected a type and a name"),
+            ("m::f(Tensor x -> Tensor", "expected `name(arguments)`"),
+            ("m::f(int[ x) -> Tensor", "brackets in pairs"),
+            ("m::f(Tensor(a) x) -> Tensor(a)", "memory of their own"),
+            ("m::f(Tensor(a!) x) -> (Tensor, Tensor(a!))", "found both"),
+            ("m::f(Tensor x) -> Tensor(a!)", "expected an argument (a!)"),
+        ] {
+            let found = DeclaredOp::parse(text).unwrap_err();
+            assert!(found.contains(expected), "{text}: {found}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Turns the nodes of a program into nodes of a graph, one after another.
+//!
+//! Each target has a rule ([`crate::ops`]) that emits nodes for it. Around the rules, this module keeps PyTorch's names
+//! for results, and holds each result against the type that the program declares for it: where the two only look
+//! different (`2*(s0//2)` for a known even `s0`), the type that the operands give stands; a real difference is an
+//! error. A target without a rule becomes an opaque op.
+
+use crate::aliasing;
+use crate::auto_functionalized;
+use crate::call::OpCall;
+use crate::effects::{self, OpEffect};
+use crate::error::{ImportError, Result};
+use crate::inline;
+use crate::inplace;
+use crate::lower::{ImportLowering, RuleFailure, RuleResult};
+use crate::operand_dtypes;
+use crate::ops;
+use crate::schema::{Argument, ExportedGraph, ExportedNode};
+use crate::scope::{NameBinding, tensor_names};
+
+impl<'p> ImportLowering<'p> {
+    pub fn lower_nodes(&mut self) -> Result<()> {
+        let graph = self.scope.graph;
+        for (position, node) in graph.nodes.iter().enumerate() {
+            self.scope.position = position;
+            self.lower_node(node)?;
+        }
+        Ok(())
+    }
+
+    pub fn lower_program_nodes(&mut self) -> Result<()> {
+        self.lower_nodes()?;
+        self.notes.extend(self.opaque.take_notes());
+        Ok(())
+    }
+
+    fn lower_node(&mut self, node: &'p ExportedNode<'p>) -> Result<()> {
+        let error = |message: String| ImportError::Node {
+            node: node.name().into(),
+            op: node.target.to_string(),
+            message,
+        };
+        let effect = self.effects.classify_node(node);
+        let mut call = OpCall::new(self, node);
+        let lowered = lower_call(&mut call, &effect).and_then(|()| call.finish());
+        let lowered = match lowered {
+            Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &effect, &why),
+            other => other,
+        };
+        lowered.map_err(|stop| stop.into_error(error))
+    }
+
+    /// Represents a node that writes nothing as an opaque op with its declared results.
+    fn lower_opaque(&mut self, node: &'p ExportedNode<'p>, effect: &OpEffect, why: &str) -> RuleResult {
+        if let Some(refusal) = self.explain_unrepresented(node, effect) {
+            return Err(RuleFailure::Invalid(refusal));
+        }
+        let tensors: Vec<&'p str> = node
+            .results()
+            .into_iter()
+            .flatten()
+            .filter(|n| self.scope.graph.tensor_values.contains_key(*n))
+            .collect();
+        let types = tensors.iter().map(|n| self.declared_type(n)).collect::<Result<Vec<_>, _>>()?;
+        let results = self.emit_opaque(node, why, types)?;
+        if self.in_place && effects::returns_views(&node.target) {
+            let operand = node.inputs.iter().flat_map(|i| tensor_names(&i.arg)).next();
+            if let Some(operand) = operand {
+                let operand = self.scope.value(operand).map_err(RuleFailure::Invalid)?;
+                self.possible_aliases.extend(results.iter().map(|&r| (r, operand)));
+            }
+        }
+        for (name, value) in tensors.into_iter().zip(results) {
+            self.builder.graph_mut().values[value].name = format!("{}{name}", self.scope.prefix);
+            self.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
+        }
+        Ok(())
+    }
+
+    /// Why an opaque op would not do all that a node does.
+    fn explain_unrepresented(&mut self, node: &'p ExportedNode<'p>, effect: &OpEffect) -> Option<String> {
+        let advice = inplace::ADVICE;
+        match effect {
+            OpEffect::Pure => None,
+            OpEffect::Writes(_) => Some(format!("it writes its operand; {advice}")),
+            OpEffect::Resizes => {
+                Some(format!("it changes the shape or the storage of its operand in place; {advice}"))
+            }
+            OpEffect::Draws => Some(effects::DRAWS.into()),
+            OpEffect::External => {
+                Some("it has an effect besides its results, which a program cannot have".into())
+            }
+            OpEffect::UnclearWrites => {
+                Some(format!("it writes its operand by its name, and there is no rule for it; {advice}"))
+            }
+            OpEffect::Unknown => {
+                let call = OpCall::new(self, node);
+                let operands = call.node.inputs.iter().flat_map(|i| tensor_names(&i.arg));
+                let noticed = operands
+                    .filter_map(|n| call.lowering.scope.value(n).ok())
+                    .find_map(|v| inplace::find_observer(&call, v));
+                let what = match (node.results().is_empty(), noticed) {
+                    (true, _) => "it gives no result, so it must have an effect".into(),
+                    (false, Some(who)) => format!("it may write {who}"),
+                    (false, None) => return None,
+                };
+                Some(format!(
+                    "{what}: the program does not tell what this op writes, and neither does a declared schema \
+                     (such as {}, with Tensor(a!) for what it writes); {advice}",
+                    example_schema(node)
+                ))
+            }
+        }
+    }
+}
+
+fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
+    if let Some(graph) = inline::wrapped_graph(call.node) {
+        return lower_wrapped_graph(call, graph);
+    }
+    if ops::complex::involves_complex(call) {
+        return lower_complex_call(call, effect);
+    }
+    if let Some(op) = effects::functionalized_op(call.node) {
+        return auto_functionalized::lower_functionalized(call, op);
+    }
+    match effect {
+        OpEffect::Writes(writes) => inplace::lower_in_place(call, writes),
+        OpEffect::Resizes | OpEffect::UnclearWrites => Err(RuleFailure::Opaque("no rule for it".into())),
+        _ => match ops::find_rule(&call.node.target) {
+            Some(rule) => {
+                operand_dtypes::check_operand_dtypes(call, &call.node.target)?;
+                rule.apply(call)?;
+                call.check_all_read()?;
+                aliasing::separate_results(call)
+            }
+            None => Err(RuleFailure::Opaque("no rule for it".into())),
+        },
+    }
+}
+
+fn lower_complex_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
+    match effect {
+        OpEffect::Writes(writes) => {
+            let target = writes.functional.as_deref().unwrap_or_default();
+            inplace::lower_in_place_by_rule(call, writes, |c| {
+                ops::complex::lower_complex(c, target, ops::find_rule(target))
+            })
+        }
+        OpEffect::Resizes | OpEffect::UnclearWrites => Err(ops::complex::unsupported_complex_op()),
+        _ => {
+            let target = effects::bare_target(&call.node.target);
+            ops::complex::lower_complex(call, target, ops::find_rule(target))?;
+            call.check_all_read()?;
+            aliasing::separate_results(call)
+        }
+    }
+}
+
+/// Lowers the nodes of a wrapped graph in place of the call.
+fn lower_wrapped_graph<'p>(call: &mut OpCall<'_, 'p>, graph: &'p ExportedGraph<'p>) -> RuleResult {
+    let inner = inline::wrapped_scope(call, graph)?;
+    let outer = std::mem::replace(&mut call.lowering.scope, inner);
+    let ran = call.lowering.lower_nodes();
+    let inner = std::mem::replace(&mut call.lowering.scope, outer);
+    ran?;
+    inline::set_wrapped_results(call, graph, &inner)
+}
+
+/// What the schema of a node's op may be, if it is pure.
+fn example_schema(node: &ExportedNode<'_>) -> String {
+    let target = effects::bare_target(&node.target);
+    let (op, overload) = target.rsplit_once('.').unwrap_or((target, ""));
+    let overload = if matches!(overload, "default" | "") { String::new() } else { format!(".{overload}") };
+    let ty = |arg: &Argument<'_>| match arg {
+        Argument::Tensor(_) => "Tensor",
+        Argument::Tensors(_) => "Tensor[]",
+        Argument::OptionalTensors(_) => "Tensor?[]",
+        Argument::Int(_) | Argument::SymInt(_) => "int",
+        Argument::Ints(_) | Argument::SymInts(_) => "int[]",
+        Argument::Float(_) | Argument::SymFloat(_) => "float",
+        Argument::Floats(_) => "float[]",
+        Argument::Bool(_) | Argument::SymBool(_) => "bool",
+        Argument::String(_) => "str",
+        _ => "Any",
+    };
+    let arguments: Vec<String> = node.inputs.iter().map(|i| format!("{} {}", ty(&i.arg), &*i.name)).collect();
+    let results: Vec<&str> = node.outputs.iter().map(ty).collect();
+    let results = match results.as_slice() {
+        [one] => one.to_string(),
+        many => format!("({})", many.join(", ")),
+    };
+    format!("`{}{overload}({}) -> {results}`", op.replacen('.', "::", 1), arguments.join(", "))
+}

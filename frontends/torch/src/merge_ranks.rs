@@ -1,0 +1,601 @@
+//! One program of the programs that the ranks exported, an archive for each.
+//!
+//! They must be one program but for names and data. A number that differs, such as the first row of a rank's part of a
+//! vocabulary, becomes an argument that is known for each rank ([`PerRankArgument`]); rules that take a tensor there take it, and
+//! others refuse it by name. So do the lists of pieces that ranks exchange. Process groups that ranks call by different names are the cells of one group. Every other
+//! difference is an error.
+
+use std::collections::HashMap;
+
+use indexmap::IndexMap;
+
+use crate::error::{ImportError, Result};
+use crate::per_rank::{PerRankArgument, PerRankNumbers};
+use crate::schema::{
+    Argument, ExportedGraph, ExportedNode, ExportedProgram, InputSpec, JsonStr, NamedArgument, OutputSpec,
+    SymArgument, SymInt, TensorMeta, WrittenOutput, written_output,
+};
+use crate::scope::tensor_names;
+use crate::unify;
+
+/// What the names of a rank's program are in that of rank 0.
+pub(crate) struct StoredNames {
+    /// The names under which the rank stores what rank 0 stores under these.
+    pub stored: HashMap<String, String>,
+}
+
+/// What comes of several programs besides the first, which was changed to be that of all ranks.
+pub(crate) struct MergedPrograms {
+    /// For the programs after the first.
+    pub names: Vec<StoredNames>,
+    /// The cells of groups by the names that rank 0 gives them.
+    pub groups: IndexMap<String, Vec<Vec<u32>>>,
+}
+
+pub(crate) fn merge_programs<'p>(programs: &mut [ExportedProgram<'p>]) -> Result<MergedPrograms> {
+    let mut names = Vec::new();
+    if programs.len() > 1 {
+        programs.iter_mut().for_each(unify::unify_program);
+    }
+    let Some((first, others)) = programs.split_first_mut() else {
+        return Ok(MergedPrograms { names, groups: IndexMap::new() });
+    };
+    let mut numbers = vec![number_arguments(first)];
+    let mut lists = vec![collect_arguments(first, row_counts)];
+    let mut called = vec![collect_arguments(first, group_argument)];
+    for (i, other) in others.iter().enumerate() {
+        names.push(ProgramComparison::new(first, other).compare_programs().map_err(|e| e.with_rank(i + 1))?);
+        numbers.push(number_arguments(other));
+        lists.push(collect_arguments(other, row_counts));
+        called.push(collect_arguments(other, group_argument));
+    }
+    let groups = group_cells(first, &called)?;
+    let (mut at, mut list) = (0, 0);
+    visit_arguments_mut(&mut first.graph_module.graph, &mut |node, input| {
+        let differing = if is_number(input) {
+            at += 1;
+            differing_numbers(&numbers.iter().filter_map(|n| n.get(at - 1)).collect::<Vec<_>>())
+        } else if row_counts(input).is_some() {
+            list += 1;
+            differing_row_counts(lists.iter().filter_map(|l| l.get(list - 1)).collect())
+        } else {
+            None
+        };
+        if let Some(numbers) = differing {
+            let name = format!("by_rank.{node}.{}", &*input.name);
+            input.arg = Argument::ByRank(PerRankArgument { name, numbers });
+        }
+    });
+    Ok(MergedPrograms { names, groups })
+}
+
+#[derive(Clone, PartialEq)]
+enum NumberArgument {
+    Int(i64),
+    Float(f64),
+    /// A size, as the program writes it.
+    Expression(String),
+}
+
+fn number_argument(graph: &ExportedGraph<'_>, input: &NamedArgument<'_>) -> Option<NumberArgument> {
+    match &input.arg {
+        Argument::Int(i) => Some(NumberArgument::Int(*i)),
+        Argument::Float(x) => Some(NumberArgument::Float(*x)),
+        Argument::SymInt(SymArgument { as_name: None, as_int: Some(i), .. }) => Some(NumberArgument::Int(*i)),
+        Argument::SymInt(SymArgument { as_name: Some(name), .. }) => {
+            let value = graph.sym_int_values.get(&**name)?;
+            match (&value.as_expr, value.as_int) {
+                (Some(e), _) => Some(NumberArgument::Expression(e.expr_str.to_string())),
+                (None, Some(i)) => Some(NumberArgument::Int(i)),
+                (None, None) => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn is_number(input: &NamedArgument<'_>) -> bool {
+    matches!(&input.arg, Argument::Int(_) | Argument::Float(_) | Argument::SymInt(_))
+}
+
+/// What each argument that may be a number is.
+fn number_arguments(program: &ExportedProgram<'_>) -> Vec<Option<NumberArgument>> {
+    fn visit(graph: &ExportedGraph<'_>, out: &mut Vec<Option<NumberArgument>>) {
+        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
+            match &input.arg {
+                Argument::Graph(inner) => visit(inner, out),
+                _ if is_number(input) => out.push(number_argument(graph, input)),
+                _ => {}
+            }
+        }
+    }
+    let mut out = Vec::new();
+    visit(&program.graph_module.graph, &mut out);
+    out
+}
+
+/// How many rows a rank exchanges with each.
+#[derive(Clone, PartialEq)]
+enum RowCount {
+    Known(i64),
+    Named(String),
+}
+
+/// The pieces of an exchange, where an argument says which: other ones on each rank, as a rule.
+fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
+    if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes") {
+        return None;
+    }
+    let piece = |s: &SymArgument<'_>| match (&s.as_name, s.as_int) {
+        (Some(name), _) => Some(RowCount::Named(name.to_string())),
+        (None, known) => known.map(RowCount::Known),
+    };
+    match &input.arg {
+        Argument::Ints(v) => Some(v.iter().copied().map(RowCount::Known).collect()),
+        Argument::SymInts(v) => v.iter().map(piece).collect(),
+        _ => None,
+    }
+}
+
+/// The lists, if they are not all the same.
+fn differing_row_counts(of_ranks: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
+    if of_ranks.windows(2).all(|w| w[0] == w[1]) {
+        return None;
+    }
+    let known = |piece: &RowCount| match piece {
+        RowCount::Known(rows) => Some(*rows),
+        RowCount::Named(_) => None,
+    };
+    Some(PerRankNumbers::Lists(of_ranks.into_iter().map(|list| list.iter().map(known).collect()).collect()))
+}
+
+/// The numbers, if they are not all the same.
+fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
+    let of_ranks: Vec<&NumberArgument> = of_ranks.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
+    let same = |a: &NumberArgument, b: &NumberArgument| match (a, b) {
+        (NumberArgument::Float(a), NumberArgument::Float(b)) => a.to_bits() == b.to_bits(),
+        _ => a == b,
+    };
+    if of_ranks.windows(2).all(|w| same(w[0], w[1])) {
+        return None;
+    }
+    let int = |n: &&NumberArgument| if let NumberArgument::Int(i) = n { Some(*i) } else { None };
+    if let Some(ints) = of_ranks.iter().map(int).collect() {
+        return Some(PerRankNumbers::Ints(ints));
+    }
+    let float = |n: &&NumberArgument| match n {
+        NumberArgument::Int(i) => Some(*i as f64),
+        NumberArgument::Float(x) => Some(*x),
+        NumberArgument::Expression(_) => None,
+    };
+    if let Some(floats) = of_ranks.iter().map(float).collect() {
+        return Some(PerRankNumbers::Floats(floats));
+    }
+    let text = |n: &&NumberArgument| match n {
+        NumberArgument::Int(i) => format!("Integer({i})"),
+        NumberArgument::Float(x) => format!("Float({x:?})"),
+        NumberArgument::Expression(text) => text.clone(),
+    };
+    Some(PerRankNumbers::Expressions(of_ranks.iter().map(text).collect()))
+}
+
+fn group_argument(input: &NamedArgument<'_>) -> Option<String> {
+    match &input.arg {
+        Argument::String(s) if matches!(&*input.name, "group" | "group_name") => Some(s.to_string()),
+        _ => None,
+    }
+}
+
+pub(crate) fn find_per_rank_arguments<'p>(program: &'p ExportedProgram<'p>) -> Vec<&'p PerRankArgument> {
+    fn visit<'p>(graph: &'p ExportedGraph<'p>, out: &mut Vec<&'p PerRankArgument>) {
+        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
+            match &input.arg {
+                Argument::Graph(inner) => visit(inner, out),
+                Argument::ByRank(number) => out.push(number),
+                _ => {}
+            }
+        }
+    }
+    let mut out = Vec::new();
+    visit(&program.graph_module.graph, &mut out);
+    out
+}
+
+/// What `pick` takes of all arguments, in their order.
+fn collect_arguments<T>(
+    program: &ExportedProgram<'_>,
+    pick: impl Fn(&NamedArgument<'_>) -> Option<T>,
+) -> Vec<T> {
+    fn visit<T>(
+        graph: &ExportedGraph<'_>,
+        pick: &impl Fn(&NamedArgument<'_>) -> Option<T>,
+        out: &mut Vec<T>,
+    ) {
+        for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
+            match &input.arg {
+                Argument::Graph(inner) => visit(inner, pick, out),
+                _ => out.extend(pick(input)),
+            }
+        }
+    }
+    let mut out = Vec::new();
+    visit(&program.graph_module.graph, &pick, &mut out);
+    out
+}
+
+/// Visits all arguments in the order of [`collect_arguments`].
+fn visit_arguments_mut<'p>(
+    graph: &mut ExportedGraph<'p>,
+    change: &mut impl FnMut(&str, &mut NamedArgument<'p>),
+) {
+    for node in &mut graph.nodes {
+        let name = node.name().to_string();
+        for input in &mut node.inputs {
+            match &mut input.arg {
+                Argument::Graph(inner) => visit_arguments_mut(inner, change),
+                _ => change(&name, input),
+            }
+        }
+    }
+}
+
+/// The cells of groups that ranks call by different names: a cell has the ranks that use one name.
+fn group_cells(
+    first: &ExportedProgram<'_>,
+    called: &[Vec<String>],
+) -> Result<IndexMap<String, Vec<Vec<u32>>>> {
+    let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
+    for (at, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
+        let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
+        for (rank, of_rank) in called.iter().enumerate() {
+            if let Some(name) = of_rank.get(at) {
+                cells.entry(name).or_default().push(rank as u32);
+            }
+        }
+        let cells: Vec<Vec<u32>> = cells.into_values().collect();
+        match groups.get(&name) {
+            Some(known) if *known != cells => {
+                return Err(ImportError::Group {
+                    group: name,
+                    message: format!("the names that ranks give it mean {known:?} and {cells:?}"),
+                });
+            }
+            Some(_) => {}
+            None => drop(groups.insert(name, cells)),
+        }
+    }
+    groups.retain(|_, cells| cells.len() > 1);
+    Ok(groups)
+}
+
+struct ProgramComparison<'a, 'p> {
+    first: &'a ExportedProgram<'p>,
+    other: &'a ExportedProgram<'p>,
+    /// The names of values: the other's, and what the first calls them.
+    values: HashMap<&'a str, &'a str>,
+    /// The names of stored tensors: the first's, and what the other calls them.
+    stored: HashMap<String, String>,
+}
+
+type CompareResult = Result<()>;
+
+fn difference_error<T>(
+    place: impl Into<String>,
+    first: impl Into<String>,
+    other: impl Into<String>,
+) -> Result<T> {
+    Err(ImportError::Difference { place: place.into(), first: first.into(), found: other.into() })
+}
+
+impl<'a, 'p> ProgramComparison<'a, 'p> {
+    fn new(first: &'a ExportedProgram<'p>, other: &'a ExportedProgram<'p>) -> Self {
+        ProgramComparison { first, other, values: HashMap::new(), stored: HashMap::new() }
+    }
+
+    fn compare_programs(mut self) -> Result<StoredNames> {
+        let (first, other) = (self.first, self.other);
+        for (symbol, range) in &first.range_constraints {
+            let found = other.range_constraints.get(symbol);
+            let end = |n: Option<i64>| n.map_or("none".to_string(), |n| n.to_string());
+            let bounds =
+                |r: &crate::schema::RangeConstraint| format!("{} to {}", end(r.min_val), end(r.max_val));
+            if found.map(|r| (r.min_val, r.max_val)) != Some((range.min_val, range.max_val)) {
+                let found = found.map_or("none".into(), bounds);
+                return difference_error(
+                    format!("the range of symbol `{}`", &**symbol),
+                    bounds(range),
+                    found,
+                );
+            }
+        }
+        let (a, b) = (&first.graph_module, &other.graph_module);
+        compare_counts("inputs", a.signature.input_specs.len(), b.signature.input_specs.len())?;
+        for (a, b) in a.signature.input_specs.iter().zip(&b.signature.input_specs) {
+            self.compare_input(a, b)?;
+        }
+        self.compare_nodes(&a.graph, &b.graph)?;
+        compare_counts("outputs", a.signature.output_specs.len(), b.signature.output_specs.len())?;
+        for (i, (a, b)) in a.signature.output_specs.iter().zip(&b.signature.output_specs).enumerate() {
+            self.compare_output(i, a, b)?;
+        }
+        Ok(StoredNames { stored: self.stored })
+    }
+
+    /// Takes two names for one value, which must have one type.
+    fn match_names(
+        &mut self,
+        graphs: [&'a ExportedGraph<'p>; 2],
+        place: &str,
+        a: &'a str,
+        b: &'a str,
+    ) -> CompareResult {
+        self.values.insert(b, a);
+        let (x, y) = (graphs[0].tensor_values.get(a), graphs[1].tensor_values.get(b));
+        let (x, y) = (x.map_or("none".into(), describe_type), y.map_or("none".into(), describe_type));
+        if x == y { Ok(()) } else { difference_error(format!("{place}, the type of `{a}`"), x, y) }
+    }
+
+    fn compare_input(&mut self, a: &'a InputSpec<'p>, b: &'a InputSpec<'p>) -> CompareResult {
+        let graphs = [&self.first.graph_module.graph, &self.other.graph_module.graph];
+        if let (Some(a), Some(b)) = (&a.user_input, &b.user_input) {
+            return match (&a.arg, &b.arg) {
+                (Argument::Tensor(a), Argument::Tensor(b)) => self.match_names(graphs, "the arguments", a, b),
+                (Argument::Int(a), Argument::Int(b)) if a != b => {
+                    difference_error("an argument of the program", a.to_string(), b.to_string())
+                }
+                (a, b) => self.compare_argument(graphs, "the arguments", a, b),
+            };
+        }
+        match (stored_input(a), stored_input(b)) {
+            (Some((kind, value, name)), Some((other_kind, other_value, other_name)))
+                if kind == other_kind =>
+            {
+                self.stored.insert(name.to_string(), other_name.to_string());
+                self.match_names(graphs, &format!("`{name}`"), value, other_value)
+            }
+            (Some((kind, _, name)), _) => {
+                difference_error(format!("the input `{name}`"), kind, "another kind of input")
+            }
+            (None, Some((kind, _, name))) => {
+                difference_error(format!("the input `{name}`"), "another kind", kind)
+            }
+            (None, None) if a.user_input.is_some() == b.user_input.is_some() => Ok(()),
+            (None, None) => difference_error("the inputs", "an argument", "another kind of input"),
+        }
+    }
+
+    fn compare_output(&mut self, i: usize, a: &'a OutputSpec<'p>, b: &'a OutputSpec<'p>) -> CompareResult {
+        let (x, y) = (written_output(a), written_output(b));
+        let place = format!("output {i}");
+        let same = match (&x, &y) {
+            (Some((kind, value, target)), Some((other_kind, other_value, other_target))) => {
+                let target_of = |t: &str| self.stored.get(t).map_or(t.to_string(), String::clone);
+                let argument = |t: &str| self.values.get(t).map_or(t.to_string(), |n| n.to_string());
+                let targets = match (target, other_target) {
+                    (Some(a), Some(b)) => target_of(a) == *b || argument(b) == *a,
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                kind == other_kind && self.values.get(other_value) == Some(value) && targets
+            }
+            (x, y) => x.is_none() && y.is_none(),
+        };
+        let show = |w: &Option<WrittenOutput<'_>>| {
+            w.as_ref().map_or("no tensor".to_string(), |(kind, value, _)| format!("{kind} of `{value}`"))
+        };
+        if same { Ok(()) } else { difference_error(place, show(&x), show(&y)) }
+    }
+
+    fn compare_nodes(&mut self, a: &'a ExportedGraph<'p>, b: &'a ExportedGraph<'p>) -> CompareResult {
+        for (x, y) in a.nodes.iter().zip(&b.nodes) {
+            self.compare_node([a, b], x, y)?;
+        }
+        let both = a.nodes.len().min(b.nodes.len());
+        let (one, other) = (a.nodes.get(both), b.nodes.get(both));
+        if one.is_none() && other.is_none() {
+            return Ok(());
+        }
+        let text = |node: Option<&ExportedNode>| {
+            node.map_or("the end of the graph".to_string(), |n| {
+                format!("node `{}` ({})", n.name(), &*n.target)
+            })
+        };
+        let last = both.checked_sub(1).and_then(|at| a.nodes.get(at));
+        let place = last.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));
+        difference_error(place, text(one), text(other))
+    }
+
+    fn compare_node(
+        &mut self,
+        graphs: [&'a ExportedGraph<'p>; 2],
+        a: &'a ExportedNode<'p>,
+        b: &'a ExportedNode<'p>,
+    ) -> CompareResult {
+        let place = format!("node `{}` ({})", a.name(), &*a.target);
+        if a.target != b.target {
+            let place = match (graphs[0].nodes.len(), graphs[1].nodes.len()) {
+                (x, y) if x == y => format!("node `{}`", a.name()),
+                (x, y) => format!("node `{}`, the first that differs of {x} and {y} nodes", a.name()),
+            };
+            return difference_error(place, describe_call(a), describe_call(b));
+        }
+        for i in 0..a.inputs.len().max(b.inputs.len()) {
+            let (x, y) = (a.inputs.get(i), b.inputs.get(i));
+            let (Some(x), Some(y)) = (x, y) else {
+                let show = |i: Option<&NamedArgument<'_>>| {
+                    i.map_or("none".into(), |i| format!("`{}` = {}", &*i.name, i.arg.describe()))
+                };
+                return difference_error(format!("{place}, argument {i}"), show(x), show(y));
+            };
+            if x.name != y.name {
+                return difference_error(format!("{place}, argument {i}"), &*x.name, &*y.name);
+            }
+            let lists = row_counts(x).zip(row_counts(y)).is_some_and(|(x, y)| x.len() == y.len());
+            let same_kind = number_argument(graphs[0], x).is_some()
+                && number_argument(graphs[1], y).is_some()
+                || group_argument(x).is_some() && group_argument(y).is_some()
+                || lists;
+            if !same_kind {
+                self.compare_argument(graphs, &format!("{place}, `{}`", &*x.name), &x.arg, &y.arg)?;
+            }
+        }
+        compare_counts(&format!("results of {place}"), a.results().len(), b.results().len())?;
+        for (x, y) in a.results().into_iter().zip(b.results()) {
+            match (x, y) {
+                (Some(x), Some(y)) => {
+                    self.match_names(graphs, &place, x, y)?;
+                    let value = |g: &ExportedGraph<'_>, n: &str| g.sym_int_values.get(n).map(describe_extent);
+                    if value(graphs[0], x) != value(graphs[1], y) {
+                        let show = |v: Option<String>| v.unwrap_or("none".into());
+                        return difference_error(place, show(value(graphs[0], x)), show(value(graphs[1], y)));
+                    }
+                }
+                (None, None) => {}
+                (x, y) => return difference_error(place, x.unwrap_or("no result"), y.unwrap_or("no result")),
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_argument(
+        &mut self,
+        graphs: [&'a ExportedGraph<'p>; 2],
+        place: &str,
+        a: &'a Argument<'p>,
+        b: &'a Argument<'p>,
+    ) -> CompareResult {
+        let named = |n: &JsonStr<'p>| self.values.get(&**n).copied();
+        let all = |x: &[JsonStr<'p>], y: &[JsonStr<'p>]| {
+            x.len() == y.len() && x.iter().zip(y).all(|(x, y)| named(y) == Some(x))
+        };
+        let same = match (a, b) {
+            (Argument::Tensor(x), Argument::Tensor(y)) => named(y) == Some(x),
+            (Argument::Tensors(x), Argument::Tensors(y)) => all(x, y),
+            (Argument::OptionalTensors(x), Argument::OptionalTensors(y)) => {
+                let one = |(x, y): (&Option<JsonStr<'p>>, &Option<JsonStr<'p>>)| match (x, y) {
+                    (Some(x), Some(y)) => named(y) == Some(x),
+                    (x, y) => x.is_none() && y.is_none(),
+                };
+                x.len() == y.len() && x.iter().zip(y).all(one)
+            }
+            (Argument::SymInt(x), Argument::SymInt(y)) => is_same_sym_int(graphs, x, y),
+            (Argument::SymBool(x), Argument::SymBool(y)) | (Argument::SymFloat(x), Argument::SymFloat(y)) => {
+                x.as_name == y.as_name && x.as_bool == y.as_bool && x.as_float == y.as_float
+            }
+            (Argument::SymInts(x), Argument::SymInts(y)) => {
+                x.len() == y.len() && x.iter().zip(y).all(|(x, y)| is_same_sym_int(graphs, x, y))
+            }
+            (Argument::Ints(x), Argument::Ints(y)) => x == y,
+            (Argument::Floats(x), Argument::Floats(y)) => x == y,
+            (Argument::Bools(x), Argument::Bools(y)) => x == y,
+            (Argument::Int(x), Argument::Int(y)) => x == y,
+            (Argument::Float(x), Argument::Float(y)) => x.to_bits() == y.to_bits(),
+            (Argument::Bool(x), Argument::Bool(y)) => x == y,
+            (Argument::Complex(a, b), Argument::Complex(x, y)) => {
+                [a.to_bits(), b.to_bits()] == [x.to_bits(), y.to_bits()]
+            }
+            (Argument::String(x), Argument::String(y)) | (Argument::Other(x), Argument::Other(y)) => x == y,
+            (Argument::ScalarType(x), Argument::ScalarType(y)) => x == y,
+            (Argument::Operator(x), Argument::Operator(y)) => x == y,
+            (Argument::SymFloats(x), Argument::SymFloats(y)) => {
+                let one = |(x, y): (&SymArgument<'p>, &SymArgument<'p>)| {
+                    x.as_name == y.as_name && x.as_float == y.as_float && x.as_int == y.as_int
+                };
+                x.len() == y.len() && x.iter().zip(y).all(one)
+            }
+            (Argument::None, Argument::None) | (Argument::CustomObj(_), Argument::CustomObj(_)) => true,
+            (Argument::Graph(x), Argument::Graph(y)) => return self.compare_wrapped_graphs(place, x, y),
+            _ => false,
+        };
+        if same {
+            Ok(())
+        } else {
+            difference_error(place, describe_argument(graphs[0], a), describe_argument(graphs[1], b))
+        }
+    }
+
+    fn compare_wrapped_graphs(
+        &mut self,
+        place: &str,
+        a: &'a ExportedGraph<'p>,
+        b: &'a ExportedGraph<'p>,
+    ) -> CompareResult {
+        compare_counts(&format!("inputs of {place}"), a.inputs.len(), b.inputs.len())?;
+        for (x, y) in a.inputs.iter().zip(&b.inputs) {
+            if let (Argument::Tensor(x), Argument::Tensor(y)) = (x, y) {
+                self.match_names([a, b], place, x, y)?;
+            }
+        }
+        self.compare_nodes(a, b)?;
+        compare_counts(&format!("outputs of {place}"), a.outputs.len(), b.outputs.len())?;
+        for (x, y) in a.outputs.iter().zip(&b.outputs) {
+            self.compare_argument([a, b], place, x, y)?;
+        }
+        Ok(())
+    }
+}
+
+fn describe_call(node: &ExportedNode<'_>) -> String {
+    let operands: Vec<&str> = node.inputs.iter().flat_map(|i| tensor_names(&i.arg)).collect();
+    format!(
+        "{} of {}",
+        &*node.target,
+        if operands.is_empty() { "no tensor".into() } else { operands.join(", ") }
+    )
+}
+
+fn compare_counts(what: &str, a: usize, b: usize) -> CompareResult {
+    if a == b {
+        Ok(())
+    } else {
+        difference_error(format!("the number of {what}"), a.to_string(), b.to_string())
+    }
+}
+
+fn describe_extent(size: &SymInt<'_>) -> String {
+    match (&size.as_expr, size.as_int) {
+        (Some(e), _) => e.expr_str.to_string(),
+        (None, Some(i)) => i.to_string(),
+        (None, None) => "?".into(),
+    }
+}
+
+fn describe_type(meta: &TensorMeta<'_>) -> String {
+    let dtype = crate::dtype::from_schema(meta.dtype).map_or_else(|name| name, |d| d.to_string());
+    let sizes: Vec<String> = meta.sizes.iter().map(describe_extent).collect();
+    let layout = if meta.layout == crate::schema::STRIDED { "" } else { " in another layout" };
+    format!("{dtype}[{}]{layout}", sizes.join(", "))
+}
+
+fn describe_sym_int(graph: &ExportedGraph<'_>, s: &SymArgument<'_>) -> String {
+    let named = s.as_name.as_ref().and_then(|n| graph.sym_int_values.get(&**n));
+    named.map_or_else(|| s.to_string(), describe_extent)
+}
+
+fn is_same_sym_int(graphs: [&ExportedGraph<'_>; 2], a: &SymArgument<'_>, b: &SymArgument<'_>) -> bool {
+    describe_sym_int(graphs[0], a) == describe_sym_int(graphs[1], b)
+}
+
+fn describe_argument(graph: &ExportedGraph<'_>, a: &Argument<'_>) -> String {
+    match a {
+        Argument::SymInt(s) => describe_sym_int(graph, s),
+        Argument::SymInts(list) => {
+            format!("[{}]", list.iter().map(|s| describe_sym_int(graph, s)).collect::<Vec<_>>().join(", "))
+        }
+        other => other.describe(),
+    }
+}
+
+/// The kind, value and stored name of an input that is stored with the program.
+fn stored_input<'a>(spec: &'a InputSpec<'_>) -> Option<(&'static str, &'a str, &'a str)> {
+    if let Some(p) = &spec.parameter {
+        return Some(("a parameter", &p.arg.name, &p.parameter_name));
+    }
+    if let Some(b) = &spec.buffer {
+        return Some((
+            if b.persistent { "a buffer" } else { "a buffer that is not persistent" },
+            &b.arg.name,
+            &b.buffer_name,
+        ));
+    }
+    spec.tensor_constant.as_ref().map(|t| ("a constant", &*t.arg.name, &*t.tensor_constant_name))
+}

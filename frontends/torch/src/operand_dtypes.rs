@@ -1,0 +1,193 @@
+//! Requirements of operators on the dtypes of their operands.
+//!
+//! Rules convert operands to a common dtype where PyTorch does. If PyTorch raises instead, as for a product of f32 and f64,
+//! the operator has a row here, and a program that violates it is refused with [`ImportError::Dtypes`]. The tests
+//! compare the rows with PyTorch for all pairs of dtypes (`tests/suite/dtypes.txt`). If devices differ, dtypes that
+//! one of them accepts are accepted.
+
+use symmc_ir::DType;
+
+use crate::call::OpCall;
+use crate::effects::bare_target;
+use crate::error::ImportError;
+use crate::lower::{RuleFailure, RuleResult};
+
+/// A requirement of an operator. Omitted operands and scalars always satisfy it.
+enum DtypeRequirement {
+    /// All of these have the dtype of the first.
+    Same(&'static [&'static str]),
+    /// These all have the dtype of the first, or all are f32 beside a first one of f16 or bf16.
+    SameOrF32(&'static str, &'static [&'static str]),
+    OneOf(&'static str, &'static [DType]),
+    NoBool(&'static [&'static str]),
+    /// Not all of these are integers or bools.
+    SomeFloat(&'static [&'static str]),
+}
+
+use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+use DtypeRequirement::{NoBool, OneOf, Same, SameOrF32, SomeFloat};
+
+const INDEX: &[DType] = &[I32, I64];
+/// Bools and bytes are masks as indices, and numbers elsewhere.
+const INTEGERS: &[DType] = &[Bool, U8, I32, I64];
+const FLOATS: &[DType] = &[F16, BF16, F32, F64];
+
+const BAGS: &[DtypeRequirement] = &[
+    OneOf("weight", FLOATS),
+    OneOf("indices", INTEGERS),
+    OneOf("offsets", INTEGERS),
+    Same(&["weight", "per_sample_weights"]),
+];
+
+/// The condition of `where` with three operands. The form that lists positions accepts numbers.
+const CONDITION: &[DtypeRequirement] = &[OneOf("condition", &[Bool, U8])];
+
+/// The requirements of operators, with all their overloads, or of single overloads.
+const ROWS: &[(&str, &[DtypeRequirement])] = &[
+    ("aten.linear", &[Same(&["input", "weight", "bias"])]),
+    ("aten.mm", &[Same(&["self", "mat2"])]),
+    ("aten.bmm", &[Same(&["self", "mat2"])]),
+    ("aten.mv", &[Same(&["self", "vec"])]),
+    ("aten.dot", &[Same(&["self", "tensor"])]),
+    ("aten.vdot", &[Same(&["self", "other"])]),
+    ("aten.matmul", &[Same(&["self", "other"])]),
+    ("aten.linalg_matmul", &[Same(&["self", "other"])]),
+    ("aten.addmm", &[Same(&["self", "mat1", "mat2"])]),
+    ("aten.addmv", &[Same(&["self", "mat", "vec"])]),
+    ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"])]),
+    ("aten.einsum", &[Same(&["tensors"])]),
+    ("aten._grouped_mm", &[Same(&["self", "mat2"])]),
+    ("aten.scaled_dot_product_attention", &[Same(&["query", "key", "value"])]),
+    ("aten.conv1d", &[Same(&["input", "weight", "bias"])]),
+    ("aten.conv2d", &[Same(&["input", "weight", "bias"])]),
+    ("aten.conv3d", &[Same(&["input", "weight", "bias"])]),
+    ("aten.conv_transpose1d", &[Same(&["input", "weight", "bias"])]),
+    ("aten.conv_transpose2d", &[Same(&["input", "weight", "bias"])]),
+    ("aten.conv_transpose3d", &[Same(&["input", "weight", "bias"])]),
+    ("aten.convolution", &[Same(&["input", "weight", "bias"])]),
+    ("aten.convolution_backward", &[Same(&["grad_output", "input", "weight"])]),
+    ("aten.avg_pool2d_backward", &[Same(&["grad_output", "self"])]),
+    ("aten.max_pool2d_with_indices_backward", &[Same(&["grad_output", "self"]), OneOf("indices", &[I64])]),
+    ("aten._softmax_backward_data", &[Same(&["grad_output", "output"])]),
+    ("aten._log_softmax_backward_data", &[Same(&["grad_output", "output"])]),
+    ("aten.layer_norm", &[SameOrF32("input", &["weight", "bias"])]),
+    ("aten.native_layer_norm", &[SameOrF32("input", &["weight", "bias"])]),
+    ("aten.group_norm", &[SameOrF32("input", &["weight", "bias"])]),
+    ("aten.native_group_norm", &[SameOrF32("input", &["weight", "bias"])]),
+    (
+        "aten.native_layer_norm_backward",
+        &[
+            Same(&["grad_out", "input"]),
+            SameOrF32("input", &["mean", "rstd"]),
+            SameOrF32("input", &["weight", "bias"]),
+        ],
+    ),
+    ("aten.lerp", &[Same(&["self", "end", "weight"])]),
+    ("aten.meshgrid", &[Same(&["tensors"])]),
+    ("aten.sub", &[NoBool(&["self", "other"])]),
+    ("aten.subtract", &[NoBool(&["self", "other"])]),
+    ("aten.rsub", &[NoBool(&["self", "other"])]),
+    ("aten.addcdiv", &[SomeFloat(&["tensor1", "tensor2"])]),
+    ("aten.where.self", CONDITION),
+    ("aten.where.ScalarSelf", CONDITION),
+    ("aten.where.ScalarOther", CONDITION),
+    ("aten.where.Scalar", CONDITION),
+    ("aten.masked_fill", &[OneOf("mask", &[Bool])]),
+    ("aten.embedding", &[OneOf("indices", INDEX)]),
+    ("aten.embedding_dense_backward", &[OneOf("indices", INDEX)]),
+    ("aten.gather", &[OneOf("index", INDEX)]),
+    ("aten.index_select", &[OneOf("index", INDEX)]),
+    ("aten.take_along_dim", &[OneOf("indices", INDEX)]),
+    ("aten.take", &[OneOf("index", &[I64])]),
+    ("aten.index", &[OneOf("indices", &[Bool, U8, I32, I64])]),
+    ("aten.index_put", &[OneOf("indices", INTEGERS), Same(&["self", "values"])]),
+    ("aten.index_add", &[OneOf("index", INDEX), Same(&["self", "source"])]),
+    ("aten.index_copy", &[OneOf("index", &[I64]), Same(&["self", "source"])]),
+    ("aten.index_fill", &[OneOf("index", &[I64])]),
+    ("aten.scatter", &[OneOf("index", INDEX), Same(&["self", "src"])]),
+    ("aten.scatter_add", &[OneOf("index", INDEX), Same(&["self", "src"])]),
+    ("aten.scatter_reduce", &[OneOf("index", INDEX), Same(&["self", "src"])]),
+    ("aten.nll_loss", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
+    ("aten.nll_loss_forward", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
+    (
+        "aten.nll_loss_backward",
+        &[OneOf("target", &[U8, I64]), Same(&["grad_output", "self", "weight", "total_weight"])],
+    ),
+    ("aten._embedding_bag", BAGS),
+    ("aten._embedding_bag_forward_only", BAGS),
+    ("aten._embedding_bag_backward", &[OneOf("grad", FLOATS), Same(&["grad", "per_sample_weights"])]),
+];
+
+impl DtypeRequirement {
+    /// What a call breaks.
+    fn find_violation(&self, call: &OpCall<'_, '_>) -> Option<String> {
+        match self {
+            Same(names) => {
+                let mut all = names.iter().flat_map(|name| argument_dtypes(call, name));
+                let (first, dtype) = all.next()?;
+                let (name, found) = all.find(|(_, found)| *found != dtype)?;
+                Some(match first == name {
+                    true => format!("expected tensors of one dtype as `{name}`, found {dtype} and {found}"),
+                    false => {
+                        format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {found}")
+                    }
+                })
+            }
+            SameOrF32(first, others) => {
+                let (_, dtype) = argument_dtypes(call, first).into_iter().next()?;
+                let all: Vec<(&str, DType)> =
+                    others.iter().flat_map(|name| argument_dtypes(call, name)).collect();
+                let is_narrow = matches!(dtype, F16 | BF16);
+                if is_narrow && all.iter().all(|(_, found)| *found == F32) {
+                    return None;
+                }
+                let (name, found) = all.into_iter().find(|(_, found)| *found != dtype)?;
+                let wide = if is_narrow { " or f32" } else { "" };
+                Some(format!(
+                    "expected `{name}` to have the dtype of `{first}`, {dtype}{wide}, found {found}"
+                ))
+            }
+            OneOf(name, dtypes) => {
+                let (name, found) =
+                    argument_dtypes(call, name).into_iter().find(|(_, found)| !dtypes.contains(found))?;
+                let known: Vec<String> = dtypes.iter().map(DType::to_string).collect();
+                Some(format!("expected a tensor of {} as `{name}`, found {found}", known.join(", ")))
+            }
+            NoBool(names) => {
+                let mut all = names.iter().flat_map(|name| argument_dtypes(call, name));
+                let (name, _) = all.find(|(_, found)| *found == Bool)?;
+                Some(format!("expected numbers as `{name}`, found bools, which are not subtracted"))
+            }
+            SomeFloat(names) => {
+                let all: Vec<(&str, DType)> =
+                    names.iter().flat_map(|name| argument_dtypes(call, name)).collect();
+                let is_whole = !all.is_empty() && all.iter().all(|(_, found)| !found.is_float());
+                let (name, found) = *all.first().filter(|_| is_whole)?;
+                Some(format!(
+                    "expected a floating-point dtype among {}, found {found} as `{name}`",
+                    names.join(", ")
+                ))
+            }
+        }
+    }
+}
+
+fn argument_dtypes<'n>(call: &OpCall<'_, '_>, name: &'n str) -> Vec<(&'n str, DType)> {
+    call.dtypes(name).into_iter().map(|dtype| (name, dtype)).collect()
+}
+
+/// Refuses a call whose operands have dtypes for which PyTorch raises.
+pub(crate) fn check_operand_dtypes(call: &OpCall<'_, '_>, target: &str) -> RuleResult {
+    let target = bare_target(target);
+    let op = target.rsplit_once('.').map_or(target, |(op, _)| op);
+    let demands =
+        ROWS.iter().filter(|(name, _)| *name == op || *name == target).flat_map(|(_, demands)| *demands);
+    match demands.into_iter().find_map(|demand| demand.find_violation(call)) {
+        None => Ok(()),
+        Some(message) => Err(RuleFailure::Error(ImportError::Dtypes {
+            node: call.node.name().into(),
+            op: call.node.target.to_string(),
+            message,
+        })),
+    }
+}

@@ -1,0 +1,493 @@
+//! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
+
+use symmc_import::Emit;
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
+
+use super::{RuleRow, row, row_of_results};
+use crate::call::{CallOperand, OpCall};
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::shards;
+
+pub(super) const ROWS: &[RuleRow] = &[
+    row("aten.slice.Tensor", "slice", slice),
+    row("aten.slice_copy", "slice", slice),
+    row("aten.narrow", "slice", |c| {
+        let x = c.first_tensor()?;
+        let axis = c.axis("dim", c.rank(x))?;
+        let n = c.extent(x, axis);
+        let start = c.dim("start")?;
+        let start = c.index_from_start(start, &n);
+        let len = c.dim("length")?;
+        c.slice(x, axis, start, len, 1)
+    }),
+    row("aten.select.int", "slice, reshape", lower_select),
+    row("aten.select_copy", "slice, reshape", lower_select),
+    row_of_results("aten.split", "slice", split),
+    row_of_results("aten.split_copy", "slice", split),
+    row_of_results("aten.split_with_sizes", "slice", split),
+    row_of_results("aten.split_with_sizes_copy", "slice", split),
+    row_of_results("aten.chunk", "slice", split),
+    row_of_results("aten.unsafe_chunk", "slice", split),
+    row_of_results("aten.unsafe_split", "slice", split),
+    row_of_results("aten.tensor_split", "slice", split),
+    row_of_results("aten.unbind", "slice, reshape", unbind),
+    row_of_results("aten.unbind_copy", "slice, reshape", unbind),
+    row("aten.cat", "concat", concat),
+    row("aten.concat", "concat", concat),
+    row("aten.concatenate", "concat", concat),
+    row("aten.stack", "reshape, concat", stack),
+    row("aten.repeat", "reshape, expand, reshape", |c| repeat(c, "repeats")),
+    row("aten.tile", "reshape, expand, reshape", |c| repeat(c, "dims")),
+    row("aten.repeat_interleave.self_int", "reshape, expand, reshape", repeat_interleave),
+    row("aten.flip", "take", flip),
+    row("aten.roll", "slice, concat", roll),
+    row_of_results("aten.constant_pad_nd", "pad", pad),
+    row_of_results("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
+        None | Some("constant") => pad(c),
+        Some(other) => Err(RuleFailure::Opaque(format!("the mode {other}"))),
+    }),
+    row("aten.diff", "slice, sub", diff),
+    row("aten.select_scatter", "slice, concat", |c| {
+        let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+        let axis = c.axis("dim", c.rank(x))?;
+        let n = c.extent(x, axis);
+        if let Some(index) = index_by_rank(c, x, axis)? {
+            let source = c.cast(source, c.dtype(x))?;
+            let source = c.unsqueeze(source, axis)?;
+            let op = Op::IndexPut { axis, accumulate: false };
+            let y = c.emit("index_put", op, &[x, source, index])?;
+            return Ok(y);
+        }
+        let index = c.dim("index")?;
+        let start = c.index_from_start(index, &n);
+        let source = c.unsqueeze(source, axis)?;
+        replace_slice(c, x, source, axis, start)
+    }),
+    row("aten.slice_scatter", "slice, concat", slice_scatter),
+];
+
+pub(super) fn slice_range(c: &OpCall<'_, '_>, n: &Dim, step: i64) -> RuleResult<(Dim, Dim)> {
+    if step < 1 {
+        return Err(RuleFailure::Invalid(format!("expected a step of at least 1, found {step}")));
+    }
+    let end = c.opt_dim("end")?.filter(|end| end.as_const() != Some(i64::MAX));
+    Ok(c.slice_range(n, c.opt_dim("start")?.unwrap_or(0.into()), end, step))
+}
+
+fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let step = c.int_or("step", 1)?;
+    if let Some(y) = slice_by_rank(c, x, axis, step)? {
+        return Ok(y);
+    }
+    let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
+    c.slice(x, axis, start, len, step)
+}
+
+/// A slice that starts elsewhere on each rank and has one length on all: the rows of an index.
+fn slice_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> RuleResult<Option<ValueId>> {
+    match rows_by_rank(c, x, axis, step)? {
+        None => Ok(None),
+        Some((SliceRows::Same(start), len)) => c.slice(x, axis, start, len, step).map(Some),
+        Some((SliceRows::PerRank { index, positions }, _)) => {
+            c.take_rank_slice(x, axis, index, positions).map(Some)
+        }
+    }
+}
+
+/// The elements of an axis that a slice takes.
+enum SliceRows {
+    /// From here on, on all ranks.
+    Same(Dim),
+    /// Those of an index, which every rank has its own of, with the positions of the ranks if these are equal pieces.
+    PerRank { index: ValueId, positions: Option<Vec<usize>> },
+}
+
+/// What a slice takes whose start or end is another on each rank, and how many; `None` where neither is.
+fn rows_by_rank(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    axis: usize,
+    step: i64,
+) -> RuleResult<Option<(SliceRows, Dim)>> {
+    if let Some(found) = symbolic_rows(c, x, axis, step)? {
+        return Ok(Some(found));
+    }
+    let (start, end) = (c.ints_by_rank("start"), c.ints_by_rank("end"));
+    let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
+    let n = c.extent(x, axis);
+    let Some(extent) = n.as_const().filter(|_| step > 0) else {
+        return Err(RuleFailure::Invalid(format!(
+            "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
+        )));
+    };
+    let of_ranks = |c: &OpCall<'_, '_>, name: &str, default: i64| -> RuleResult<Vec<i64>> {
+        Ok(match c.ints_by_rank(name) {
+            Some((_, v)) => v.to_vec(),
+            None => vec![c.opt_int(name)?.unwrap_or(default); ranks],
+        })
+    };
+    let limited = |at: &i64| if *at < 0 { at.saturating_add(extent).max(0) } else { (*at).min(extent) };
+    let raw = of_ranks(c, "start", 0)?;
+    let starts: Vec<i64> = raw.iter().map(limited).collect();
+    let ends: Vec<i64> = of_ranks(c, "end", i64::MAX)?.iter().map(limited).collect();
+    let length = |(s, e): (&i64, &i64)| (e - s).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
+    let lengths: Vec<u64> = starts.iter().zip(&ends).map(length).collect();
+    let len = match lengths.as_slice() {
+        [len, rest @ ..] if raw == starts && rest.iter().all(|l| l == len) => i64::try_from(*len).ok(),
+        _ => None,
+    };
+    let Some(len) = len else {
+        return Err(RuleFailure::Invalid(format!(
+            "expected slices of one length that start from 0 to {extent} on all ranks, found starts {raw:?} and \
+             lengths {lengths:?}"
+        )));
+    };
+    let Some((start, _)) = start else {
+        return Ok(Some((SliceRows::Same(starts.first().copied().unwrap_or(0).into()), len.into())));
+    };
+    let start = c.per_rank_input(start)?;
+    let line = c.iota(len.into(), 0, step, DType::I64)?;
+    let index = c.binary(BinaryOp::Add, line, start)?;
+    let starts: Vec<Dim> = starts.into_iter().map(Dim::from).collect();
+    let positions = if step == 1 { shards::shard_positions(&starts, &len.into(), &n) } else { None };
+    Ok(Some((SliceRows::PerRank { index, positions }, len.into())))
+}
+
+/// The rows and their number of a slice that begins at another size on each rank, such as a multiple of its length.
+fn symbolic_rows(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    axis: usize,
+    step: i64,
+) -> RuleResult<Option<(SliceRows, Dim)>> {
+    let (start, end) = (c.dims_by_rank("start")?, c.dims_by_rank("end")?);
+    let Some(ranks) = start.as_ref().or(end.as_ref()).map(|(_, v)| v.len()) else { return Ok(None) };
+    let n = c.extent(x, axis);
+    let of_ranks = |c: &OpCall<'_, '_>, name: &str, default: Dim| -> RuleResult<Vec<Dim>> {
+        if let Some((_, ints)) = c.ints_by_rank(name) {
+            return Ok(ints.iter().map(|&i| Dim::from(i)).collect());
+        }
+        let one = c.opt_dim(name)?.filter(|d| d.as_const() != Some(i64::MAX)).unwrap_or(default);
+        Ok(vec![one; ranks])
+    };
+    let starts = match &start {
+        Some((_, dims)) => dims.clone(),
+        None => of_ranks(c, "start", 0.into())?,
+    };
+    let ends = match &end {
+        Some((_, dims)) => dims.clone(),
+        None => of_ranks(c, "end", n.clone())?,
+    };
+    let lengths: Vec<Dim> = starts.iter().zip(&ends).map(|(s, e)| e.clone() - s.clone()).collect();
+    let within = |d: &Dim| c.dim_bounds(d).0 >= 0;
+    let is_inside = starts.iter().all(within) && ends.iter().all(|e| within(&(n.clone() - e.clone())));
+    let len = match lengths.as_slice() {
+        [len, rest @ ..] if step == 1 && is_inside && rest.iter().all(|l| l == len) => len.clone(),
+        _ => {
+            return Err(RuleFailure::Invalid(format!(
+                "a slice that differs between ranks: expected parts of one length within {n:?} and a step of 1 on all \
+                 ranks, found starts {starts:?}, lengths {lengths:?} and a step of {step}"
+            )));
+        }
+    };
+    match starts.first() {
+        Some(first) if starts.iter().all(|s| s == first) => {
+            return Ok(Some((SliceRows::Same(first.clone()), len)));
+        }
+        _ => {}
+    }
+    let rank = match start.as_ref().or(end.as_ref()) {
+        Some((own, _)) => c.per_rank_input(own)?,
+        None => return Ok(None),
+    };
+    let mut table = Vec::with_capacity(ranks);
+    for start in &starts {
+        let start = c.emit_dim(start, DType::I64)?;
+        table.push(c.reshape(start, vec![1.into()])?);
+    }
+    let table = c.concat(&table, 0)?;
+    let start = c.emit("take", Op::Take { axis: 0 }, &[table, rank])?;
+    let line = c.iota(len.clone(), 0, 1, DType::I64)?;
+    let index = c.binary(BinaryOp::Add, line, start)?;
+    let positions = shards::shard_positions(&starts, &len, &n);
+    Ok(Some((SliceRows::PerRank { index, positions }, len)))
+}
+
+/// An element of an axis that is another on each rank.
+fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
+    let Some(index) = index_by_rank(c, x, axis)? else { return Ok(None) };
+    let at = c.ints_by_rank("index").map_or(&[][..], |(_, at)| at);
+    let starts: Vec<Dim> = at.iter().map(|&i| Dim::from(i)).collect();
+    let positions = shards::shard_positions(&starts, &1.into(), &c.extent(x, axis));
+    let one = c.take_rank_slice(x, axis, index, positions)?;
+    c.drop_axis(one, axis).map(Some)
+}
+
+/// The index that is another on each rank, as one of one element.
+fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
+    let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
+    let n = c.extent(x, axis);
+    let within = |n: i64| at.iter().all(|i| (0..n).contains(i));
+    if !n.as_const().is_some_and(within) {
+        return Err(RuleFailure::Invalid(format!(
+            "an index that differs between ranks: expected integers from 0 to a known extent, found {at:?} of {n:?}"
+        )));
+    }
+    let index = c.per_rank_input(index)?;
+    c.reshape(index, vec![1.into()]).map(Some)
+}
+
+fn select_index(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, index: Dim) -> EmitResult {
+    let n = c.extent(x, axis);
+    let start = c.index_from_start(index, &n);
+    let (low, high) = (c.dim_bounds(&start).0, c.dim_bounds(&(n.clone() - start.clone())).1);
+    if low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0 {
+        return Err(RuleFailure::Invalid(format!("expected an index within {n:?}, found {start:?}")));
+    }
+    let one = c.slice(x, axis, start, 1.into(), 1)?;
+    c.drop_axis(one, axis)
+}
+
+fn lower_select(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let axis = c.axis("dim", c.rank(x))?;
+    if let Some(y) = select_by_rank(c, x, axis)? {
+        return Ok(y);
+    }
+    let index = c.dim("index")?;
+    select_index(c, x, axis, index)
+}
+
+/// The pieces are as long as the program declares; they must add up to the axis.
+fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
+    c.ignore(&["split_size", "split_sizes", "chunks", "sections", "indices", "tensor_indices_or_sections"]);
+    let x = c.first_tensor()?;
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let length = |i| Ok(c.declared_result_type(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
+    let lengths = (0..c.result_count()).map(length).collect::<RuleResult<Vec<Dim>>>()?;
+    let pieces = c.split_by_lengths(x, axis, lengths)?;
+    pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
+    Ok(())
+}
+
+fn unbind(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let x = c.first_tensor()?;
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let (n, count) = (c.extent(x, axis), c.result_count());
+    if n.as_const() != Some(count as i64) {
+        return Err(RuleFailure::Invalid(format!("expected {n:?} results, found {count}")));
+    }
+    for i in 0..count {
+        let y = select_index(c, x, axis, Dim::from(i as i64))?;
+        c.set_result(i, y);
+    }
+    Ok(())
+}
+
+fn promote_tensors(c: &mut OpCall<'_, '_>, parts: Vec<ValueId>) -> RuleResult<Vec<ValueId>> {
+    let operands: Vec<CallOperand> = parts.iter().map(|&p| CallOperand::Tensor(p)).collect();
+    let dtype = c.common_dtype(&operands.iter().collect::<Vec<_>>());
+    parts.into_iter().map(|p| c.cast(p, dtype)).collect()
+}
+
+fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let parts = c.tensors("tensors")?;
+    let parts = promote_tensors(c, parts)?;
+    // PyTorch lets empty tensors of one axis take part with any shape.
+    let empty = |c: &OpCall<'_, '_>, p: ValueId| c.rank(p) == 1 && c.ty(p).shape[0].as_const() == Some(0);
+    let some: Vec<ValueId> = parts.iter().copied().filter(|&p| !empty(c, p)).collect();
+    let parts = if some.is_empty() { parts } else { some };
+    let Some(&first) = parts.first() else {
+        return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
+    };
+    let axis = c.axis_or("dim", 0, c.rank(first))?;
+    c.concat(&parts, axis)
+}
+
+fn stack(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let parts = c.tensors("tensors")?;
+    let parts = promote_tensors(c, parts)?;
+    let Some(&first) = parts.first() else {
+        return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
+    };
+    let axis = c.axis_or("dim", 0, c.rank(first) + 1)?;
+    let parts = parts.into_iter().map(|p| c.unsqueeze(p, axis)).collect::<RuleResult<Vec<_>>>()?;
+    c.concat(&parts, axis)
+}
+
+fn repeat(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
+    let x = c.first_tensor()?;
+    let mut repeats = c.dims(name)?;
+    while repeats.len() < c.rank(x) && name == "dims" {
+        repeats.insert(0, 1.into());
+    }
+    c.repeat(x, &repeats)
+}
+
+fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
+    // What the other arguments give.
+    c.ignore(&["output_size"]);
+    let x = c.first_tensor()?;
+    let n = c.dim("repeats")?;
+    let x = match c.opt_int("dim")? {
+        Some(_) => x,
+        None => c.reshape(x, vec![c.ty(x).numel()])?,
+    };
+    let mut shape = c.shape(x);
+    let axis = c.axis_or("dim", 0, shape.len())?;
+    if shape.is_empty() {
+        return Err(RuleFailure::Opaque("its operand has no axis".into()));
+    }
+    let y = c.unsqueeze(x, axis + 1)?;
+    let mut all = c.shape(y);
+    all[axis + 1] = n.clone();
+    let y = c.expand(y, all)?;
+    shape[axis] = shape[axis].clone() * n;
+    c.reshape(y, shape)
+}
+
+fn flip(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mut y = c.first_tensor()?;
+    for axis in c.opt_ints("dims")?.unwrap_or_default() {
+        let axis = c.resolve_axis(axis, c.rank(y))?;
+        if c.rank(y) > 0 {
+            y = c.reverse_axis(y, axis)?;
+        }
+    }
+    Ok(y)
+}
+
+fn roll(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let x = c.first_tensor()?;
+    let shifts = c.opt_ints("shifts")?.unwrap_or_default();
+    let axes = c.opt_ints("dims")?.unwrap_or_default();
+    let shape = c.shape(x);
+    let mut y = if axes.is_empty() { c.reshape(x, vec![c.ty(x).numel()])? } else { x };
+    let axes = if axes.is_empty() { vec![0] } else { axes };
+    for (shift, axis) in shifts.into_iter().zip(axes) {
+        let axis = c.resolve_axis(axis, c.rank(y))?;
+        let n = c.extent(y, axis);
+        let shift = match n.as_const() {
+            Some(n) => Dim::from(shift.checked_rem_euclid(n).unwrap_or(0)),
+            None => Dim::from(shift).modulo(&n),
+        };
+        let rest = n - shift.clone();
+        let tail = c.slice(y, axis, rest.clone(), shift.clone(), 1)?;
+        if shift.as_const() != Some(0) {
+            let head = c.slice(y, axis, 0.into(), rest, 1)?;
+            y = c.concat(&[tail, head], axis)?;
+        }
+    }
+    c.reshape(y, shape)
+}
+
+/// `pad` lists (before, after) from the last axis on; negative numbers crop.
+fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let x = c.first_tensor()?;
+    let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)).convert_to(c.dtype(x));
+    let pads = c.dims("pad")?;
+    let mut shape = c.shape(x);
+    let mut low = vec![Dim::from(0); shape.len()];
+    if pads.len() % 2 != 0 || pads.len() / 2 > shape.len() {
+        return Err(RuleFailure::Invalid(format!(
+            "expected pairs for {} axes at most, found {pads:?}",
+            shape.len()
+        )));
+    }
+    for (pair, axis) in pads.chunks(2).zip((0..shape.len()).rev()) {
+        low[axis] = pair[0].clone();
+        c.require_cropped(&shape[axis], &pair[0], &pair[1])?;
+        shape[axis] = shape[axis].clone() + pair[0].clone() + pair[1].clone();
+    }
+    if pads.iter().all(|p| p.as_const() == Some(0)) {
+        return c.set_only_result(x);
+    }
+    let dtype = c.dtype(x);
+    let y = c.emit_as("pad", Op::Pad { low, value }, &[x], TensorType::new(dtype, shape))?;
+    c.set_only_result(y)
+}
+
+fn diff(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let mut x = c.first_tensor()?;
+    let axis = c.axis_or("dim", -1, c.rank(x))?;
+    let times = c.int_or("n", 1)?;
+    let parts = [c.opt_tensor("prepend")?, Some(x), c.opt_tensor("append")?];
+    if times == 0 {
+        return Ok(x);
+    }
+    let parts: Vec<ValueId> = parts.into_iter().flatten().collect();
+    if parts.len() > 1 {
+        let parts = promote_tensors(c, parts)?;
+        x = c.concat(&parts, axis)?;
+    }
+    for _ in 0..times.clamp(0, 64) {
+        let len = c.extent(x, axis) - Dim::from(1);
+        let after = c.slice(x, axis, 1.into(), len.clone(), 1)?;
+        let before = c.slice(x, axis, 0.into(), len, 1)?;
+        let op = if c.dtype(x) == DType::Bool { BinaryOp::Xor } else { BinaryOp::Sub };
+        x = c.binary(op, after, before)?;
+    }
+    Ok(x)
+}
+
+/// `x` with the elements of an axis from `start` on replaced by `source`.
+pub(crate) fn replace_slice(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    source: ValueId,
+    axis: usize,
+    start: Dim,
+) -> EmitResult {
+    let source = c.cast(source, c.dtype(x))?;
+    let len = c.extent(source, axis);
+    let n = c.extent(x, axis);
+    let end = start.clone() + len;
+    let mut parts = Vec::with_capacity(3);
+    if start.as_const() != Some(0) {
+        parts.push(c.slice(x, axis, 0.into(), start, 1)?);
+    }
+    parts.push(source);
+    let rest = n - end.clone();
+    if rest.as_const() != Some(0) {
+        parts.push(c.slice(x, axis, end, rest, 1)?);
+    }
+    c.concat(&parts, axis)
+}
+
+fn slice_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+    let axis = c.axis_or("dim", 0, c.rank(x))?;
+    let step = c.int_or("step", 1)?;
+    write_slice(c, x, source, axis, step)
+}
+
+/// `x` with `source` in place of the slice that the arguments describe.
+pub(super) fn write_slice(
+    c: &mut OpCall<'_, '_>,
+    x: ValueId,
+    source: ValueId,
+    axis: usize,
+    step: i64,
+) -> EmitResult {
+    let (rows, len) = match rows_by_rank(c, x, axis, step)? {
+        Some(found) => found,
+        None => {
+            let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
+            (SliceRows::Same(start), len)
+        }
+    };
+    let mut shape = c.shape(x);
+    if let Some(d) = shape.get_mut(axis) {
+        *d = len.clone();
+    }
+    let source = c.cast(source, c.dtype(x))?;
+    let source = c.expand(source, shape)?;
+    let index = match rows {
+        SliceRows::Same(start) if step == 1 => return replace_slice(c, x, source, axis, start),
+        SliceRows::Same(start) => c.emit_positions(&start, step, len)?,
+        SliceRows::PerRank { index, .. } => index,
+    };
+    c.emit("index_put", Op::IndexPut { axis, accumulate: false }, &[x, source, index])
+}

@@ -1,0 +1,297 @@
+//! The stored tensors of an archive: which names they have, where they lie, and their data.
+//!
+//! Several names of one region of one storage are one tensor: tied weights. It is read, counted and kept once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use symmc_ir::{DType, Tensor};
+
+use crate::archive::Archive;
+use crate::dtype;
+use crate::error::{ImportError, Result};
+use crate::schema::{STRIDED, StorageMeta, TensorPayload};
+
+/// The stored tensors of one kind, read when they are asked for.
+pub(crate) struct TensorStore {
+    /// `weights` or `constants`.
+    kind: &'static str,
+    config: IndexMap<String, TensorPayload>,
+    /// How many regions of each storage are still to be made into tensors; it is kept until then.
+    regions: HashMap<String, usize>,
+    storages: HashMap<String, Arc<Vec<u8>>>,
+    tensors: HashMap<(String, StorageRegion), Arc<Tensor>>,
+}
+
+impl TensorStore {
+    pub fn new(kind: &'static str, config: IndexMap<String, TensorPayload>) -> Self {
+        let (regions, storages) = (HashMap::new(), HashMap::new());
+        TensorStore { kind, config, regions, storages, tensors: HashMap::new() }
+    }
+
+    /// Calls the tensors what another archive calls them: by these names the tensors of those.
+    pub fn with_names(mut self, names: &HashMap<String, String>) -> Self {
+        let payload = |own: &String| self.config.get(own).cloned();
+        self.config = names.iter().filter_map(|(name, own)| Some((name.clone(), payload(own)?))).collect();
+        self
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.config.contains_key(name)
+    }
+
+    /// The entry of a tensor's storage, if the archive has it.
+    fn storage_entry(&self, archive: &Archive<'_>, payload: &TensorPayload) -> Option<String> {
+        let entry = format!("data/{}/{}", self.kind, payload.path_name);
+        (payload.use_pickle || archive.contains(&entry)).then_some(entry)
+    }
+
+    /// Counts what the tensors of these names take, before anything is taken.
+    pub fn reserve_tensors<'n>(
+        &mut self,
+        archive: &mut Archive<'_>,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<()> {
+        let mut seen: HashSet<(&str, StorageRegion)> = HashSet::new();
+        for name in names {
+            let Some((name, payload)) = self.config.get_key_value(name) else { continue };
+            let Some(entry) = self.storage_entry(archive, payload) else { continue };
+            let region = StorageRegion::from_payload(name, payload, &entry)?;
+            let size = archive.entry_size(&entry)?;
+            region.check_fits(name, size)?;
+            let bytes = region.bytes;
+            if !seen.insert((&payload.path_name, region)) {
+                continue;
+            }
+            let regions = self.regions.entry(payload.path_name.clone()).or_insert(0);
+            *regions += 1;
+            archive.reserve_bytes(&entry, if *regions == 1 { size.saturating_add(bytes) } else { bytes })?;
+        }
+        Ok(())
+    }
+
+    /// The size in bytes of the tensor of this name, as it is stored; `None` if the archive names none or leaves its
+    /// data out.
+    pub fn tensor_size(&self, archive: &Archive<'_>, name: &str) -> Result<Option<u64>> {
+        let Some(payload) = self.config.get(name) else { return Ok(None) };
+        let Some(entry) = self.storage_entry(archive, payload) else { return Ok(None) };
+        Ok(Some(StorageRegion::from_payload(name, payload, &entry)?.bytes))
+    }
+
+    /// The tensor of this name, contiguous; `None` if the archive names none or leaves its data out. It must have been
+    /// counted.
+    pub fn load_tensor(&mut self, archive: &mut Archive<'_>, name: &str) -> Result<Option<Arc<Tensor>>> {
+        let Some(payload) = self.config.get(name) else { return Ok(None) };
+        let Some(entry) = self.storage_entry(archive, payload) else { return Ok(None) };
+        let region = StorageRegion::from_payload(name, payload, &entry)?;
+        let path = payload.path_name.clone();
+        let key = (path, region);
+        if let Some(tensor) = self.tensors.get(&key) {
+            return Ok(Some(tensor.clone()));
+        }
+        let (path, region) = &key;
+        let storage = match self.storages.remove(path) {
+            Some(bytes) => bytes,
+            None => Arc::new(archive.unpack(&entry)?),
+        };
+        let left = self.regions.get(path).map_or(0, |n| n.saturating_sub(1));
+        if left > 0 {
+            self.storages.insert(path.clone(), storage.clone());
+        }
+        self.regions.insert(path.clone(), left);
+        let tensor = Arc::new(region.materialise(name, storage)?);
+        self.tensors.insert(key, tensor.clone());
+        Ok(Some(tensor))
+    }
+
+    /// The names that are one tensor, where a tensor has several.
+    pub fn tied_names(&self) -> Vec<Vec<String>> {
+        let mut names: IndexMap<(&str, StorageRegion), Vec<String>> = IndexMap::new();
+        for (name, payload) in &self.config {
+            let Ok(region) = StorageRegion::from_payload(name, payload, "") else { continue };
+            if region.bytes > 0 {
+                names.entry((&payload.path_name, region)).or_default().push(name.clone());
+            }
+        }
+        names.into_values().filter(|n| n.len() > 1).collect()
+    }
+}
+
+fn stored_error(tensor: &str, expected: impl Into<String>, found: impl Into<String>) -> ImportError {
+    ImportError::Stored { tensor: tensor.into(), expected: expected.into(), found: found.into() }
+}
+
+/// A strided region of a storage, in elements; checked against overflow.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct StorageRegion {
+    dtype: DType,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+    /// The size of the contiguous tensor.
+    bytes: u64,
+    /// How many elements of the storage the region needs.
+    needed: usize,
+}
+
+impl StorageRegion {
+    fn from_payload(name: &str, payload: &TensorPayload, entry: &str) -> Result<Self> {
+        if payload.use_pickle {
+            return Err(ImportError::Pickled { tensor: name.into(), entry: entry.into() });
+        }
+        let meta = payload.tensor_meta.as_ref().ok_or_else(|| stored_error(name, "tensor_meta", "none"))?;
+        StorageRegion::from_meta(name, meta)
+    }
+
+    fn from_meta(name: &str, meta: &StorageMeta) -> Result<Self> {
+        if meta.layout != STRIDED {
+            return Err(stored_error(name, "the strided layout", format!("layout {}", meta.layout)));
+        }
+        // Complex numbers are their parts, side by side.
+        let part = dtype::complex_component_dtype(meta.dtype);
+        let dtype = part
+            .map_or_else(|| dtype::from_schema(meta.dtype), Ok)
+            .map_err(|found| stored_error(name, "a dtype of the program format", found))?;
+        let known = |what: &str, e: &crate::schema::StoredInt| {
+            e.as_int.and_then(|i| usize::try_from(i).ok()).ok_or_else(|| {
+                stored_error(name, format!("a known, non-negative {what}"), format!("{:?}", e.as_int))
+            })
+        };
+        let mut shape = meta.sizes.iter().map(|e| known("extent", e)).collect::<Result<Vec<_>, _>>()?;
+        let mut strides = meta.strides.iter().map(|e| known("stride", e)).collect::<Result<Vec<_>, _>>()?;
+        let mut offset = known("storage offset", &meta.storage_offset)?;
+        if shape.len() != strides.len() {
+            return Err(stored_error(name, format!("{} strides", shape.len()), strides.len().to_string()));
+        }
+        let sizes = format!("{shape:?}");
+        let too_large = || stored_error(name, "a size that fits the address space", sizes.clone());
+        if part.is_some() {
+            for stride in strides.iter_mut().chain([&mut offset]) {
+                *stride = stride.checked_mul(2).ok_or_else(too_large)?;
+            }
+            shape.push(2);
+            strides.push(1);
+        }
+        let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_large)?;
+        let bytes = numel.checked_mul(dtype.size()).ok_or_else(too_large)? as u64;
+        let mut last = offset;
+        for (d, s) in shape.iter().zip(&strides) {
+            let reach = d.saturating_sub(1).checked_mul(*s).ok_or_else(too_large)?;
+            last = last.checked_add(reach).ok_or_else(too_large)?;
+        }
+        let needed = if numel == 0 { 0 } else { last.checked_add(1).ok_or_else(too_large)? };
+        Ok(StorageRegion { dtype, shape, strides, offset, bytes, needed })
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        self.shape.iter().zip(&self.strides).rev().all(|(&d, &s)| {
+            let fits = d == 1 || s == expected;
+            expected *= d;
+            fits
+        })
+    }
+
+    fn check_fits(&self, name: &str, storage: u64) -> Result<()> {
+        let needed = (self.needed as u64).checked_mul(self.dtype.size() as u64);
+        if needed.is_some_and(|n| n <= storage) {
+            return Ok(());
+        }
+        Err(stored_error(
+            name,
+            format!("a storage of at least {} elements of {}", self.needed, self.dtype),
+            format!("{storage} bytes"),
+        ))
+    }
+
+    fn materialise(&self, name: &str, storage: Arc<Vec<u8>>) -> Result<Tensor> {
+        self.check_fits(name, storage.len() as u64)?;
+        let size = self.dtype.size();
+        let bytes = self.bytes as usize;
+        let mut data = if bytes == 0 {
+            Vec::new()
+        } else if self.is_contiguous() {
+            let start = self.offset * size;
+            if start == 0 && bytes == storage.len() {
+                Arc::unwrap_or_clone(storage)
+            } else {
+                storage[start..start + bytes].to_vec()
+            }
+        } else {
+            self.gather_elements(&storage)
+        };
+        if self.dtype == DType::Bool {
+            data.iter_mut().for_each(|b| *b = u8::from(*b != 0));
+        }
+        Tensor::new(self.dtype, self.shape.as_slice(), data)
+            .ok_or_else(|| stored_error(name, "a size that fits the address space", "a larger one"))
+    }
+
+    /// The elements in row-major order.
+    fn gather_elements(&self, storage: &[u8]) -> Vec<u8> {
+        let size = self.dtype.size();
+        let mut data = Vec::with_capacity(self.bytes as usize);
+        let mut at = vec![0usize; self.shape.len()];
+        let mut element = self.offset;
+        while data.len() < self.bytes as usize {
+            data.extend_from_slice(&storage[element * size..(element + 1) * size]);
+            for axis in (0..at.len()).rev() {
+                at[axis] += 1;
+                element += self.strides[axis];
+                if at[axis] < self.shape[axis] {
+                    break;
+                }
+                element -= self.strides[axis] * self.shape[axis];
+                at[axis] = 0;
+            }
+        }
+        data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::StoredInt;
+
+    fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<StorageRegion> {
+        let all = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();
+        let meta = StorageMeta {
+            dtype: 1,
+            sizes: all(sizes),
+            strides: all(strides),
+            storage_offset: StoredInt { as_int: Some(offset) },
+            layout: STRIDED,
+        };
+        StorageRegion::from_meta("w", &meta)
+    }
+
+    #[test]
+    fn strided_regions_become_contiguous() {
+        let storage: Arc<Vec<u8>> = Arc::new((0..12).collect());
+        for (sizes, strides, offset, expected) in [
+            (vec![3, 4], vec![4, 1], 0, (0..12).collect::<Vec<u8>>()),
+            (vec![4, 3], vec![1, 4], 0, vec![0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]),
+            (vec![2, 2], vec![0, 1], 5, vec![5, 6, 5, 6]),
+            (vec![2, 1, 2], vec![6, 99, 2], 1, vec![1, 3, 7, 9]),
+            (vec![0, 3], vec![3, 1], 0, vec![]),
+            (vec![], vec![], 7, vec![7]),
+        ] {
+            let tensor = region(&sizes, &strides, offset).unwrap().materialise("w", storage.clone()).unwrap();
+            assert_eq!(tensor.data(), expected, "{sizes:?} {strides:?}");
+        }
+    }
+
+    #[test]
+    fn regions_beyond_the_storage_are_refused() {
+        let storage = Arc::new(vec![0u8; 12]);
+        let error = region(&[3, 4], &[5, 1], 0).unwrap().materialise("w", storage).unwrap_err();
+        assert!(error.to_string().contains("at least 14 elements"), "{error}");
+        assert!(region(&[i64::MAX, 4], &[4, 1], 0).is_err());
+        let far = region(&[2], &[i64::MAX], i64::MAX).unwrap();
+        assert!(far.materialise("w", Arc::new(vec![0u8; 12])).is_err());
+        assert!(region(&[2, 2], &[1], 0).is_err());
+        assert!(region(&[-1], &[1], 0).is_err());
+    }
+}

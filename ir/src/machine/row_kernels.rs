@@ -1,0 +1,77 @@
+//! Estimated time of kernels that reduce rows.
+//!
+//! A block of threads computes each row, so fewer rows than multiprocessors leave some of them idle. A multiprocessor that works
+//! alone moves more than its share of the bandwidth, but not all of it.
+
+use super::MachineProfile;
+use super::throughput::OperationCounts;
+
+/// How many times its share of the bandwidth a multiprocessor moves where others are idle.
+const MAX_BANDWIDTH_SHARES: u64 = 2;
+
+/// The time that a kernel takes after another one, besides that of its work.
+const LAUNCH_US: f64 = 0.7;
+/// What the end of an all-reduce with a norm reads and writes of a row: the operand, what arrived, the residual, the sum and the norm.
+const MOVED_BY_FUSED_NORM: u64 = 5;
+
+impl MachineProfile {
+    /// The estimated time in microseconds of a kernel that reads and writes so many bytes, with one block of threads for each of
+    /// these rows; without rows, with as many blocks as the machine runs.
+    pub fn row_kernel_us(&self, rows: Option<u64>, moved: u64) -> f64 {
+        self.compute_us(self.equivalent_full_speed_bytes(rows, moved), OperationCounts::default())
+    }
+
+    /// The bytes that all multiprocessors would move in the time in which those with rows move so many.
+    fn equivalent_full_speed_bytes(&self, rows: Option<u64>, moved: u64) -> u64 {
+        let all = u64::from(self.multiprocessors.unwrap_or(1));
+        let busy = rows.map_or(all, |rows| rows.saturating_mul(MAX_BANDWIDTH_SHARES).clamp(1, all));
+        let slowed = u128::from(moved) * u128::from(all) / u128::from(busy.max(1));
+        u64::try_from(slowed).unwrap_or(u64::MAX)
+    }
+
+    /// The estimated times in microseconds of the norm of these rows of the sum that an all-reduce by `ll` gives: by the kernel of the
+    /// all-reduce, in which a block receives a row, and by a kernel of its own.
+    pub fn norm_after_reduction_us(&self, rows: u64, row_bytes: u64) -> [f64; 2] {
+        // Of many rows, it adds reading the residual and writing the norm to what the all-reduce moves.
+        let moving = self.copy_us(rows.saturating_mul(row_bytes));
+        let of_row = self.equivalent_full_speed_bytes(Some(1), row_bytes.saturating_mul(MOVED_BY_FUSED_NORM));
+        [self.copy_us(of_row / 2).max(moving), moving + LAUNCH_US]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_take_longer_by_the_multiprocessors_that_they_leave_idle() {
+        let profile = MachineProfile::builtin("h200x2").expect("a profile");
+        let all = u64::from(profile.multiprocessors.expect("a GPU"));
+        let moved = 64 << 20;
+        let whole = profile.row_kernel_us(None, moved);
+        assert_eq!(profile.row_kernel_us(Some(all), moved), whole);
+        assert_eq!(profile.row_kernel_us(Some(1 << 40), moved), whole);
+        let times: Vec<f64> = (0..8).map(|k| profile.row_kernel_us(Some(all >> k), moved)).collect();
+        assert!(times.is_sorted() && times[7] > 16.0 * whole, "{times:?}");
+        assert!(profile.row_kernel_us(Some(0), 0).is_finite());
+    }
+
+    /// Measured on two H200 (`symmc bench collectives --norms`): rows and elements of bf16, and whether one kernel was faster.
+    #[test]
+    fn the_faster_way_of_a_norm_after_a_reduction_is_that_which_was_measured() {
+        let profile = MachineProfile::builtin("h200x2").expect("a profile");
+        for (rows, elements, fused_is_faster) in [
+            (1, 4096, true),
+            (8, 4096, true),
+            (32, 4096, true),
+            (128, 4096, true),
+            (1, 8192, false),
+            (8, 8192, false),
+            (32, 8192, false),
+            (128, 8192, true),
+        ] {
+            let [fused, separate] = profile.norm_after_reduction_us(rows, elements * 2);
+            assert_eq!(fused < separate, fused_is_faster, "{rows} × {elements}: {fused} and {separate}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Nodes of one kind that do not need each other as one kernel: rotary embeddings of queries and keys, stores of keys and values
+//! into their caches.
+
+use symmc_ir::{DispatchForm, NodeId, Op};
+
+use crate::walk::{DispatchWalk, UnitAssignment};
+
+/// How many steps may stand between two of them.
+const REACH: usize = 8;
+
+pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
+    let capabilities = walk.facts.capabilities();
+    let (form, most) = match walk.facts.node(id).op {
+        Op::RotaryEmbedding { .. } => (DispatchForm::Rotary, capabilities.rotary?.nodes),
+        Op::IndexPut { .. } => (DispatchForm::Scatter, capabilities.scatter?.nodes),
+        _ => return None,
+    };
+    let read = walk.units_read_by(id);
+    let joins = |&u: &usize| !read.contains(&u) && walk.units[u].nodes.len() < most as usize;
+    let unit = walk.open_within(form, REACH).find(joins);
+    Some(unit.map_or(UnitAssignment::Begins(form), |unit| UnitAssignment::Joins(unit, Vec::new())))
+}

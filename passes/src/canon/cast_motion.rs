@@ -1,0 +1,195 @@
+//! Casts next to collectives, also where views stand between them.
+//!
+//! The e-graph moves a cast across a collective to the side with fewer bytes, but it has no views. This pass moves views out of the way.
+//! If every reader of a collective's result casts it to one narrower type, possibly after views or concatenations, the cast moves
+//! directly after the collective. If the operand of a collective is a view of widened values, the values are widened directly
+//! before the collective. As many elements are cast as before, or those that a slice leaves out as well, which then cost fewer bytes on
+//! the way. It is no rule of the rewriter, which sees a node before those that read it.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::{CollectiveKind, DType, EntityMap, Graph, Node, NodeId, Op, TensorType, ValueId};
+
+use crate::rewrite::{ValueMap, copy_inputs, copy_outputs, moves_elements};
+
+/// The graph with casts next to collectives; `None` if there are none to move.
+pub fn move_casts_to_collectives(graph: &Graph) -> Option<Graph> {
+    let communicates = |node: &Node| moves_elements(&node.op) || scatters(&node.op);
+    if !graph.nodes.values().any(communicates) {
+        return None;
+    }
+    let narrowed = find_narrowed_types(graph);
+    let widened = find_widened_collectives(graph);
+    let is_found = !widened.is_empty() || narrowed.values().any(Option::is_some);
+    is_found.then(|| rebuild_with_moved_casts(graph, &narrowed, &widened))?
+}
+
+fn scatters(op: &Op) -> bool {
+    matches!(op.as_collective().map(|c| &c.kind), Some(CollectiveKind::ReduceScatter(_)))
+}
+
+/// Whether elements of the result are elements of the operands.
+fn rearranges(op: &Op) -> bool {
+    op.is_view() || matches!(op, Op::Concat { .. })
+}
+
+/// The type to which each value can be cast earlier: results of collectives that are not cast right away, and what rearranges them.
+fn find_narrowed_types(graph: &Graph) -> EntityMap<ValueId, Option<DType>> {
+    // Of a concatenation all operands are cast earlier or none.
+    let mut kept: BTreeSet<NodeId> = BTreeSet::new();
+    loop {
+        let read_as = find_read_types(graph, &kept);
+        let mut out: EntityMap<ValueId, Option<DType>> = EntityMap::filled(None, graph.values.len());
+        let mut is_stable = true;
+        for (id, node) in graph.nodes.iter() {
+            let &[result] = &node.outputs[..] else { continue };
+            let Some(to) = read_as[result] else { continue };
+            if moves_elements(&node.op) {
+                out[result] = Some(to);
+            } else if rearranges(&node.op) {
+                let casts = node.inputs.iter().filter(|&&v| out[v] == Some(to)).count();
+                if casts == node.inputs.len() {
+                    out[result] = Some(to);
+                } else if casts > 0 {
+                    is_stable = false;
+                    kept.insert(id);
+                }
+            }
+        }
+        if is_stable {
+            drop_direct_casts(graph, &mut out);
+            return out;
+        }
+    }
+}
+
+/// The one narrower type to which all readers of a value cast it, behind what rearranges it.
+fn find_read_types(graph: &Graph, kept: &BTreeSet<NodeId>) -> EntityMap<ValueId, Option<DType>> {
+    let mut out: EntityMap<ValueId, Option<DType>> = EntityMap::filled(None, graph.values.len());
+    let mut differs: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
+    graph.outputs.iter().for_each(|output| differs[output.value] = true);
+    for (id, node) in graph.nodes.iter().rev() {
+        let to = match (&node.op, &node.outputs[..]) {
+            (Op::Cast, &[result]) => Some(graph.ty(result).dtype),
+            (op, &[result]) if rearranges(op) && !kept.contains(&id) => out[result],
+            _ => None,
+        };
+        for &v in &node.inputs {
+            let is_narrower = |to: &DType| to.size() < graph.ty(v).dtype.size();
+            match to.filter(is_narrower) {
+                Some(to) if out[v].is_none_or(|other| other == to) && !differs[v] => out[v] = Some(to),
+                _ => {
+                    differs[v] = true;
+                    out[v] = None;
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Leaves out collectives of which every reader is a cast.
+fn drop_direct_casts(graph: &Graph, narrowed: &mut EntityMap<ValueId, Option<DType>>) {
+    let mut is_rearranged = EntityMap::filled(false, graph.values.len());
+    for node in graph.nodes.values().filter(|node| rearranges(&node.op)) {
+        node.inputs.iter().for_each(|&v| is_rearranged[v] = true);
+    }
+    for node in graph.nodes.values().filter(|node| moves_elements(&node.op)) {
+        node.outputs.iter().filter(|&&v| !is_rearranged[v]).for_each(|&v| narrowed[v] = None);
+    }
+}
+
+/// The collectives whose operand rearranges values that were widened, all from one type, and that nothing else reads.
+fn find_widened_collectives(graph: &Graph) -> BTreeSet<NodeId> {
+    let mut readers: EntityMap<ValueId, usize> = EntityMap::filled(0, graph.values.len());
+    graph.nodes.values().flat_map(|node| &node.inputs).for_each(|&v| readers[v] += 1);
+    graph.outputs.iter().for_each(|output| readers[output.value] += 1);
+    let mut sources: EntityMap<ValueId, Option<DType>> = EntityMap::filled(None, graph.values.len());
+    let mut out = BTreeSet::new();
+    for (id, node) in graph.nodes.iter() {
+        let (Some(&x), &[result]) = (node.inputs.first(), &node.outputs[..]) else { continue };
+        let is_single = |v: &ValueId| readers[*v] == 1;
+        match &node.op {
+            Op::Cast => {
+                let from = graph.ty(x).dtype;
+                let widens = from.size() < graph.ty(result).dtype.size();
+                sources[result] = widens.then_some(from);
+            }
+            // More elements would be cast behind an expansion than in front of it.
+            op if rearranges(op) && *op != Op::Expand => {
+                let same = |v: &ValueId| sources[*v].is_some() && sources[*v] == sources[x];
+                let all = node.inputs.iter().all(|v| same(v) && is_single(v));
+                sources[result] = if all { sources[x] } else { None };
+            }
+            op if moves_elements(op) || scatters(op) => {
+                let is_rearranged =
+                    graph.defining_node(x).is_some_and(|def| rearranges(&graph.nodes[def].op));
+                if is_rearranged && sources[x].is_some() && is_single(&x) {
+                    out.insert(id);
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+/// The graph with casts moved; none if a value is missing, which would change the outputs.
+fn rebuild_with_moved_casts(
+    graph: &Graph,
+    narrowed: &EntityMap<ValueId, Option<DType>>,
+    widened: &BTreeSet<NodeId>,
+) -> Option<Graph> {
+    let (mut to, mut map) = copy_inputs(graph);
+    for (id, node) in graph.nodes.iter() {
+        if let (Op::Cast, &[x], &[result]) = (&node.op, &node.inputs[..], &node.outputs[..])
+            && narrowed[x] == Some(graph.ty(result).dtype)
+        {
+            map[result] = map[x];
+            continue;
+        }
+        let inputs = if widened.contains(&id) {
+            let &x = node.inputs.first()?;
+            let narrow = emit_unwidened(graph, x, &map, &mut to)?;
+            vec![add_cast(&mut to, narrow, graph.ty(x).dtype, graph.value_name(x))]
+        } else {
+            node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?
+        };
+        let is_moved = moves_elements(&node.op);
+        let results = node.outputs.iter().map(|&v| {
+            let own = graph.ty(v);
+            let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(own.dtype);
+            (graph.value_name(v).to_string(), TensorType::new(dtype, own.shape.clone()))
+        });
+        let new = to.add_node(node.op.clone(), inputs, results.collect());
+        for (k, &old) in node.outputs.iter().enumerate() {
+            let value = to.nodes[new].outputs[k];
+            let narrow = narrowed[old].filter(|_| is_moved);
+            map[old] =
+                Some(narrow.map_or(value, |dtype| add_cast(&mut to, value, dtype, graph.value_name(old))));
+        }
+    }
+    to.outputs = copy_outputs(graph, &map)?;
+    Some(to)
+}
+
+/// What a value that rearranges widened values is, of these as they were before.
+fn emit_unwidened(graph: &Graph, v: ValueId, map: &ValueMap, to: &mut Graph) -> Option<ValueId> {
+    let node = &graph.nodes[graph.defining_node(v)?];
+    if node.op == Op::Cast {
+        return map[*node.inputs.first()?];
+    }
+    let inputs: Option<Vec<ValueId>> =
+        node.inputs.iter().map(|&x| emit_unwidened(graph, x, map, to)).collect();
+    let inputs = inputs?;
+    let ty = TensorType::new(to.ty(*inputs.first()?).dtype, graph.ty(v).shape.clone());
+    let name = format!("{}.narrow", graph.value_name(v));
+    let new = to.add_node(node.op.clone(), inputs, vec![(name, ty)]);
+    to.nodes[new].outputs.first().copied()
+}
+
+fn add_cast(to: &mut Graph, x: ValueId, dtype: DType, near: &str) -> ValueId {
+    let ty = TensorType::new(dtype, to.ty(x).shape.clone());
+    let new = to.add_node(Op::Cast, vec![x], vec![(format!("{near}.cast"), ty)]);
+    to.nodes[new].outputs[0]
+}

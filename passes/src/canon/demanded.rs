@@ -1,0 +1,414 @@
+//! Values of which only a part is used are computed in part: the last token before the head of a prefill, for example.
+//!
+//! The parts are found from the outputs backwards. A slice uses a part of its operand. An op whose elements along an axis depend on
+//! those of its operands at the same positions alone passes that part on to its operands. A value that is used in several parts is
+//! computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. For a part
+//! of one shard of a gathered value, every rank gives that part of its own shard. So the last token is also found where shards of the
+//! vocabulary are gathered, split and concatenated, and where shards of tokens are gathered. That
+//! rests on all readers of a value, so it is no rule of the rewriter, which sees a node before those that read it.
+//!
+//! Bits stay the same except for the order of sums that a library or a collective chooses by size. Ops that report bad data are not
+//! computed in part, so that a run fails as before.
+
+use std::collections::HashMap;
+
+use symmc_ir::{CollectiveKind, Dim, EntityMap, Graph, Node, NodeId, Op, TensorType, ValueDef, ValueId};
+
+use crate::rewrite::{ValueMap, copy_inputs, copy_outputs, keeps_effects};
+
+/// A part of a value: `len` positions along an axis, from `start` on; of each shard, if there are several on the axis.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct DemandedSlice {
+    axis: usize,
+    start: Dim,
+    len: Dim,
+    shards: u32,
+}
+
+impl DemandedSlice {
+    fn extent(&self) -> Dim {
+        self.len.clone() * Dim::from(i64::from(self.shards))
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum ValueDemand {
+    Nothing,
+    Part(DemandedSlice),
+    Whole,
+}
+
+impl ValueDemand {
+    fn join(&mut self, other: ValueDemand) {
+        match (&*self, &other) {
+            (ValueDemand::Nothing, _) => *self = other,
+            (_, ValueDemand::Nothing) => {}
+            (a, b) if a == b => {}
+            _ => *self = ValueDemand::Whole,
+        }
+    }
+}
+
+/// The graph in which values are computed in the part that is used; `None` if all that are computed are used whole.
+pub fn narrow_to_demanded(graph: &Graph) -> Option<Graph> {
+    let used = compute_demands(graph);
+    let computes = |node: &Node| {
+        let in_part = matches!(node.outputs[..], [v] if matches!(used[v], ValueDemand::Part(_)));
+        in_part && !node.op.is_view()
+    };
+    graph.nodes.values().any(computes).then(|| DemandRewriter::new(graph, used).graph())?
+}
+
+/// How much of each value is used. A value whose op cannot pass a part on counts as used whole.
+fn compute_demands(graph: &Graph) -> EntityMap<ValueId, ValueDemand> {
+    let mut used = EntityMap::filled(ValueDemand::Nothing, graph.values.len());
+    graph.outputs.iter().for_each(|o| used[o.value] = ValueDemand::Whole);
+    for (id, node) in graph.nodes.iter().rev() {
+        let needs = match node.outputs[..] {
+            [result] => {
+                let needs = match &used[result] {
+                    ValueDemand::Part(part) => operand_parts(graph, node, part),
+                    _ => None,
+                };
+                if needs.is_none() && used[result] != ValueDemand::Nothing {
+                    used[result] = ValueDemand::Whole;
+                }
+                needs
+            }
+            ref results => {
+                results.iter().for_each(|&v| used[v].join(ValueDemand::Whole));
+                None
+            }
+        };
+        let is_needed =
+            keeps_effects(&node.op) || node.outputs.iter().any(|&v| used[v] != ValueDemand::Nothing);
+        if !is_needed {
+            continue;
+        }
+        let needs = needs.unwrap_or_else(|| operands_for_whole(graph, id));
+        for (&v, need) in node.inputs.iter().zip(needs) {
+            let need = match &need {
+                ValueDemand::Part(part) => {
+                    slice_of_each_shard(graph, v, part).map_or(need, |(_, part)| ValueDemand::Part(part))
+                }
+                _ => need,
+            };
+            used[v].join(need);
+        }
+    }
+    for input in graph.inputs.values() {
+        used[input.value] = ValueDemand::Whole;
+    }
+    used
+}
+
+fn operands_for_whole(graph: &Graph, id: NodeId) -> Vec<ValueDemand> {
+    let node = &graph.nodes[id];
+    match slice_of(graph, node) {
+        Some(part) => vec![ValueDemand::Part(part)],
+        None => vec![ValueDemand::Whole; node.inputs.len()],
+    }
+}
+
+/// The part that a slice takes of its operand, if that is at most half of it.
+fn slice_of(graph: &Graph, node: &Node) -> Option<DemandedSlice> {
+    let Op::Slice { axis, start, step: 1 } = &node.op else { return None };
+    let (x, result) = (node.inputs.first()?, node.outputs.first()?);
+    let [extent, len] = [x, result].map(|&v| graph.ty(v).shape[*axis].clone());
+    is_small(graph, &len, &extent).then(|| DemandedSlice {
+        axis: *axis,
+        start: start.clone(),
+        len,
+        shards: 1,
+    })
+}
+
+fn is_small(graph: &Graph, len: &Dim, extent: &Dim) -> bool {
+    extent.upper_bound(&graph.symbols) >= len.upper_bound(&graph.symbols).saturating_mul(2)
+}
+
+/// The number of shards that are gathered in a value, and the extent of each.
+fn shards_of(graph: &Graph, v: ValueId) -> Option<(u32, &Dim)> {
+    let ValueDef::Node(node, _) = graph.values[v].def else { return None };
+    let node = &graph.nodes[node];
+    match &node.op {
+        Op::Collective(c) if c.kind == CollectiveKind::AllGather => {
+            Some((graph.group_size(c.group)?, graph.ty(*node.inputs.first()?).shape.first()?))
+        }
+        _ => None,
+    }
+}
+
+/// For a small part of one shard of a gathered value: the shard, and the same part of each shard.
+fn slice_of_each_shard(graph: &Graph, v: ValueId, part: &DemandedSlice) -> Option<(u32, DemandedSlice)> {
+    let (shards, extent) = shards_of(graph, v)?;
+    if part.axis != 0 || part.shards != 1 || !is_small(graph, &part.len, extent) {
+        return None;
+    }
+    let last = extent.clone() - part.len.clone();
+    (0..shards).find_map(|shard| {
+        let start = part.start.clone() - extent.clone() * Dim::from(i64::from(shard));
+        let symbols = &graph.symbols;
+        let is_inside = Dim::from(0).provably_le(&start, symbols) && start.provably_le(&last, symbols);
+        is_inside.then(|| (shard, DemandedSlice { start, shards, ..part.clone() }))
+    })
+}
+
+/// The part of a gathered value that a part of its reshape is, where shards and their rows are axes of their own there.
+fn slice_of_split_shards(
+    graph: &Graph,
+    shape: &[Dim],
+    part: &DemandedSlice,
+    x: ValueId,
+) -> Option<ValueDemand> {
+    let (shards, extent) = shards_of(graph, x)?;
+    let is_split = part.axis == 1 && shape[0] == Dim::from(i64::from(shards)) && shape[1] == *extent;
+    is_split.then(|| ValueDemand::Part(DemandedSlice { axis: 0, shards, ..part.clone() }))
+}
+
+/// What a node with one result needs of its operands to give a part of it; `None` if it needs them whole.
+fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec<ValueDemand>> {
+    let ty = graph.ty(node.outputs[0]);
+    let rank = ty.rank();
+    let part_at = |axis: usize| ValueDemand::Part(DemandedSlice { axis, ..part.clone() });
+    // An operand whose axes but the last `own` are broadcast to the first `of` of the result.
+    let broadcast = |v: ValueId, axis: usize, own: usize, of: usize| {
+        let shape = &graph.ty(v).shape;
+        match (axis + shape.len().saturating_sub(own)).checked_sub(of) {
+            Some(a) if axis < of && shape.get(a) == ty.shape.get(axis) => part_at(a),
+            _ => ValueDemand::Whole,
+        }
+    };
+    let aligned = |&v: &ValueId| broadcast(v, part.axis, 0, rank);
+    let only_first = |axis: usize| -> Vec<ValueDemand> {
+        let rest = node.inputs.iter().skip(1).map(|_| ValueDemand::Whole);
+        std::iter::once(part_at(axis)).chain(rest).collect()
+    };
+    let unless_axis = |without: usize| (part.axis != without).then(|| only_first(part.axis));
+    match &node.op {
+        op if op.is_element_wise() => {
+            // Some operand has the extent of the result.
+            let needs: Vec<ValueDemand> = node.inputs.iter().map(aligned).collect();
+            (!op.divides_integers(ty.dtype) && needs.iter().any(|need| *need != ValueDemand::Whole))
+                .then_some(needs)
+        }
+        Op::Copy => Some(only_first(part.axis)),
+        Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
+        Op::Permute { perm } => Some(only_first(*perm.get(part.axis)?)),
+        Op::Reshape => match axis_in_shape(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape) {
+            Some(axis) => Some(only_first(axis)),
+            None => Some(vec![slice_of_split_shards(graph, &ty.shape, part, node.inputs[0])?]),
+        },
+        Op::Concat { axis } if *axis != part.axis => {
+            Some(node.inputs.iter().map(|_| part_at(part.axis)).collect())
+        }
+        Op::Slice { axis, start, step: 1 } if *axis == part.axis => {
+            let start = start.clone() + part.start.clone();
+            Some(vec![ValueDemand::Part(DemandedSlice { start, ..part.clone() })])
+        }
+        Op::MatMul if part.axis + 2 == rank => {
+            Some(only_first(graph.ty(node.inputs[0]).rank().checked_sub(2)?))
+        }
+        Op::MatMul if part.axis + 2 < rank => {
+            let needs: Vec<ValueDemand> =
+                node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect();
+            needs.iter().any(|need| *need != ValueDemand::Whole).then_some(needs)
+        }
+        Op::Softmax { axis, .. } | Op::CumSum { axis } | Op::Shard { axis, .. } => unless_axis(*axis),
+        Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
+            (part.axis + axes < rank).then(|| only_first(part.axis))
+        }
+        Op::Reduce { axes, keep, .. } => Some(only_first(axis_before_reduction(axes, *keep, part.axis)?)),
+        Op::ArgReduce { axis, keep, .. } => {
+            Some(only_first(axis_before_reduction(&[*axis], *keep, part.axis)?))
+        }
+        Op::RotaryEmbedding { .. } if part.axis + 1 < rank => {
+            let mut needs: Vec<ValueDemand> = node.inputs.iter().map(aligned).collect();
+            *needs.first_mut()? = part_at(part.axis);
+            Some(needs)
+        }
+        Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => {
+            attention_demands(graph, node, part_at)
+        }
+        Op::Collective(c) => Some(vec![ValueDemand::Part(collective_operand_slice(&c.kind, part)?)]),
+        _ => None,
+    }
+}
+
+/// The part of its operand that a collective needs for a part of its result.
+fn collective_operand_slice(kind: &CollectiveKind, part: &DemandedSlice) -> Option<DemandedSlice> {
+    let facts = kind.facts();
+    if facts.preserves_positions() {
+        Some(part.clone())
+    } else if kind.has_device_splits() {
+        None
+    } else if facts.is_sized_by_result() && part.shards > 1 {
+        Some(DemandedSlice { shards: 1, ..part.clone() })
+    } else {
+        (part.axis != 0).then(|| part.clone())
+    }
+}
+
+/// What attention needs of its operands for some of its queries.
+fn attention_demands(
+    graph: &Graph,
+    node: &Node,
+    at: impl Fn(usize) -> ValueDemand,
+) -> Option<Vec<ValueDemand>> {
+    let rows = |v: ValueId| graph.ty(v).shape.iter().rev().nth(1);
+    let (&q, rest) = node.inputs.split_first()?;
+    let after_values = rest.iter().enumerate().map(|(i, &v)| match graph.ty(v).rank().checked_sub(2) {
+        // Keys and values come first; a mask, positions and a score more have rows of their own, or one for all.
+        Some(axis) if i >= 2 && rows(v) == rows(q) => at(axis),
+        _ => ValueDemand::Whole,
+    });
+    Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(after_values).collect())
+}
+
+/// The axis of a reduced operand that an axis of the result is.
+fn axis_before_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
+    if keep {
+        return (!axes.contains(&axis)).then_some(axis);
+    }
+    (0..).filter(|a| !axes.contains(a)).nth(axis)
+}
+
+/// The axis of another shape of the same elements that is this axis: of one extent, with as many elements before it and after it.
+fn axis_in_shape(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
+    let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |all, d| all * d);
+    let before = count(&shape[..axis]);
+    let is_same = |&a: &usize| other[a] == shape[axis] && count(&other[..a]) == before;
+    (0..other.len()).find(is_same)
+}
+
+struct DemandRewriter<'g> {
+    from: &'g Graph,
+    used: EntityMap<ValueId, ValueDemand>,
+    to: Graph,
+    /// What stands for each value: its used part or the whole.
+    map: ValueMap,
+    slices: HashMap<(ValueId, DemandedSlice), ValueId>,
+}
+
+impl<'g> DemandRewriter<'g> {
+    fn new(from: &'g Graph, used: EntityMap<ValueId, ValueDemand>) -> Self {
+        let (to, map) = copy_inputs(from);
+        DemandRewriter { from, used, to, map, slices: HashMap::new() }
+    }
+
+    /// The graph; none if a value is missing, which would change the outputs.
+    fn graph(mut self) -> Option<Graph> {
+        let from = self.from;
+        for (id, node) in from.nodes.iter() {
+            self.rewrite_node(id, node)?;
+        }
+        self.to.outputs = copy_outputs(from, &self.map)?;
+        Some(self.to)
+    }
+
+    fn rewrite_node(&mut self, id: NodeId, node: &Node) -> Option<()> {
+        if !keeps_effects(&node.op) && node.outputs.iter().all(|&v| self.used[v] == ValueDemand::Nothing) {
+            return Some(());
+        }
+        let part = match node.outputs[..] {
+            [v] => match &self.used[v] {
+                ValueDemand::Part(part) => Some(part.clone()),
+                ValueDemand::Nothing | ValueDemand::Whole => None,
+            },
+            _ => None,
+        };
+        let needs = part.as_ref().and_then(|part| operand_parts(self.from, node, part));
+        let needs = needs.unwrap_or_else(|| operands_for_whole(self.from, id));
+        if let (Op::Slice { .. }, [ValueDemand::Part(taken)], &[x], &[result]) =
+            (&node.op, &needs[..], &node.inputs[..], &node.outputs[..])
+        {
+            self.map[result] = Some(self.demanded_slice(x, taken, self.from.value_name(result))?);
+            return Some(());
+        }
+        let operands = node.inputs.iter().zip(&needs).map(|(&v, need)| self.operand(v, need));
+        let inputs = operands.collect::<Option<Vec<ValueId>>>()?;
+        let results = node.outputs.iter().map(|&v| {
+            let mut ty = self.from.ty(v).clone();
+            if let Some(part) = &part {
+                ty.shape[part.axis] = part.extent();
+            }
+            (self.from.value_name(v).to_string(), ty)
+        });
+        let results: Vec<(String, TensorType)> = results.collect();
+        let op = match (&node.op, &part) {
+            (Op::Attention { .. }, Some(part)) => attention_from_row(&node.op, &part.start),
+            (op, _) => op.clone(),
+        };
+        let new = self.to.add_node(op, inputs, results);
+        for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
+            self.map[old] = Some(new);
+        }
+        Some(())
+    }
+
+    fn operand(&mut self, v: ValueId, need: &ValueDemand) -> Option<ValueId> {
+        match need {
+            ValueDemand::Part(part) => {
+                self.demanded_slice(v, part, &format!("{}.used", self.from.value_name(v)))
+            }
+            ValueDemand::Nothing | ValueDemand::Whole => self.map[v],
+        }
+    }
+
+    /// A part of a value: what stands for it if nothing else is computed, else a slice, which is named if there was none.
+    fn demanded_slice(&mut self, v: ValueId, part: &DemandedSlice, name: &str) -> Option<ValueId> {
+        let found = self.map[v]?;
+        if self.used[v] == ValueDemand::Part(part.clone()) {
+            return Some(found);
+        }
+        if let Some(&slice) = self.slices.get(&(v, part.clone())) {
+            return Some(slice);
+        }
+        let slice = match slice_of_each_shard(self.from, v, part) {
+            Some((shard, kept)) if self.used[v] == ValueDemand::Part(kept.clone()) => {
+                let start = part.len.clone() * Dim::from(i64::from(shard));
+                self.slice(found, &DemandedSlice { start, ..part.clone() }, name)
+            }
+            _ if part.shards > 1 => self.slice_of_shards(found, part, name)?,
+            _ => self.slice(found, part, name),
+        };
+        self.slices.insert((v, part.clone()), slice);
+        Some(slice)
+    }
+
+    fn slice(&mut self, x: ValueId, part: &DemandedSlice, name: &str) -> ValueId {
+        let mut shape = self.to.ty(x).shape.clone();
+        shape[part.axis] = part.len.clone();
+        self.view(x, Op::Slice { axis: part.axis, start: part.start.clone(), step: 1 }, shape, name)
+    }
+
+    /// A part of each shard of a gathered value that is computed whole.
+    fn slice_of_shards(&mut self, x: ValueId, part: &DemandedSlice, name: &str) -> Option<ValueId> {
+        let shape = self.to.ty(x).shape.clone();
+        let (rows, rest) = shape.split_first()?;
+        let shards = Dim::from(i64::from(part.shards));
+        let split = [&[shards.clone(), rows.exact_div(&shards)?], rest].concat();
+        let split = self.view(x, Op::Reshape, split, &format!("{name}.shards"));
+        let taken = DemandedSlice { axis: 1, ..part.clone() };
+        let taken = self.slice(split, &taken, &format!("{name}.rows"));
+        let shape = [&[part.extent()], rest].concat();
+        Some(self.view(taken, Op::Reshape, shape, name))
+    }
+
+    fn view(&mut self, x: ValueId, op: Op, shape: Vec<Dim>, name: &str) -> ValueId {
+        let ty = TensorType::new(self.to.ty(x).dtype, shape);
+        let node = self.to.add_node(op, vec![x], vec![(name.to_string(), ty)]);
+        self.to.nodes[node].outputs[0]
+    }
+}
+
+/// Attention of the queries from one on, whose rows are counted from 0 again.
+fn attention_from_row(op: &Op, start: &Dim) -> Op {
+    let mut op = op.clone();
+    if let Op::Attention { bounds, .. } = &mut op {
+        for bound in bounds.iter_mut().filter(|bound| bound.row) {
+            bound.add = bound.add.clone() + start.clone();
+        }
+    }
+    op
+}

@@ -1,0 +1,129 @@
+//! Gradients of attention whose keys and values are heads that are repeated.
+//!
+//! A program that repeats heads of keys for the queries that share them sums the gradients of the copies. Where keys and values
+//! of a gradient of attention are repeated in the same way and every reader of their gradients sums the copies, the op takes
+//! the heads as they were before and sums by itself. As it rests on all readers, it is no rule of the rewriter.
+
+use symmc_ir::{Dim, EntityMap, Graph, NodeId, Op, ReductionKind, TensorType, ValueDef, ValueId};
+
+/// The graph with heads of keys and values that are not repeated for gradients; `None` if there are none.
+pub fn group_gradient_heads(graph: &Graph) -> Option<Graph> {
+    if !graph.nodes.values().any(|node| matches!(node.op, Op::AttentionGradient { .. })) {
+        return None;
+    }
+    let users = graph.users();
+    let mut out = graph.clone();
+    let mut found = false;
+    for (id, node) in graph.nodes.iter() {
+        let (Op::AttentionGradient { .. }, &[_, of_k, of_v]) = (&node.op, &node.outputs[..]) else {
+            continue;
+        };
+        let Some(&[k, v]) = node.inputs.get(4..6).and_then(|x| x.first_chunk::<2>()) else { continue };
+        let search = HeadSearch { graph, users: &users, node: id };
+        let both = [(k, of_k), (v, of_v)].map(|(x, of_x)| search.find_repeated_heads(x, of_x));
+        let [Some(k), Some(v)] = both else { continue };
+        if k.heads() != v.heads() {
+            continue;
+        }
+        k.remove_repetition(&mut out);
+        v.remove_repetition(&mut out);
+        found = true;
+    }
+    found.then_some(out)
+}
+
+/// A head of keys or values that is repeated, with its gradient, which is summed.
+struct RepeatedHeads {
+    expand: NodeId,
+    /// The node that makes one axis of heads and copies.
+    flatten: NodeId,
+    /// `[.., g, 1, s, e]`.
+    single: Vec<Dim>,
+    /// `[.., g, s, e]`.
+    narrow: Vec<Dim>,
+    /// The gradient, and its reshape to heads and copies.
+    gradient: ValueId,
+    split: ValueId,
+    sums: Vec<NodeId>,
+}
+
+impl RepeatedHeads {
+    fn heads(&self) -> Option<&Dim> {
+        self.narrow.get(self.narrow.len().checked_sub(3)?)
+    }
+
+    fn remove_repetition(&self, graph: &mut Graph) {
+        let with = |graph: &Graph, value: ValueId, shape: &[Dim]| {
+            TensorType::new(graph.ty(value).dtype, shape.to_vec())
+        };
+        let (expanded, flat) = (graph.nodes[self.expand].outputs[0], graph.nodes[self.flatten].outputs[0]);
+        let shapes = [
+            (expanded, &self.single),
+            (flat, &self.narrow),
+            (self.gradient, &self.narrow),
+            (self.split, &self.single),
+        ];
+        for (value, shape) in shapes {
+            graph.values[value].ty = with(graph, value, shape);
+        }
+        // Without copies, the expand and the sums are reshapes.
+        for &node in self.sums.iter().chain([&self.expand]) {
+            graph.nodes[node].op = Op::Reshape;
+        }
+    }
+}
+
+struct HeadSearch<'g> {
+    graph: &'g Graph,
+    users: &'g EntityMap<ValueId, Vec<NodeId>>,
+    node: NodeId,
+}
+
+impl HeadSearch<'_> {
+    /// The node that gives a value as its only result, and its first operand.
+    fn def(&self, value: ValueId) -> Option<(NodeId, &Op, ValueId)> {
+        let ValueDef::Node(id, 0) = self.graph.values[value].def else { return None };
+        let node = &self.graph.nodes[id];
+        (node.outputs.len() == 1).then_some((id, &node.op, *node.inputs.first()?))
+    }
+
+    /// The nodes that read a value that is no output.
+    fn readers(&self, value: ValueId) -> Option<&[NodeId]> {
+        let is_output = self.graph.outputs.iter().any(|o| o.value == value);
+        (!is_output).then_some(&self.users[value][..])
+    }
+
+    /// Heads of keys or values `x`, with their gradient: `[.., g, 1, s, e]` expanded to `[.., g, r, s, e]` and flattened to
+    /// `[.., g * r, s, e]`, of which the gradient is reshaped back and summed over `r`.
+    fn find_repeated_heads(&self, x: ValueId, gradient: ValueId) -> Option<RepeatedHeads> {
+        let shape = |v: ValueId| &self.graph.ty(v).shape;
+        let (flatten, Op::Reshape, wide) = self.def(x)? else { return None };
+        let (expand, Op::Expand, single) = self.def(wide)? else { return None };
+        let heads = shape(x).len().checked_sub(3)?;
+        let mut expected = shape(wide).clone();
+        *expected.get_mut(heads + 1)? = Dim::from(1);
+        let mut narrow = shape(x).clone();
+        narrow[heads] = shape(wide)[heads].clone();
+        let flattened = shape(wide).len() == shape(x).len() + 1
+            && shape(wide)[..heads] == shape(x)[..heads]
+            && shape(wide)[heads + 2..] == shape(x)[heads + 1..];
+        // The node itself reads the heads as keys and values alone: as queries, say, they stay as they are.
+        let inputs = self.graph.nodes[self.node].inputs.iter().enumerate();
+        let alone = self.readers(wide)?.iter().all(|&n| n == flatten)
+            && self.readers(x)?.iter().all(|&n| n == self.node)
+            && inputs.filter(|(_, v)| **v == x).all(|(at, _)| matches!(at, 4 | 5));
+        if !flattened || *shape(single) != expected || !alone {
+            return None;
+        }
+        let &[back] = self.readers(gradient)? else { return None };
+        let (Op::Reshape, &[split]) = (&self.graph.nodes[back].op, &self.graph.nodes[back].outputs[..])
+        else {
+            return None;
+        };
+        let sums = self.readers(split)?;
+        let over_copies = |&n: &NodeId| matches!(&self.graph.nodes[n].op, Op::Reduce { op: ReductionKind::Sum, axes, .. } if axes[..] == [heads + 1]);
+        let summed = shape(split) == shape(wide) && !sums.is_empty() && sums.iter().all(over_copies);
+        let (single, sums) = (expected, sums.to_vec());
+        summed.then_some(RepeatedHeads { expand, flatten, single, narrow, gradient, split, sums })
+    }
+}

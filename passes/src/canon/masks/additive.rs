@@ -1,0 +1,244 @@
+//! Masks that are added to scores: what they hide, and what they add to the rest.
+//!
+//! A score is hidden by minus infinity, or by the lowest number of a dtype, which stands for it: with it no weight is left
+//! beside a score of moderate size. That is so only for rows that see something: a row of lowest numbers has equal
+//! weights, a row of minus infinity has none.
+
+use symmc_ir::closed_form::scalar;
+use symmc_ir::{BinaryOp, DType, InputKind, Op, Scalar, UnaryOp, ValueDef, ValueId};
+
+use super::condition::MaskCondition;
+use super::linear::{AxisView, ElementRef};
+use super::{MaskFact, mask_condition, mask_fact};
+use crate::rewrite::Rewriter;
+
+/// A mask taken apart: what is seen, by what number the rest is hidden, and what is added.
+#[derive(Clone, Debug, Default)]
+pub struct AdditiveMask {
+    /// What is seen, and the number that hides the rest; all of these.
+    pub visible: Vec<(MaskCondition, f64)>,
+    /// What is added; the sum of these.
+    pub rest: Vec<ElementRef>,
+}
+
+/// A mask has at most so many parts.
+const MAX_PARTS: usize = 8;
+/// At most so many values are looked at.
+const MAX_VALUES: usize = 128;
+/// Larger constants are not of moderate size.
+const MODERATE: f64 = 1e30;
+/// Weights are not larger.
+const WEIGHT: f64 = 1e15;
+
+/// Whether a number hides a score of this dtype.
+pub fn hides_score(dtype: DType, x: f64) -> bool {
+    x <= if dtype == DType::F16 { -65504.0 } else { f64::from(f32::from_bits(0xff7f_0000)) }
+}
+
+impl AdditiveMask {
+    /// A value that is added, of which no more is known.
+    fn open(cx: &Rewriter, value: ValueId) -> AdditiveMask {
+        AdditiveMask { visible: Vec::new(), rest: vec![ElementRef::whole_value(cx.graph(), value)] }
+    }
+
+    /// The same for the positions of a view.
+    pub fn through_view(&self, view: &AxisView) -> Option<AdditiveMask> {
+        let seen =
+            self.visible.iter().map(|(c, x)| Some((c.through_view(view)?, *x))).collect::<Option<_>>()?;
+        let rest = self.rest.iter().map(|leaf| leaf.through_view(view)).collect::<Option<_>>()?;
+        Some(AdditiveMask { visible: seen, rest })
+    }
+
+    pub fn combine_masks(mut self, other: AdditiveMask) -> Option<AdditiveMask> {
+        self.visible.extend(other.visible);
+        self.rest.extend(other.rest);
+        (self.visible.len() + self.rest.len() <= MAX_PARTS).then_some(self)
+    }
+
+    /// Whether minus infinity hides all that is hidden.
+    pub fn is_infinite(&self) -> bool {
+        self.visible.iter().all(|(_, x)| *x == f64::NEG_INFINITY)
+    }
+
+    /// All that is seen, as one conjunction.
+    pub fn condition(&self) -> Option<MaskCondition> {
+        self.visible.iter().try_fold(MaskCondition::constant(true), |all, (c, _)| all.and(c.clone()))
+    }
+}
+
+/// A float mask taken apart.
+pub fn parse_additive_mask(cx: &Rewriter, mask: ValueId) -> AdditiveMask {
+    split_mask(cx, mask, &mut MAX_VALUES.clone())
+}
+
+fn split_mask(cx: &Rewriter, value: ValueId, left: &mut usize) -> AdditiveMask {
+    let open = || AdditiveMask::open(cx, value);
+    if *left == 0 {
+        return open();
+    }
+    *left -= 1;
+    if let Some(Scalar::Float(x)) = cx.known_elements(value).and_then(|k| k.as_full()) {
+        return if x.0 == 0.0 { AdditiveMask::default() } else { open() };
+    }
+    let dtype = cx.ty(value).dtype;
+    if let MaskFact::Select(c, of) = &*mask_fact(cx, value) {
+        let [yes, no] = of.map(Scalar::as_f64);
+        return match (yes == 0.0, no == 0.0) {
+            (true, _) if hides_score(dtype, no) => {
+                AdditiveMask { visible: vec![(c.clone(), no)], rest: Vec::new() }
+            }
+            (_, true) if hides_score(dtype, yes) => {
+                AdditiveMask { visible: vec![(c.clone().negate(), yes)], rest: Vec::new() }
+            }
+            _ => open(),
+        };
+    }
+    split_mask_op(cx, value, left).unwrap_or_else(open)
+}
+
+fn split_mask_op(cx: &Rewriter, value: ValueId, left: &mut usize) -> Option<AdditiveMask> {
+    let ty = cx.ty(value);
+    let (op, inputs) = cx.def(value)?;
+    let first = *inputs.first()?;
+    match op {
+        Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy => {
+            split_mask(cx, first, left).through_view(&AxisView::of_op(op, cx.shape(first), &ty.shape)?)
+        }
+        Op::Cast if cx.ty(first).dtype.is_float() => {
+            let mut x = split_mask(cx, first, left);
+            for (_, number) in &mut x.visible {
+                *number = scalar::convert_scalar(Scalar::Float(symmc_ir::FloatAttribute(*number)), ty.dtype)?
+                    .as_f64();
+            }
+            x.rest.is_empty().then_some(x)
+        }
+        Op::Binary(BinaryOp::Add) => {
+            let mut each = |v: ValueId| {
+                split_mask(cx, v, left).through_view(&AxisView::broadcast(cx.shape(v), &ty.shape)?)
+            };
+            each(first)?.combine_masks(each(*inputs.get(1)?)?)
+        }
+        Op::Select => {
+            let &[c, x, y] = inputs else { return None };
+            let (seen, number, other) = match_hiding_select(cx, ty.dtype, c, x, y)?;
+            let seen = seen.through_view(&AxisView::broadcast(cx.shape(c), &ty.shape)?)?;
+            let other = split_mask(cx, other, left)
+                .through_view(&AxisView::broadcast(cx.shape(other), &ty.shape)?)?;
+            AdditiveMask { visible: vec![(seen, number)], rest: Vec::new() }.combine_masks(other)
+        }
+        _ => None,
+    }
+}
+
+/// A choice of which one side hides: what is seen, the number that hides, and the other side.
+pub fn match_hiding_select(
+    cx: &Rewriter,
+    dtype: DType,
+    c: ValueId,
+    x: ValueId,
+    y: ValueId,
+) -> Option<(MaskCondition, f64, ValueId)> {
+    let hidden = |v| cx.known_elements(v)?.as_full().map(Scalar::as_f64).filter(|x| hides_score(dtype, *x));
+    match (hidden(x), hidden(y)) {
+        (None, Some(number)) => Some((mask_condition(cx, c), number, x)),
+        (Some(number), None) => Some((mask_condition(cx, c).negate(), number, y)),
+        _ => None,
+    }
+}
+
+/// Whether the elements of a value are of moderate size where those of weights are, so that none of them hides a score.
+/// What a caller passes may be a mask.
+pub fn is_moderate(cx: &Rewriter, value: ValueId) -> bool {
+    let (low, high) = value_interval(cx, value, &mut MAX_VALUES.clone());
+    -MODERATE <= low && high <= MODERATE
+}
+
+const ANY: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
+
+/// Bounds of the elements of a value, never too narrow where weights are of moderate size.
+fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64) {
+    if *left == 0 {
+        return ANY;
+    }
+    *left -= 1;
+    let ty = cx.ty(value);
+    if let Some(x) = cx.known_elements(value).and_then(|k| k.as_full()) {
+        return (x.as_f64(), x.as_f64());
+    }
+    let integers = (i64::MIN as f64, i64::MAX as f64);
+    if ty.dtype == DType::Bool {
+        return (0.0, 1.0);
+    }
+    let found = match cx.def(value) {
+        None => match cx.graph().values[value].def {
+            ValueDef::Input(input) if cx.graph().inputs[input].kind == InputKind::Parameter => {
+                (-WEIGHT, WEIGHT)
+            }
+            _ => ANY,
+        },
+        Some((op, inputs)) => {
+            match super::index_expr(cx, value).linear().and_then(|x| x.range(cx.symbols(), &ty.shape)) {
+                Some((low, high)) => (low as f64, high as f64),
+                None => op_interval(cx, op, inputs, left),
+            }
+        }
+    };
+    // Integers wrap within their range.
+    match ty.dtype.is_float() {
+        false if found.0 < integers.0 || found.1 > integers.1 => integers,
+        _ => found,
+    }
+}
+
+fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> (f64, f64) {
+    let hull = |all: &[f64]| match all.iter().any(|x| x.is_nan()) {
+        true => ANY,
+        false => all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x))),
+    };
+    let mut of = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
+    let two = |op: BinaryOp, (a, b): (f64, f64), (c, d): (f64, f64)| match op {
+        BinaryOp::Add => (a + c, b + d),
+        BinaryOp::Sub => (a - d, b - c),
+        BinaryOp::Mul => hull(&[a * c, a * d, b * c, b * d]),
+        BinaryOp::Div if c > 0.0 || d < 0.0 => hull(&[a / c, a / d, b / c, b / d]),
+        BinaryOp::Pow if a == b && a > 0.0 => hull(&[a.powf(c), a.powf(d)]),
+        BinaryOp::Max => (a.max(c), b.max(d)),
+        BinaryOp::Min => (a.min(c), b.min(d)),
+        _ => ANY,
+    };
+    match op {
+        Op::Binary(op) => two(*op, of(0), of(1)),
+        Op::BinaryScalar { op, scalar, scalar_left } => {
+            let (x, s) = (of(0), (scalar.as_f64(), scalar.as_f64()));
+            if *scalar_left { two(*op, s, x) } else { two(*op, x, s) }
+        }
+        Op::Unary(UnaryOp::Neg) => two(BinaryOp::Sub, (0.0, 0.0), of(0)),
+        Op::Unary(UnaryOp::Abs) => {
+            let (a, b) = of(0);
+            (0.0, a.abs().max(b.abs()))
+        }
+        Op::Unary(UnaryOp::Reciprocal) => two(BinaryOp::Div, (1.0, 1.0), of(0)),
+        Op::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh | UnaryOp::Sigmoid) => (-1.0, 1.0),
+        Op::Unary(UnaryOp::Exp) => {
+            let (a, b) = of(0);
+            hull(&[a.exp(), b.exp()])
+        }
+        Op::Select => {
+            let ((a, b), (c, d)) = (of(1), of(2));
+            (a.min(c), b.max(d))
+        }
+        Op::CumSum { axis } => {
+            let extent = inputs.first().and_then(|&x| cx.shape(x).get(*axis));
+            let most = extent.map_or(f64::INFINITY, |d| d.upper_bound(cx.symbols()) as f64);
+            let sum = two(BinaryOp::Mul, of(0), (1.0, most.max(1.0)));
+            (sum.0.min(0.0), sum.1.max(0.0))
+        }
+        Op::Concat { .. } => {
+            let all: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(of(i))).collect();
+            hull(&all)
+        }
+        Op::Cast | Op::Copy | Op::Reshape | Op::Expand => of(0),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => of(0),
+        _ => ANY,
+    }
+}

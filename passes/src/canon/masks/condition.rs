@@ -1,0 +1,259 @@
+//! Bools that are conjunctions of comparisons of positions.
+//!
+//! Each [`ConditionAtom`] says what it compares and has a witness: a bool of the program that may stand in its place, so that
+//! what is not used as a bound is computed as before. The conjunction of all atoms stays the same with any of them
+//! replaced by their witnesses; an atom alone need not be its witness.
+
+use symmc_ir::{Graph, ValueId};
+
+use super::linear::{AxisView, ElementRef, LinearExpr};
+
+/// Integers as comparisons know them.
+#[derive(Clone, PartialEq, Debug)]
+pub enum IndexExpr {
+    /// A sum of positions.
+    Linear(LinearExpr),
+    Max(Vec<LinearExpr>),
+    Min(Vec<LinearExpr>),
+    /// The floor of a quotient by a positive number.
+    Floor(LinearExpr, i64),
+    /// The difference of two such floors by one number.
+    Floors(LinearExpr, LinearExpr, i64),
+}
+
+/// A conjunction of atoms, or its contrary.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MaskCondition {
+    pub negated: bool,
+    /// All of which hold.
+    pub atoms: Vec<ConditionAtom>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct ConditionAtom {
+    pub kind: AtomKind,
+    pub witness: AtomWitness,
+}
+
+/// Elements of a bool value, or their contraries.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AtomWitness {
+    pub leaf: ElementRef,
+    pub negated: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum AtomKind {
+    AtLeastZero(LinearExpr),
+    /// `floor(a / by) >= floor(b / by)`.
+    ChunkAtLeast {
+        a: LinearExpr,
+        b: LinearExpr,
+        by: i64,
+    },
+    /// No more than the witness says.
+    Opaque,
+}
+
+/// Conjunctions have at most so many atoms.
+const MAX_ATOMS: usize = 16;
+
+impl IndexExpr {
+    /// The same for the positions of a view.
+    pub fn through_view(&self, view: &AxisView) -> Option<IndexExpr> {
+        self.map_linear(|x| x.through_view(view))
+    }
+
+    pub fn map_linear(&self, f: impl Fn(&LinearExpr) -> Option<LinearExpr>) -> Option<IndexExpr> {
+        let all = |x: &[LinearExpr]| x.iter().map(&f).collect::<Option<Vec<_>>>();
+        Some(match self {
+            IndexExpr::Linear(x) => IndexExpr::Linear(f(x)?),
+            IndexExpr::Max(x) => IndexExpr::Max(all(x)?),
+            IndexExpr::Min(x) => IndexExpr::Min(all(x)?),
+            IndexExpr::Floor(x, by) => IndexExpr::Floor(f(x)?, *by),
+            IndexExpr::Floors(x, y, by) => IndexExpr::Floors(f(x)?, f(y)?, *by),
+        })
+    }
+
+    /// `self + sign * other`, where that is a number.
+    pub fn add_signed(&self, sign: i64, other: &IndexExpr) -> Option<IndexExpr> {
+        let each = |all: &[LinearExpr], f: &dyn Fn(&LinearExpr) -> Option<LinearExpr>| {
+            all.iter().map(f).collect::<Option<Vec<_>>>()
+        };
+        let moved = |x: &LinearExpr, c: &LinearExpr, sign: i64, by: i64| {
+            x.offset_by(as_small_constant(c)?.checked_mul(by.checked_mul(sign)?)?)
+        };
+        Some(match (self, other) {
+            (IndexExpr::Linear(a), IndexExpr::Linear(b)) => IndexExpr::Linear(a.add_scaled(sign, b)?),
+            (IndexExpr::Max(all), IndexExpr::Linear(b)) => {
+                IndexExpr::Max(each(all, &|x| x.add_scaled(sign, b))?)
+            }
+            (IndexExpr::Min(all), IndexExpr::Linear(b)) => {
+                IndexExpr::Min(each(all, &|x| x.add_scaled(sign, b))?)
+            }
+            (IndexExpr::Linear(a), IndexExpr::Max(all) | IndexExpr::Min(all)) => {
+                let all = each(all, &|y| a.add_scaled(sign, y))?;
+                match matches!(other, IndexExpr::Max(_)) == (sign > 0) {
+                    true => IndexExpr::Max(all),
+                    false => IndexExpr::Min(all),
+                }
+            }
+            (IndexExpr::Floor(x, by), IndexExpr::Floor(y, same)) if by == same && sign == -1 => {
+                IndexExpr::Floors(x.clone(), y.clone(), *by)
+            }
+            (IndexExpr::Floor(x, by), IndexExpr::Linear(c)) => IndexExpr::Floor(moved(x, c, sign, *by)?, *by),
+            (IndexExpr::Linear(c), IndexExpr::Floor(x, by)) if sign == 1 => {
+                IndexExpr::Floor(moved(x, c, 1, *by)?, *by)
+            }
+            (IndexExpr::Floors(x, y, by), IndexExpr::Linear(c)) => {
+                IndexExpr::Floors(moved(x, c, sign, *by)?, y.clone(), *by)
+            }
+            (IndexExpr::Linear(c), IndexExpr::Floors(x, y, by)) => match sign {
+                1 => IndexExpr::Floors(moved(x, c, 1, *by)?, y.clone(), *by),
+                _ => IndexExpr::Floors(moved(y, c, 1, *by)?, x.clone(), *by),
+            },
+            _ => return None,
+        })
+    }
+
+    pub fn linear(&self) -> Option<&LinearExpr> {
+        match self {
+            IndexExpr::Linear(x) => Some(x),
+            _ => None,
+        }
+    }
+}
+
+impl AtomKind {
+    fn through_view(&self, view: &AxisView) -> Option<AtomKind> {
+        self.map_linear(|x| x.through_view(view))
+    }
+
+    pub fn map_linear(&self, f: impl Fn(&LinearExpr) -> Option<LinearExpr>) -> Option<AtomKind> {
+        Some(match self {
+            AtomKind::AtLeastZero(x) => AtomKind::AtLeastZero(f(x)?),
+            AtomKind::ChunkAtLeast { a, b, by } => AtomKind::ChunkAtLeast { a: f(a)?, b: f(b)?, by: *by },
+            AtomKind::Opaque => AtomKind::Opaque,
+        })
+    }
+
+    fn negate(&self) -> Option<AtomKind> {
+        Some(match self {
+            AtomKind::AtLeastZero(x) => AtomKind::AtLeastZero(x.times(-1)?.offset_by(-1)?),
+            AtomKind::ChunkAtLeast { a, b, by } => {
+                AtomKind::ChunkAtLeast { a: b.clone(), b: a.offset_by(*by)?, by: *by }
+            }
+            AtomKind::Opaque => AtomKind::Opaque,
+        })
+    }
+}
+
+impl MaskCondition {
+    pub fn constant(holds: bool) -> MaskCondition {
+        MaskCondition { negated: !holds, atoms: Vec::new() }
+    }
+
+    /// A bool value of which no more is known.
+    pub fn opaque(graph: &Graph, value: ValueId) -> MaskCondition {
+        let witness = AtomWitness { leaf: ElementRef::whole_value(graph, value), negated: false };
+        MaskCondition { negated: false, atoms: vec![ConditionAtom { kind: AtomKind::Opaque, witness }] }
+    }
+
+    pub fn negate(mut self) -> MaskCondition {
+        if let [atom] = &mut self.atoms[..]
+            && let Some(kind) = atom.kind.negate()
+        {
+            atom.kind = kind;
+            atom.witness.negated = !atom.witness.negated;
+            return self;
+        }
+        self.negated = !self.negated;
+        self
+    }
+
+    /// Both, where that is a conjunction.
+    pub fn and(self, other: MaskCondition) -> Option<MaskCondition> {
+        match (self.is_constant(), other.is_constant()) {
+            (Some(true), _) | (_, Some(false)) => return Some(other),
+            (_, Some(true)) | (Some(false), _) => return Some(self),
+            _ => {}
+        }
+        if self.negated || other.negated {
+            return None;
+        }
+        let mut atoms = self.atoms;
+        for atom in other.atoms {
+            if !atoms.contains(&atom) {
+                atoms.push(atom);
+            }
+        }
+        (atoms.len() <= MAX_ATOMS).then_some(MaskCondition { negated: false, atoms })
+    }
+
+    /// One or the other, where that is the contrary of a conjunction.
+    pub fn or(self, other: MaskCondition) -> Option<MaskCondition> {
+        self.negate().and(other.negate()).map(MaskCondition::negate)
+    }
+
+    pub fn is_constant(&self) -> Option<bool> {
+        self.atoms.is_empty().then_some(!self.negated)
+    }
+
+    pub fn through_view(&self, view: &AxisView) -> Option<MaskCondition> {
+        let atoms = self.atoms.iter().map(|atom| {
+            let leaf = atom.witness.leaf.through_view(view)?;
+            Some(ConditionAtom {
+                kind: atom.kind.through_view(view)?,
+                witness: AtomWitness { leaf, ..atom.witness },
+            })
+        });
+        Some(MaskCondition { negated: self.negated, atoms: atoms.collect::<Option<_>>()? })
+    }
+}
+
+fn as_small_constant(x: &LinearExpr) -> Option<i64> {
+    let still = x.terms.is_empty() && x.steps.iter().all(|s| *s == 0);
+    x.constant.as_const().filter(|c| still && c.unsigned_abs() < 1 << 40)
+}
+
+/// `a >= b`, which `witness` says.
+pub fn at_least_condition(a: &IndexExpr, b: &IndexExpr, witness: &AtomWitness) -> Option<MaskCondition> {
+    let one = |kind| {
+        Some(MaskCondition { negated: false, atoms: vec![ConditionAtom { kind, witness: witness.clone() }] })
+    };
+    let each = |of: &[LinearExpr], compare: &dyn Fn(&IndexExpr) -> Option<MaskCondition>| {
+        of.iter().map(|x| compare(&IndexExpr::Linear(x.clone()))).collect::<Option<Vec<_>>>()
+    };
+    let all =
+        |x: Vec<MaskCondition>| x.into_iter().try_fold(MaskCondition::constant(true), MaskCondition::and);
+    let any =
+        |x: Vec<MaskCondition>| x.into_iter().try_fold(MaskCondition::constant(false), MaskCondition::or);
+    match (a, b) {
+        (IndexExpr::Linear(a), IndexExpr::Linear(b)) => one(AtomKind::AtLeastZero(a.add_scaled(-1, b)?)),
+        (a, IndexExpr::Max(of)) => all(each(of, &|x| at_least_condition(a, x, witness))?),
+        (IndexExpr::Min(of), b) => all(each(of, &|x| at_least_condition(x, b, witness))?),
+        (a, IndexExpr::Min(of)) => any(each(of, &|x| at_least_condition(a, x, witness))?),
+        (IndexExpr::Max(of), b) => any(each(of, &|x| at_least_condition(x, b, witness))?),
+        (IndexExpr::Floor(a, by), IndexExpr::Floor(b, same)) if by == same => {
+            one(AtomKind::ChunkAtLeast { a: a.clone(), b: b.clone(), by: *by })
+        }
+        // floor(x / by) - floor(y / by) >= c, and <= c, of a constant c.
+        (IndexExpr::Floors(x, y, by), IndexExpr::Linear(c)) => one(AtomKind::ChunkAtLeast {
+            a: x.clone(),
+            b: y.offset_by(as_small_constant(c)?.checked_mul(*by)?)?,
+            by: *by,
+        }),
+        (IndexExpr::Linear(c), IndexExpr::Floors(x, y, by)) => one(AtomKind::ChunkAtLeast {
+            a: y.offset_by(as_small_constant(c)?.checked_mul(*by)?)?,
+            b: x.clone(),
+            by: *by,
+        }),
+        (IndexExpr::Floor(a, by), IndexExpr::Linear(b)) => {
+            one(AtomKind::AtLeastZero(a.add_scaled(by.checked_neg()?, b)?))
+        }
+        (IndexExpr::Linear(a), IndexExpr::Floor(b, by)) => {
+            one(AtomKind::AtLeastZero(a.times(*by)?.offset_by(by - 1)?.add_scaled(-1, b)?))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,253 @@
+//! Integers that are sums of positions: a constant, steps along the axes, and elements of other values.
+//!
+//! A [`LinearExpr`] is about a value of some axes and says what its element at a position is. Views carry it from one value
+//! to another ([`AxisView`]). What is not understood is a [`ElementRef`]: an element of a value of the program, with the place
+//! where it stands. Sums are exact integers; [`LinearExpr::fits_type`] says whether a tensor of a dtype holds them.
+
+use symmc_ir::closed_form::non_unit_axes;
+use symmc_ir::{DType, Dim, Graph, Op, SymbolTable, TensorType, ValueId};
+
+/// Where an element of a value stands along one of its axes, for the positions of another value.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum AxisIndex {
+    /// At one index.
+    Fixed(Dim),
+    /// At `start` plus the index along an axis of the other value.
+    Along {
+        /// The axis of the other value.
+        axis: usize,
+        /// Where its index 0 is.
+        start: Dim,
+    },
+}
+
+/// Elements of a value of the program; one place for each of its axes.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct ElementRef {
+    pub value: ValueId,
+    pub axis_indices: Vec<AxisIndex>,
+}
+
+/// `constant + Σ steps[a] * i[a] + Σ factor * leaf` at the position `i`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinearExpr {
+    /// What does not move.
+    pub constant: Dim,
+    /// What one step along each axis adds; 0 along axes of extent 1.
+    pub steps: Vec<i64>,
+    /// Elements of other values, each value at one place once.
+    pub terms: Vec<(i64, ElementRef)>,
+}
+
+/// How the axes of an operand follow those of a result whose elements are elements of the operand.
+pub struct AxisView {
+    /// For each axis of the operand the axis of the result that moves it, if one does, with its step; and where it starts.
+    axes: Vec<(Option<(usize, i64)>, Dim)>,
+    rank: usize,
+}
+
+/// Sums have at most so many terms.
+const MAX_TERMS: usize = 8;
+/// Constants stay below this, so that sums of a few of them are exact.
+const MAX_CONSTANT: i64 = 1 << 60;
+
+impl AxisView {
+    /// Of an operand that an op broadcasts to a shape.
+    pub fn broadcast(from: &[Dim], to: &[Dim]) -> Option<AxisView> {
+        let new = to.len().checked_sub(from.len())?;
+        let axes = from.iter().enumerate().map(|(a, d)| {
+            let moved = (d.as_const() != Some(1)).then_some((a + new, 1));
+            (moved, Dim::from(0))
+        });
+        Some(AxisView { axes: axes.collect(), rank: to.len() })
+    }
+
+    /// Of a value whose axes are moved by these axes of a value of so many, each with a step.
+    pub fn from_axes(axes: Vec<Option<(usize, i64)>>, rank: usize) -> AxisView {
+        AxisView { axes: axes.into_iter().map(|moved| (moved, Dim::from(0))).collect(), rank }
+    }
+
+    /// Of the operand of an op that moves elements.
+    pub fn of_op(op: &Op, from: &[Dim], to: &[Dim]) -> Option<AxisView> {
+        if matches!(op, Op::Expand) {
+            return AxisView::broadcast(from, to);
+        }
+        let mut axes = vec![(None, Dim::from(0)); from.len()];
+        match op {
+            Op::Permute { perm } => {
+                perm.iter().enumerate().for_each(|(to, &from)| axes[from].0 = Some((to, 1)));
+            }
+            Op::Slice { axis, start, step } => {
+                axes.iter_mut().enumerate().for_each(|(a, x)| x.0 = Some((a, 1)));
+                axes[*axis] = (Some((*axis, *step)), start.clone());
+            }
+            // Where only axes of extent 1 come and go.
+            Op::Reshape => {
+                if !non_unit_axes(from).map(|(_, d)| d).eq(non_unit_axes(to).map(|(_, d)| d)) {
+                    return None;
+                }
+                for ((from, _), (to, _)) in non_unit_axes(from).zip(non_unit_axes(to)) {
+                    axes[from].0 = Some((to, 1));
+                }
+            }
+            Op::Copy => axes.iter_mut().enumerate().for_each(|(a, x)| x.0 = Some((a, 1))),
+            _ => return None,
+        }
+        // An axis of extent 1 moves nothing.
+        for (moved, _) in &mut axes {
+            *moved = moved.filter(|&(axis, _)| to[axis].as_const() != Some(1));
+        }
+        Some(AxisView { axes, rank: to.len() })
+    }
+}
+
+impl ElementRef {
+    /// All of a value, element by element.
+    pub fn whole_value(graph: &Graph, value: ValueId) -> ElementRef {
+        let at = graph.ty(value).shape.iter().enumerate().map(|(axis, d)| match d.as_const() {
+            Some(1) => AxisIndex::Fixed(Dim::from(0)),
+            _ => AxisIndex::Along { axis, start: Dim::from(0) },
+        });
+        ElementRef { value, axis_indices: at.collect() }
+    }
+
+    pub fn varies_along(&self, axis: usize) -> bool {
+        self.axis_indices.iter().any(|p| matches!(p, AxisIndex::Along { axis: a, .. } if *a == axis))
+    }
+
+    /// The same elements for the positions of what is a view of the value that this is about.
+    pub fn through_view(&self, view: &AxisView) -> Option<ElementRef> {
+        let at = self.axis_indices.iter().map(|place| match place {
+            AxisIndex::Fixed(_) => Some(place.clone()),
+            AxisIndex::Along { axis, start } => {
+                let (moved, from) = view.axes.get(*axis)?;
+                let start = start.clone() + from.clone();
+                match moved {
+                    None => Some(AxisIndex::Fixed(start)),
+                    Some((axis, 1)) => Some(AxisIndex::Along { axis: *axis, start }),
+                    Some(_) => None,
+                }
+            }
+        });
+        Some(ElementRef { value: self.value, axis_indices: at.collect::<Option<_>>()? })
+    }
+}
+
+impl LinearExpr {
+    /// A constant about a value of so many axes.
+    pub fn constant(constant: impl Into<Dim>, rank: usize) -> LinearExpr {
+        LinearExpr { constant: constant.into(), steps: vec![0; rank], terms: Vec::new() }
+    }
+
+    pub fn leaf(leaf: ElementRef, rank: usize) -> LinearExpr {
+        LinearExpr { terms: vec![(1, leaf)], ..LinearExpr::constant(0, rank) }
+    }
+
+    /// `self + factor * other`.
+    pub fn add_scaled(&self, factor: i64, other: &LinearExpr) -> Option<LinearExpr> {
+        let mut out = self.clone();
+        out.constant = self.constant.clone() + scale_dim(&other.constant, factor)?;
+        for (step, by) in out.steps.iter_mut().zip(&other.steps) {
+            *step = step.checked_add(by.checked_mul(factor)?)?;
+        }
+        for (times, leaf) in &other.terms {
+            let times = times.checked_mul(factor)?;
+            match out.terms.iter_mut().find(|t| t.1 == *leaf) {
+                Some(same) => same.0 = same.0.checked_add(times)?,
+                None => out.terms.push((times, leaf.clone())),
+            }
+        }
+        out.terms.retain(|t| t.0 != 0);
+        (out.terms.len() <= MAX_TERMS && out.constant.term_count() <= MAX_TERMS).then_some(out)
+    }
+
+    pub fn times(&self, factor: i64) -> Option<LinearExpr> {
+        LinearExpr::constant(0, self.steps.len()).add_scaled(factor, self)
+    }
+
+    /// The floor of a quotient by a positive number, where that is a sum of positions.
+    pub fn floor_div(&self, by: i64) -> Option<LinearExpr> {
+        let whole =
+            self.steps.iter().chain(self.terms.iter().map(|t| &t.0)).all(|s| s.checked_rem(by) == Some(0));
+        let constant = match self.constant.as_const() {
+            Some(c) => Dim::from(c.checked_div_euclid(by)?),
+            None => self.constant.exact_div(&Dim::from(by))?,
+        };
+        let steps = self.steps.iter().map(|s| s / by).collect();
+        let terms = self.terms.iter().map(|(times, leaf)| (times / by, leaf.clone())).collect();
+        whole.then_some(LinearExpr { constant, steps, terms })
+    }
+
+    pub fn offset_by(&self, by: impl Into<Dim>) -> Option<LinearExpr> {
+        self.add_scaled(1, &LinearExpr::constant(by, self.steps.len()))
+    }
+
+    pub fn through_view(&self, view: &AxisView) -> Option<LinearExpr> {
+        let mut out = LinearExpr::constant(self.constant.clone(), view.rank);
+        for (&step, (moved, start)) in self.steps.iter().zip(&view.axes) {
+            if step == 0 {
+                continue;
+            }
+            out.constant = out.constant + scale_dim(start, step)?;
+            if let Some((axis, by)) = moved {
+                out.steps[*axis] = out.steps[*axis].checked_add(step.checked_mul(*by)?)?;
+            }
+        }
+        for (times, leaf) in &self.terms {
+            out.terms.push((*times, leaf.through_view(view)?));
+        }
+        Some(out)
+    }
+
+    /// With an index in the place of each axis of the value that this is about.
+    pub fn compose(&self, indices: &[LinearExpr], rank: usize) -> Option<LinearExpr> {
+        let mut out = LinearExpr::constant(self.constant.clone(), rank);
+        if !self.terms.is_empty() {
+            return None;
+        }
+        for (&step, index) in self.steps.iter().zip(indices) {
+            out = out.add_scaled(step, index)?;
+        }
+        Some(out)
+    }
+
+    /// Whether nothing in it depends on an axis.
+    pub fn is_constant_along(&self, axis: usize) -> bool {
+        self.steps.get(axis).is_none_or(|s| *s == 0) && !self.terms.iter().any(|t| t.1.varies_along(axis))
+    }
+
+    /// The least and the greatest value over a shape, never too narrow; `None` if elements of values are in it.
+    pub fn range(&self, symbols: &SymbolTable, shape: &[Dim]) -> Option<(i64, i64)> {
+        if !self.terms.is_empty() {
+            return None;
+        }
+        let mut ends = [self.constant.clone(), self.constant.clone()];
+        for (&step, extent) in self.steps.iter().zip(shape) {
+            let last = scale_dim(&(extent.clone() - Dim::from(1)), step)?;
+            let end = &mut ends[usize::from(step > 0)];
+            *end = end.clone() + last;
+        }
+        let [(low, _), (_, high)] = [ends[0].bounds(symbols), ends[1].bounds(symbols)];
+        (low.unsigned_abs() < i64::MAX as u64 && high < i64::MAX).then_some((low.min(high), high.max(low)))
+    }
+
+    /// Whether a tensor of this type holds it. Elements of 64 bits are positions and far from the ends of their range; sums
+    /// of narrower ones with anything are not known to fit.
+    pub fn fits_type(&self, symbols: &SymbolTable, ty: &TensorType) -> bool {
+        let free = LinearExpr { terms: Vec::new(), ..self.clone() };
+        let Some((low, high)) = free.range(symbols, &ty.shape) else { return false };
+        let (min, max) = match ty.dtype {
+            DType::I64 => (-MAX_CONSTANT, MAX_CONSTANT),
+            DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
+            DType::U8 => (0, 255),
+            _ => return false,
+        };
+        let alone = matches!(self.terms[..], [(1, _)]) && (low, high) == (0, 0);
+        min <= low && high <= max && (self.terms.is_empty() || ty.dtype == DType::I64 || alone)
+    }
+}
+
+/// A product, if it is far from the ends of 64 bits.
+fn scale_dim(dim: &Dim, by: i64) -> Option<Dim> {
+    (by.checked_abs()? < MAX_CONSTANT >> 24).then(|| dim.clone() * Dim::from(by))
+}

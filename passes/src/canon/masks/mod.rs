@@ -1,0 +1,426 @@
+//! What masks say: integers and bools as functions of positions.
+//!
+//! A mask is arithmetic on positions. [`mask_fact()`] follows it from the value back to where positions come from, and says what
+//! an element is at a position: a sum of positions ([`linear`]), a conjunction of comparisons of such sums
+//! ([`mod@condition`]), or one of two numbers by a condition. [`additive`] takes masks apart that are added to scores,
+//! [`bounds`] says what of a condition are bounds of attention, [`operands`] makes values of what these read, [`row_visibility`] says
+//! which rows see a column at all. Everything follows from arithmetic on the facts; what is
+//! not understood is a leaf, an element of a value of the program.
+//!
+//! Facts are computed where they are asked for, and kept for each value.
+
+pub mod additive;
+pub mod bounds;
+pub mod condition;
+mod constant_mask;
+pub mod fact;
+pub mod linear;
+pub mod operands;
+pub mod row_visibility;
+
+use std::rc::Rc;
+
+use symmc_ir::closed_form::{ClosedForm, scalar};
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, UnaryOp, ValueDef, ValueId};
+
+use self::condition::{AtomWitness, IndexExpr, MaskCondition, at_least_condition};
+use self::fact::MaskFact;
+use self::fact::choice_fact;
+use self::linear::{AxisView, ElementRef, LinearExpr};
+use crate::rewrite::Rewriter;
+
+/// How far facts are followed, one inside the other.
+const MAX_DEPTH: usize = 64;
+
+pub fn mask_fact(cx: &Rewriter, value: ValueId) -> Rc<MaskFact> {
+    let facts = cx.mask_facts();
+    if let Some(known) = facts.by_value.borrow().get(&value) {
+        return known.clone();
+    }
+    if facts.depth.get() >= MAX_DEPTH {
+        return Rc::new(MaskFact::Unknown);
+    }
+    facts.depth.set(facts.depth.get() + 1);
+    let found = Rc::new(compute_fact(cx, value).unwrap_or(MaskFact::Unknown));
+    facts.depth.set(facts.depth.get() - 1);
+    facts.by_value.borrow_mut().insert(value, found.clone());
+    found
+}
+
+/// An integer value as sums of positions; at least as its own elements.
+pub fn index_expr(cx: &Rewriter, value: ValueId) -> IndexExpr {
+    match &*mask_fact(cx, value) {
+        MaskFact::Number(n) => n.clone(),
+        _ => IndexExpr::Linear(LinearExpr::leaf(
+            ElementRef::whole_value(cx.graph(), value),
+            cx.shape(value).len(),
+        )),
+    }
+}
+
+/// A bool value as a condition; at least as its own elements.
+pub fn mask_condition(cx: &Rewriter, value: ValueId) -> MaskCondition {
+    match &*mask_fact(cx, value) {
+        MaskFact::Condition(c) => c.clone(),
+        _ => MaskCondition::opaque(cx.graph(), value),
+    }
+}
+
+fn value_witness(cx: &Rewriter, value: ValueId) -> AtomWitness {
+    AtomWitness { leaf: ElementRef::whole_value(cx.graph(), value), negated: false }
+}
+
+/// An integer value of this type, if it is held exactly.
+fn exact_index_fact(cx: &Rewriter, number: IndexExpr, ty: &TensorType) -> Option<MaskFact> {
+    let fits = match &number {
+        IndexExpr::Linear(x) | IndexExpr::Floor(x, _) => x.fits_type(cx.symbols(), ty),
+        IndexExpr::Floors(x, y, _) => x.fits_type(cx.symbols(), ty) && y.fits_type(cx.symbols(), ty),
+        IndexExpr::Max(all) | IndexExpr::Min(all) => all.iter().all(|x| x.fits_type(cx.symbols(), ty)),
+    };
+    fits.then_some(MaskFact::Number(number))
+}
+
+fn compute_fact(cx: &Rewriter, value: ValueId) -> Option<MaskFact> {
+    let ty = cx.ty(value);
+    if let Some(known) = cx.known_elements(value) {
+        return from_known(cx, known, ty);
+    }
+    if let ValueDef::Input(input) = cx.graph().values[value].def {
+        return constant_mask::constant_mask_fact(cx.graph(), value, cx.graph().inputs[input].data.as_ref()?);
+    }
+    let (op, inputs) = cx.def(value)?;
+    let first = *inputs.first()?;
+    match op {
+        Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy => {
+            let view = AxisView::of_op(op, cx.shape(first), &ty.shape)?;
+            fact_through_view(&mask_fact(cx, first), &view)
+        }
+        Op::Cast => cast(cx, first, ty),
+        Op::Unary(op) => unary(cx, *op, first, ty),
+        Op::Binary(op) => {
+            let y = *inputs.get(1)?;
+            binary(cx, *op, [FactOperand::Value(first), FactOperand::Value(y)], value)
+        }
+        Op::BinaryScalar { op, scalar, scalar_left } => {
+            let stored = scalar::scalar_operand(*op, *scalar, cx.ty(first).dtype)?;
+            let (x, s) = (FactOperand::Value(first), FactOperand::Scalar(stored));
+            binary(cx, *op, if *scalar_left { [s, x] } else { [x, s] }, value)
+        }
+        Op::Select => select(cx, inputs, ty),
+        // A leaf of its own, which views lead to.
+        Op::CumSum { .. } if !ty.dtype.is_float() => Some(MaskFact::Number(IndexExpr::Linear(
+            LinearExpr::leaf(ElementRef::whole_value(cx.graph(), value), ty.rank()),
+        ))),
+        Op::Take { axis } | Op::Index { axis } => indexed_fact(cx, *axis, first, &inputs[1..], value),
+        _ => None,
+    }
+}
+
+fn from_known(cx: &Rewriter, known: &ClosedForm, ty: &TensorType) -> Option<MaskFact> {
+    let rank = ty.rank();
+    match known {
+        ClosedForm::Full(Scalar::Bool(b)) => Some(MaskFact::Condition(MaskCondition::constant(*b))),
+        ClosedForm::Full(Scalar::Int(i)) => {
+            exact_index_fact(cx, IndexExpr::Linear(LinearExpr::constant(*i, rank)), ty)
+        }
+        ClosedForm::Full(s) => Some(MaskFact::Select(MaskCondition::constant(true), [*s, *s])),
+        ClosedForm::Affine(a) => {
+            let linear = LinearExpr { steps: a.step.clone(), ..LinearExpr::constant(a.start, rank) };
+            exact_index_fact(cx, IndexExpr::Linear(linear), ty)
+        }
+    }
+}
+
+/// The same fact for the positions of a view. A number that is not understood stays a leaf of the view itself.
+fn fact_through_view(fact: &MaskFact, view: &AxisView) -> Option<MaskFact> {
+    Some(match fact {
+        MaskFact::Number(n) => MaskFact::Number(n.through_view(view)?),
+        MaskFact::Condition(c) => MaskFact::Condition(c.through_view(view)?),
+        MaskFact::Select(c, of) => MaskFact::Select(c.through_view(view)?, *of),
+        MaskFact::Unknown => return None,
+    })
+}
+
+fn cast(cx: &Rewriter, x: ValueId, ty: &TensorType) -> Option<MaskFact> {
+    let from = cx.ty(x).dtype;
+    match (&*mask_fact(cx, x), ty.dtype) {
+        (MaskFact::Condition(c), DType::Bool) => Some(MaskFact::Condition(c.clone())),
+        (_, DType::Bool) if from == DType::Bool => Some(MaskFact::Condition(mask_condition(cx, x))),
+        (_, to) if from == DType::Bool => {
+            let ends = [true, false].map(|b| scalar::convert_scalar(Scalar::Bool(b), to));
+            Some(MaskFact::Select(mask_condition(cx, x), [ends[0]?, ends[1]?]))
+        }
+        (MaskFact::Select(c, of), to) => {
+            let of = [scalar::convert_scalar(of[0], to)?, scalar::convert_scalar(of[1], to)?];
+            Some(choice_fact(c.clone(), of, to))
+        }
+        (MaskFact::Number(IndexExpr::Linear(n)), to) if !n.terms.is_empty() => {
+            // Elements that are not known fit what is wider.
+            let wider = to == DType::I64 || to == from;
+            (wider && !to.is_float()).then(|| MaskFact::Number(IndexExpr::Linear(n.clone())))
+        }
+        (MaskFact::Number(n), to) if !to.is_float() && to != DType::Bool => {
+            exact_index_fact(cx, n.clone(), ty)
+        }
+        (MaskFact::Unknown, DType::I64) if matches!(from, DType::I32 | DType::U8) => {
+            Some(MaskFact::Number(index_expr(cx, x)))
+        }
+        _ => None,
+    }
+}
+
+fn unary(cx: &Rewriter, op: UnaryOp, x: ValueId, ty: &TensorType) -> Option<MaskFact> {
+    match (op, ty.dtype) {
+        (UnaryOp::Not, DType::Bool) => Some(MaskFact::Condition(mask_condition(cx, x).negate())),
+        (UnaryOp::Neg, d) if d.is_float() => match &*mask_fact(cx, x) {
+            MaskFact::Select(c, of) => {
+                let zero = Scalar::Float(symmc_ir::FloatAttribute(0.0));
+                let of = of.map(|s| scalar::fold_binary(BinaryOp::Sub, zero, s, d));
+                Some(MaskFact::Select(c.clone(), [of[0]?, of[1]?]))
+            }
+            _ => None,
+        },
+        (UnaryOp::Neg, _) => {
+            let zero = IndexExpr::Linear(LinearExpr::constant(0, ty.rank()));
+            exact_index_fact(cx, zero.add_signed(-1, &index_expr(cx, x))?, ty)
+        }
+        (UnaryOp::Abs, d) if !d.is_float() => {
+            let n = index_expr(cx, x).linear()?.clone();
+            exact_index_fact(cx, IndexExpr::Max(vec![n.times(-1)?, n]), ty)
+        }
+        _ => None,
+    }
+}
+
+#[derive(Clone, Copy)]
+enum FactOperand {
+    Value(ValueId),
+    Scalar(Scalar),
+}
+
+impl FactOperand {
+    fn to_fact(self, cx: &Rewriter, shape: &[Dim]) -> Option<MaskFact> {
+        match self {
+            FactOperand::Value(v) => {
+                let view = AxisView::broadcast(cx.shape(v), shape)?;
+                let of = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
+                    (MaskFact::Unknown, DType::Bool) => MaskFact::Condition(mask_condition(cx, v)),
+                    (MaskFact::Unknown, d) if !d.is_float() => MaskFact::Number(index_expr(cx, v)),
+                    (known, _) => known.clone(),
+                };
+                fact_through_view(&of, &view)
+            }
+            FactOperand::Scalar(Scalar::Bool(b)) => Some(MaskFact::Condition(MaskCondition::constant(b))),
+            FactOperand::Scalar(s) => Some(MaskFact::Select(MaskCondition::constant(true), [s, s])),
+        }
+    }
+
+    fn scalar(self, cx: &Rewriter) -> Option<Scalar> {
+        match self {
+            FactOperand::Value(v) => cx.known_elements(v)?.as_full(),
+            FactOperand::Scalar(s) => Some(s),
+        }
+    }
+
+    /// As sums of positions of a value of this shape, if it is an integer.
+    fn to_index_expr(self, cx: &Rewriter, shape: &[Dim]) -> Option<IndexExpr> {
+        if let Some(Scalar::Int(i)) = self.scalar(cx) {
+            return Some(IndexExpr::Linear(LinearExpr::constant(i, shape.len())));
+        }
+        let FactOperand::Value(v) = self else { return None };
+        if cx.ty(v).dtype.is_float() || cx.ty(v).dtype == DType::Bool {
+            return None;
+        }
+        index_expr(cx, v).through_view(&AxisView::broadcast(cx.shape(v), shape)?)
+    }
+}
+
+fn binary(cx: &Rewriter, op: BinaryOp, xy: [FactOperand; 2], value: ValueId) -> Option<MaskFact> {
+    let ty = cx.ty(value);
+    if let Some(found) = binary_of_select_fact(cx, op, xy, ty) {
+        return Some(found);
+    }
+    if op.is_comparison()
+        && let (Some(a), Some(b)) = (xy[0].to_index_expr(cx, &ty.shape), xy[1].to_index_expr(cx, &ty.shape))
+    {
+        return comparison_condition(op, &a, &b, value_witness(cx, value)).map(MaskFact::Condition);
+    }
+    if ty.dtype == DType::Bool {
+        let (MaskFact::Condition(a), MaskFact::Condition(b)) =
+            (xy[0].to_fact(cx, &ty.shape)?, xy[1].to_fact(cx, &ty.shape)?)
+        else {
+            return None;
+        };
+        return logical(op, a, b).map(MaskFact::Condition);
+    }
+    if ty.dtype.is_float() {
+        return None;
+    }
+    let (a, b) = (xy[0].to_index_expr(cx, &ty.shape)?, xy[1].to_index_expr(cx, &ty.shape)?);
+    if let BinaryOp::Add | BinaryOp::Sub = op {
+        return exact_index_fact(cx, a.add_signed(if op == BinaryOp::Add { 1 } else { -1 }, &b)?, ty);
+    }
+    let by = xy[1].scalar(cx).map(Scalar::as_i64);
+    let (x, y) = (a.linear()?, b.linear()?);
+    let number = match op {
+        BinaryOp::Mul => match (by, xy[0].scalar(cx).map(Scalar::as_i64)) {
+            (Some(by), _) => IndexExpr::Linear(x.times(by)?),
+            (None, Some(by)) => IndexExpr::Linear(y.times(by)?),
+            _ => return None,
+        },
+        BinaryOp::Max => IndexExpr::Max(vec![x.clone(), y.clone()]),
+        BinaryOp::Min => IndexExpr::Min(vec![x.clone(), y.clone()]),
+        BinaryOp::FloorDiv => {
+            let by = by.filter(|by| (1..=1 << 40).contains(by))?;
+            x.floor_div(by).map_or_else(|| IndexExpr::Floor(x.clone(), by), IndexExpr::Linear)
+        }
+        _ => return None,
+    };
+    exact_index_fact(cx, number, ty)
+}
+
+/// An op on one of two numbers and one number, on each of the two.
+fn binary_of_select_fact(
+    cx: &Rewriter,
+    op: BinaryOp,
+    xy: [FactOperand; 2],
+    ty: &TensorType,
+) -> Option<MaskFact> {
+    let (left, right) = (xy[0].scalar(cx), xy[1].scalar(cx));
+    let (x, one, swapped) = match (left, right) {
+        (None, Some(s)) => (xy[0], s, false),
+        (Some(s), None) => (xy[1], s, true),
+        _ => return None,
+    };
+    let MaskFact::Select(c, of) = x.to_fact(cx, &ty.shape)? else { return None };
+    let FactOperand::Value(v) = x else { return None };
+    let dtype = cx.ty(v).dtype;
+    let each = |s| {
+        if swapped { scalar::fold_binary(op, one, s, dtype) } else { scalar::fold_binary(op, s, one, dtype) }
+    };
+    Some(choice_fact(c, [each(of[0])?, each(of[1])?], ty.dtype))
+}
+
+fn comparison_condition(
+    op: BinaryOp,
+    a: &IndexExpr,
+    b: &IndexExpr,
+    witness: AtomWitness,
+) -> Option<MaskCondition> {
+    let contrary = AtomWitness { negated: true, ..witness.clone() };
+    match op {
+        BinaryOp::Ge => at_least_condition(a, b, &witness),
+        BinaryOp::Le => at_least_condition(b, a, &witness),
+        BinaryOp::Lt => at_least_condition(a, b, &contrary).map(MaskCondition::negate),
+        BinaryOp::Gt => at_least_condition(b, a, &contrary).map(MaskCondition::negate),
+        BinaryOp::Eq => at_least_condition(a, b, &witness)?.and(at_least_condition(b, a, &witness)?),
+        BinaryOp::Ne => {
+            Some(at_least_condition(a, b, &contrary)?.and(at_least_condition(b, a, &contrary)?)?.negate())
+        }
+        _ => None,
+    }
+}
+
+fn logical(op: BinaryOp, a: MaskCondition, b: MaskCondition) -> Option<MaskCondition> {
+    let (left, right) = (a.is_constant(), b.is_constant());
+    match op {
+        BinaryOp::And | BinaryOp::Min | BinaryOp::Mul => a.and(b),
+        BinaryOp::Or | BinaryOp::Max => a.or(b),
+        BinaryOp::Xor | BinaryOp::Ne | BinaryOp::Eq => {
+            let same = op == BinaryOp::Eq;
+            match (left, right) {
+                (_, Some(y)) => Some(if y == same { a } else { a.negate() }),
+                (Some(x), _) => Some(if x == same { b } else { b.negate() }),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn select(cx: &Rewriter, inputs: &[ValueId], ty: &TensorType) -> Option<MaskFact> {
+    let &[c, x, y] = inputs else { return None };
+    let all = |v| FactOperand::Value(v).to_fact(cx, &ty.shape);
+    let MaskFact::Condition(c) = all(c)? else { return None };
+    if ty.dtype == DType::Bool {
+        let (MaskFact::Condition(x), MaskFact::Condition(y)) = (all(x)?, all(y)?) else { return None };
+        let found = match (x.is_constant(), y.is_constant()) {
+            (Some(true), _) => c.or(y),
+            (Some(false), _) => c.negate().and(y),
+            (_, Some(true)) => c.negate().or(x),
+            (_, Some(false)) => c.and(x),
+            _ => None,
+        };
+        return found.map(MaskFact::Condition);
+    }
+    let full = |v| cx.known_elements(v)?.as_full();
+    match (full(x), full(y)) {
+        (Some(x), Some(y)) => Some(MaskFact::Select(c, [x, y])),
+        // One of two numbers, where the other branch is one of them as well.
+        (Some(x), None) => nested_select_fact(c, x, all(y)?),
+        (None, Some(y)) => nested_select_fact(c.negate(), y, all(x)?),
+        _ => None,
+    }
+}
+
+/// `x` where `c` holds, else one of two numbers of which `x` is one.
+fn nested_select_fact(c: MaskCondition, x: Scalar, other: MaskFact) -> Option<MaskFact> {
+    let MaskFact::Select(d, [p, q]) = other else { return None };
+    if x == p {
+        Some(MaskFact::Select(c.or(d)?, [p, q]))
+    } else {
+        (x == q).then_some(MaskFact::Select(c.negate().and(d)?, [p, q]))
+    }
+}
+
+/// `x` at indices along `axis` and those that follow it, in the place of which the axes of the indices stand. The indices lie
+/// within their axes: all sizes show it, or every run checks it.
+fn indexed_fact(
+    cx: &Rewriter,
+    axis: usize,
+    x: ValueId,
+    indices: &[ValueId],
+    value: ValueId,
+) -> Option<MaskFact> {
+    let ty = cx.ty(value);
+    let rank = ty.rank();
+    let of = cx.shape(x).len();
+    let inner = (rank + indices.len()).checked_sub(of)?;
+    let shape = ty.shape.get(axis..axis + inner)?;
+    let mut places = Vec::with_capacity(of);
+    for a in 0..of {
+        let along = |to: usize| {
+            let mut linear = LinearExpr::constant(0, rank);
+            if ty.shape[to].as_const() != Some(1) {
+                linear.steps[to] = 1;
+            }
+            linear
+        };
+        places.push(match a.checked_sub(axis) {
+            Some(k) if k < indices.len() => {
+                let index = FactOperand::Value(indices[k]).to_index_expr(cx, shape)?;
+                if !cx.has_checked_indices(value) && !is_inside(cx, index.linear()?, shape, &cx.shape(x)[a]) {
+                    return None;
+                }
+                // The axes of the indices stand behind those before `axis`.
+                let axes =
+                    (0..inner).map(|i| (ty.shape[axis + i].as_const() != Some(1)).then_some((axis + i, 1)));
+                index.linear()?.through_view(&AxisView::from_axes(axes.collect(), rank))?
+            }
+            Some(_) => along(a + inner - indices.len()),
+            None => along(a),
+        });
+    }
+    match &*mask_fact(cx, x) {
+        MaskFact::Number(n) => Some(MaskFact::Number(n.map_linear(|l| l.compose(&places, rank))?)),
+        _ => None,
+    }
+}
+
+/// Whether an index of this shape lies within an axis for all sizes.
+fn is_inside(cx: &Rewriter, index: &LinearExpr, shape: &[Dim], extent: &Dim) -> bool {
+    let within = |(low, high): (i64, i64)| {
+        low >= 0 && (Dim::from(high) + Dim::from(1)).provably_le(extent, cx.symbols())
+    };
+    index.range(cx.symbols(), shape).is_some_and(within)
+}

@@ -1,0 +1,207 @@
+//! What bounds and masks read, as values: operands of bounds, sums of elements, masks that are left.
+
+use symmc_ir::{
+    BinaryOp, BoundSide, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId, infer,
+};
+
+use super::bounds::{BoundOperand, PendingBound};
+use super::condition::AtomWitness;
+use super::linear::{AxisIndex, ElementRef, LinearExpr};
+use crate::rewrite::Rewriter;
+
+/// Positions beyond all extents.
+const FAR: i64 = 1 << 41;
+
+/// The operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
+pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
+    match &limit.operand {
+        BoundOperand::Sum(terms) => emit_element_sum(cx, terms, scores),
+        BoundOperand::Rows(rows) => {
+            let seen = emit_witness(cx, rows, scores)?;
+            let ty = TensorType::new(DType::I64, cx.shape(seen).to_vec());
+            let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
+            let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(FAR), scalar_left: false };
+            Some(cx.emit("limit", op, &[number], ty))
+        }
+        BoundOperand::Chunk { of, less, by } => {
+            let of = emit_linear(cx, of, scores)?;
+            let mut at = emit_binary_scalar(cx, BinaryOp::FloorDiv, of, *by);
+            at = emit_binary_scalar(cx, BinaryOp::Mul, at, *by);
+            if limit.bound.side == BoundSide::Below {
+                at = emit_binary_scalar(cx, BinaryOp::Add, at, *by);
+            }
+            let less = emit_linear(cx, less, scores)?;
+            emit_binary(cx, "chunk", BinaryOp::Sub, at, less)
+        }
+        BoundOperand::Segment { leaf, axis } => {
+            let value = emit_segment_boundary(cx, limit.bound.side, leaf.value, *axis)?;
+            emit_element(cx, &ElementRef { value, axis_indices: leaf.axis_indices.clone() }, scores)
+        }
+    }
+}
+
+/// A sum of elements as a value that broadcasts to the rows of the scores; `None` if it has no terms.
+fn emit_element_sum(cx: &mut Rewriter, terms: &[(i64, ElementRef)], scores: &[Dim]) -> Option<ValueId> {
+    let mut sum = None;
+    for (times, leaf) in terms {
+        let mut x = emit_element(cx, leaf, scores)?;
+        if terms.len() > 1 || *times != 1 {
+            let ty = TensorType::new(DType::I64, cx.shape(x).to_vec());
+            if cx.ty(x).dtype != DType::I64 {
+                x = cx.emit("wide", Op::Cast, &[x], ty.clone());
+            }
+            if *times != 1 {
+                let op =
+                    Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(*times), scalar_left: false };
+                x = cx.emit("times", op, &[x], ty);
+            }
+        }
+        sum = Some(match sum {
+            None => x,
+            Some(other) => emit_binary(cx, "position", BinaryOp::Add, other, x)?,
+        });
+    }
+    sum
+}
+
+/// All of some witnesses as a mask; `None` if there are none.
+pub fn emit_witness_mask(cx: &mut Rewriter, rest: &[AtomWitness], scores: &[Dim]) -> Option<ValueId> {
+    let mut all = None;
+    for one in rest {
+        let next = emit_witness(cx, one, scores)?;
+        all = Some(match all {
+            None => next,
+            Some(other) => emit_binary(cx, "mask", BinaryOp::And, other, next)?,
+        });
+    }
+    all
+}
+
+/// An op of two values that broadcast together.
+pub fn emit_binary(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: ValueId) -> Option<ValueId> {
+    let shape = infer::broadcast_shapes(&[cx.shape(x), cx.shape(y)]).ok()?;
+    let ty = TensorType::new(cx.ty(x).dtype, shape);
+    Some(cx.emit(part, Op::Binary(op), &[x, y], ty))
+}
+
+fn emit_witness(cx: &mut Rewriter, of: &AtomWitness, scores: &[Dim]) -> Option<ValueId> {
+    let value = emit_element(cx, &of.leaf, scores)?;
+    let ty = cx.ty(value).clone();
+    Some(if of.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
+}
+
+/// A leaf as a value whose axes are those of a shape, of extent 1 where it does not move along them.
+pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Option<ValueId> {
+    let mut value = leaf.value;
+    let mut order = Vec::new();
+    for (axis, place) in leaf.axis_indices.iter().enumerate() {
+        let (start, count) = match place {
+            AxisIndex::Fixed(at) => (at.clone(), Dim::from(1)),
+            AxisIndex::Along { axis: to, start } => {
+                order.push((*to, axis));
+                (start.clone(), shape.get(*to)?.clone())
+            }
+        };
+        let mut ty = cx.ty(value).clone();
+        if ty.shape[axis] != count {
+            ty.shape[axis] = count;
+            value = cx.emit("part", Op::Slice { axis, start, step: 1 }, &[value], ty);
+        }
+    }
+    order.sort_unstable();
+    // Two axes that move along one would be a diagonal.
+    if order.windows(2).any(|w| w[0].0 == w[1].0) {
+        return None;
+    }
+    let fixed = (0..leaf.axis_indices.len()).filter(|a| !order.iter().any(|(_, axis)| axis == a));
+    let perm: Vec<usize> = fixed.chain(order.iter().map(|(_, axis)| *axis)).collect();
+    let ty = cx.ty(value).clone();
+    let turned = TensorType::new(ty.dtype, perm.iter().map(|&a| ty.shape[a].clone()).collect::<Vec<_>>());
+    let value = cx.emit("axes", Op::Permute { perm }, &[value], turned);
+    let mut wide = vec![Dim::from(1); shape.len()];
+    order.iter().for_each(|&(to, _)| wide[to] = shape[to].clone());
+    Some(cx.reshape(value, wide))
+}
+
+/// What a sum of positions that moves along rows alone is for each row, as i64 `[.., l, 1]`.
+fn emit_linear(cx: &mut Rewriter, x: &LinearExpr, scores: &[Dim]) -> Option<ValueId> {
+    let [row, _] = row_and_column_axes(scores)?;
+    let mut at = emit_dim(cx, &x.constant, scores.len())?;
+    if x.steps[row] != 0 {
+        let index = emit_row_index(cx, &Dim::from(0), scores)?;
+        let moved = emit_binary_scalar(cx, BinaryOp::Mul, index, x.steps[row]);
+        at = emit_binary(cx, "position", BinaryOp::Add, at, moved)?;
+    }
+    let Some(mut terms) = emit_element_sum(cx, &x.terms, scores) else { return Some(at) };
+    if cx.ty(terms).dtype != DType::I64 {
+        let ty = TensorType::new(DType::I64, cx.shape(terms).to_vec());
+        terms = cx.emit("wide", Op::Cast, &[terms], ty);
+    }
+    emit_binary(cx, "position", BinaryOp::Add, at, terms)
+}
+
+/// For each element of a cumulative sum of bools where the elements that equal it begin, or behind the last of them on the side
+/// below. The sums are at most as large as the axis.
+fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis: usize) -> Option<ValueId> {
+    let shape = cx.shape(sums).to_vec();
+    let mut rooms = shape.clone();
+    rooms[axis] = shape[axis].clone() + Dim::from(1);
+    let (start, combine) = match side {
+        BoundSide::From => (0, ReductionKind::Min),
+        BoundSide::Below => (1, ReductionKind::Max),
+    };
+    let of = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
+    let fill = if side == BoundSide::From { i64::MAX } else { 0 };
+    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], of(rooms.clone()));
+    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], of(vec![shape[axis].clone()]));
+    let mut along = vec![Dim::from(1); shape.len()];
+    along[axis] = shape[axis].clone();
+    let at = cx.reshape(at, along);
+    let at = cx.expand(at, shape.clone());
+    let scatter = Op::ScatterElements { axis, combine: Some(combine) };
+    let ends = cx.emit("segment", scatter, &[none, sums, at], of(rooms));
+    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], of(shape)))
+}
+
+pub fn emit_binary_scalar(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
+    let ty = cx.ty(x).clone();
+    cx.emit("limit", Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x], ty)
+}
+
+/// The number that a dim is, as a value of so many axes.
+pub fn emit_dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
+    let ty = TensorType::new(DType::I64, vec![Dim::from(1); rank]);
+    if let Some(number) = dim.as_const() {
+        return Some(cx.emit("number", Op::Full(Scalar::Int(number)), &[], ty));
+    }
+    let at = emit_range(cx, dim, Dim::from(1))?;
+    Some(cx.reshape(at, ty.shape))
+}
+
+/// As many integers as an extent, in a row, from a dim on.
+fn emit_range(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
+    let of = |n: Dim| TensorType::new(DType::I64, vec![n]);
+    if let Some(start) = start.as_const() {
+        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], of(count)));
+    }
+    if start.bounds(cx.symbols()).0 < 0 {
+        return None;
+    }
+    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], of(start.clone() + count.clone()));
+    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], of(count)))
+}
+
+/// The index of each row and a dim, as i64 `[.., l, 1]`.
+pub fn emit_row_index(cx: &mut Rewriter, start: &Dim, scores: &[Dim]) -> Option<ValueId> {
+    let [row, _] = row_and_column_axes(scores)?;
+    let all = emit_range(cx, start, scores[row].clone())?;
+    let mut shape = vec![Dim::from(1); scores.len()];
+    shape[row] = scores[row].clone();
+    Some(cx.reshape(all, shape))
+}
+
+/// The axes of rows and of columns, the last two.
+pub fn row_and_column_axes(scores: &[Dim]) -> Option<[usize; 2]> {
+    let column = scores.len().checked_sub(1)?;
+    Some([column.checked_sub(1)?, column])
+}

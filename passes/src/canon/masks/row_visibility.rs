@@ -1,0 +1,148 @@
+//! Which rows see a column at all, and what those have that do not.
+//!
+//! A row whose scores are all replaced by one lowest number has equal weights: the mean of the values. Attention with
+//! bounds gives such a row zeros, or what a mask that is left lets it see. So where it cannot be shown that each row sees
+//! a column, that is computed: of what the bounds leave of a row, an interval, the columns that the rest lets through are
+//! counted by cumulative sums. Nothing of this is as large as the scores.
+
+use symmc_ir::{BinaryOp, BoundSide, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId, infer};
+
+use super::bounds::{ConditionSplit, PendingBound};
+use super::operands::{self, emit_binary, emit_binary_scalar, emit_dim, emit_row_index, row_and_column_axes};
+use crate::rewrite::Rewriter;
+
+/// A bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` where what is left of the
+/// condition depends on rows.
+pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[Dim]) -> Option<ValueId> {
+    let [row, _] = row_and_column_axes(scores)?;
+    let columns = scores.last()?;
+    if split.rest.iter().any(|w| w.leaf.varies_along(row)) || columns.bounds(cx.symbols()).0 < 1 {
+        return None;
+    }
+    let end = emit_dim(cx, columns, scores.len())?;
+    let (mut below, mut from): (ValueId, Option<ValueId>) = (end, None);
+    for limit in &split.bounds {
+        let at = emit_bound_position(cx, limit, scores)?;
+        match limit.bound.side {
+            BoundSide::Below => below = emit_binary(cx, "below", BinaryOp::Min, below, at)?,
+            BoundSide::From => {
+                from = Some(match from {
+                    None => at,
+                    Some(other) => emit_binary(cx, "from", BinaryOp::Max, other, at)?,
+                });
+            }
+        }
+    }
+    let mut below = emit_binary_scalar(cx, BinaryOp::Max, below, 0);
+    if let Some(at) = from {
+        let within = emit_binary(cx, "from", BinaryOp::Min, at, end)?;
+        from = Some(emit_binary_scalar(cx, BinaryOp::Max, within, 0));
+    }
+    if let Some(rest) = operands::emit_witness_mask(cx, &split.rest, scores) {
+        let counts = emit_prefix_counts(cx, rest)?;
+        below = emit_gather(cx, counts, below)?;
+        if let Some(at) = from {
+            from = Some(emit_gather(cx, counts, at)?);
+        }
+    }
+    let (high, low) = match from {
+        Some(from) => (below, from),
+        None => {
+            let ty = TensorType::new(DType::Bool, cx.shape(below).to_vec());
+            let op = Op::BinaryScalar { op: BinaryOp::Gt, scalar: Scalar::Int(0), scalar_left: false };
+            return Some(cx.emit("sees", op, &[below], ty));
+        }
+    };
+    let shape = infer::broadcast_shapes(&[cx.shape(high), cx.shape(low)]).ok()?;
+    Some(cx.emit("sees", Op::Binary(BinaryOp::Gt), &[high, low], TensorType::new(DType::Bool, shape)))
+}
+
+/// Where a bound is for each row, as i64 `[.., l, 1]`.
+fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
+    let bound = &limit.bound;
+    let mut at = match bound.row {
+        true => emit_row_index(cx, &bound.add, scores)?,
+        false => emit_dim(cx, &bound.add, scores.len())?,
+    };
+    if bound.operand {
+        let mut x = operands::emit_bound_operand(cx, limit, scores)?;
+        if cx.ty(x).dtype != DType::I64 {
+            let ty = TensorType::new(DType::I64, cx.shape(x).to_vec());
+            x = cx.emit("wide", Op::Cast, &[x], ty);
+        }
+        at = emit_binary(cx, "position", BinaryOp::Add, at, x)?;
+    }
+    if let Some(chunk) = bound.chunk {
+        let chunk = i64::try_from(chunk).ok()?;
+        at = emit_binary_scalar(cx, BinaryOp::FloorDiv, at, chunk);
+        at = emit_binary_scalar(cx, BinaryOp::Mul, at, chunk);
+        if bound.side == BoundSide::Below {
+            at = emit_binary_scalar(cx, BinaryOp::Add, at, chunk);
+        }
+    }
+    Some(at)
+}
+
+/// How many of a bool mask `[.., s]` are true before each column and before the end, `[.., s + 1]`.
+fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
+    let mut shape = cx.shape(mask).to_vec();
+    let axis = shape.len().checked_sub(1)?;
+    let sums = cx.emit("counts", Op::CumSum { axis }, &[mask], TensorType::new(DType::I64, shape.clone()));
+    let columns = std::mem::replace(&mut shape[axis], Dim::from(1));
+    let none = cx.emit("counts", Op::Full(Scalar::Int(0)), &[], TensorType::new(DType::I64, shape.clone()));
+    shape[axis] = columns + Dim::from(1);
+    Some(cx.emit("counts", Op::Concat { axis }, &[none, sums], TensorType::new(DType::I64, shape)))
+}
+
+/// The elements of `[.., 1, n]` at the positions `[.., l, 1]`.
+fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
+    let at = emit_transpose(cx, at)?;
+    let (from, to) = (cx.shape(x).to_vec(), cx.shape(at).to_vec());
+    let axis = to.len().checked_sub(1)?;
+    let outer = infer::broadcast_shapes(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
+    let wide = |last: &Dim| [&outer[..], std::slice::from_ref(last)].concat();
+    let (x, at) = (cx.expand(x, wide(&from[axis])), cx.expand(at, wide(&to[axis])));
+    let ty = TensorType::new(DType::I64, cx.shape(at).to_vec());
+    let found = cx.emit("counts", Op::GatherElements { axis }, &[x, at], ty);
+    emit_transpose(cx, found)
+}
+
+/// With the last two axes in turn.
+fn emit_transpose(cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
+    let mut ty = cx.ty(x).clone();
+    let [row, column] = row_and_column_axes(&ty.shape)?;
+    let mut perm: Vec<usize> = (0..ty.shape.len()).collect();
+    perm.swap(row, column);
+    ty.shape.swap(row, column);
+    Some(cx.emit("axes", Op::Permute { perm }, &[x], ty))
+}
+
+/// What attention gives, but for the rows that do not see a column the mean of the values `[.., g, s, f]`.
+pub fn emit_mean_for_hidden_rows(
+    cx: &mut Rewriter,
+    y: ValueId,
+    sees: ValueId,
+    v: ValueId,
+) -> Option<ValueId> {
+    let (ty, mut mean) = (cx.ty(y).clone(), cx.ty(v).clone());
+    let axis = mean.shape.len().checked_sub(2)?;
+    mean.shape[axis] = Dim::from(1);
+    let shape = mean.shape.clone();
+    let op = Op::Reduce { op: ReductionKind::Mean, axes: vec![axis], keep: true };
+    let mut even = cx.emit("mean", op, &[v], mean);
+    // Heads that share values.
+    if let (Some(own), Some(heads)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
+        let (groups, heads) = (shape[own].clone(), ty.shape[heads].clone());
+        if groups != heads && groups.as_const() != Some(1) {
+            let times = heads.exact_div(&groups)?;
+            let (before, behind) = shape.split_at(own + 1);
+            let narrow = [before, &[Dim::from(1)], behind].concat();
+            let wide = [before, &[times], behind].concat();
+            let whole = [&shape[..own], &[heads], behind].concat();
+            let each = cx.reshape(even, narrow);
+            let each = cx.expand(each, wide);
+            even = cx.reshape(each, whole);
+        }
+    }
+    Some(cx.emit("even", Op::Select, &[sees, y, even], ty))
+}

@@ -1,0 +1,118 @@
+//! What became of the collectives that the canonical form no longer has, or has in part.
+//!
+//! Passes record it as they rewrite. A rule of the rewriter that replaces a collective, or a node that reads collectives by one that is a
+//! collective, is found by the values that it was given and that it gave.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use symmc_ir::{Dim, Graph, Node, Op, TensorType, ValueId};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReplacedCollective {
+    /// The collective: the name of its result in the program.
+    pub collective: String,
+    pub rule: &'static str,
+    pub what: String,
+    /// The collectives that do what is left of its work, by the names of their results.
+    pub by: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CollectiveChange {
+    pub replaced: ReplacedCollective,
+    /// Its bytes in the program: of the result of an all-gather, of the operand of others.
+    pub bytes: Dim,
+}
+
+/// The name of the reason that nothing needs a collective any more.
+const UNUSED: &str = "unused";
+/// The name of the reason that only a part of a collective is computed.
+const IN_PART: &str = "only_what_is_used";
+
+/// The collective that a value is the result of, or a view of that.
+pub fn find_collective(graph: &Graph, mut value: ValueId) -> Option<ValueId> {
+    loop {
+        let node = &graph.nodes[graph.defining_node(value)?];
+        match &node.op {
+            Op::Collective(_) => return Some(value),
+            op if op.is_view() => value = *node.inputs.first()?,
+            _ => return None,
+        }
+    }
+}
+
+/// What became of the collectives of `source` that `canonical` no longer has, or has in part, by what passes recorded one after another.
+pub fn collective_changes(
+    source: &Graph,
+    canonical: &Graph,
+    recorded: Vec<ReplacedCollective>,
+) -> Vec<CollectiveChange> {
+    let kept: BTreeMap<&str, &TensorType> =
+        collectives(canonical).map(|(name, node)| (name, result(canonical, node))).collect();
+    let mut last: BTreeMap<String, ReplacedCollective> = BTreeMap::new();
+    for record in recorded {
+        // The collective itself is not what stands for it.
+        let by = record.by.into_iter().filter(|name| *name != record.collective).collect();
+        last.insert(record.collective.clone(), ReplacedCollective { by, ..record });
+    }
+    let mut open: Vec<String> = Vec::new();
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    let mut out = Vec::new();
+    for (name, node) in collectives(source) {
+        let bytes = communicated_bytes(source, node);
+        let found = match kept.get(name) {
+            Some(&ty) if ty == result(source, node) => continue,
+            Some(&ty) => ReplacedCollective {
+                collective: name.into(),
+                rule: IN_PART,
+                what: partial_use_text(
+                    &ty.display(&canonical.symbols).to_string(),
+                    &result(source, node).display(&source.symbols).to_string(),
+                ),
+                by: vec![name.into()],
+            },
+            None => last.get(name).cloned().unwrap_or_else(|| unused(name)),
+        };
+        open.extend(found.by.iter().cloned());
+        out.push(CollectiveChange { replaced: found, bytes });
+    }
+    // Collectives that a pass added and a later one replaced.
+    let of_source: BTreeSet<&str> = collectives(source).map(|(name, _)| name).collect();
+    while let Some(name) = open.pop() {
+        if kept.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
+            continue;
+        }
+        let found = last.get(&name).cloned().unwrap_or_else(|| unused(&name));
+        open.extend(found.by.iter().cloned());
+        out.push(CollectiveChange { replaced: found, bytes: Dim::from(0) });
+    }
+    out
+}
+
+/// The longest types, in bytes, that a text shows.
+const SHOWN: usize = 500;
+
+fn partial_use_text(part: &str, whole: &str) -> String {
+    let what = "only what is used of it is communicated";
+    if part.len() + whole.len() > SHOWN { what.into() } else { format!("{what}: {part} of {whole}") }
+}
+
+fn unused(name: &str) -> ReplacedCollective {
+    let what = "nothing needs what it gives any more".to_string();
+    ReplacedCollective { collective: name.into(), rule: UNUSED, what, by: Vec::new() }
+}
+
+fn collectives(graph: &Graph) -> impl Iterator<Item = (&str, &Node)> {
+    let all = graph.nodes.iter().filter(|(_, node)| node.op.as_collective().is_some());
+    all.map(|(id, node)| (graph.node_name(id), node))
+}
+
+fn result<'g>(graph: &'g Graph, node: &Node) -> &'g TensorType {
+    graph.ty(node.outputs[0])
+}
+
+fn communicated_bytes(graph: &Graph, node: &Node) -> Dim {
+    let gathers = node.op.as_collective().is_some_and(|c| c.kind == symmc_ir::CollectiveKind::AllGather);
+    let of = if gathers { &node.outputs } else { &node.inputs };
+    of.first().map_or(Dim::from(0), |&v| graph.ty(v).bytes())
+}

@@ -1,0 +1,110 @@
+//! Results that are stored in the order in which they are read.
+//!
+//! Attention gives `[.., h, l, f]`, its gradient results of that form, and most programs go on with `[.., l, h, f]`, all heads of a row in a run: a reshape of the
+//! permuted result would copy it. Where every reader permutes a result in the same way, perhaps behind a reshape that takes
+//! axes of extent 1 away or adds some, it is stored so. That rests on all readers, so it is no rule of the rewriter, which
+//! sees a node before those that read it.
+
+use symmc_ir::closed_form::non_unit_axes;
+use symmc_ir::{Graph, NodeId, Op, TensorType, ValueId};
+
+/// The graph with results of attention stored as all their readers permute them; `None` if there are none.
+pub fn store_as_read(graph: &Graph) -> Option<Graph> {
+    if !graph.nodes.values().any(|node| node.op.is_permutable()) {
+        return None;
+    }
+    let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.values.len()];
+    for (id, node) in graph.nodes.iter() {
+        node.inputs.iter().for_each(|&v| readers[value_index(v)].push(id));
+    }
+    for output in &graph.outputs {
+        // Whoever calls the program reads it as it is.
+        readers[value_index(output.value)].clear();
+    }
+    let mut out = graph.clone();
+    let mut found = false;
+    for (id, node) in graph.nodes.iter() {
+        let results = node.outputs.get(..node.op.permuted_results()).unwrap_or_default();
+        let orders: Option<Vec<ReadPermutation<'_>>> =
+            results.iter().map(|&r| find_read_permutation(graph, &readers, r)).collect();
+        let Some(orders) = orders else { continue };
+        let Some((first, rest)) = orders.split_first() else { continue };
+        if rest.iter().any(|other| other.stored != first.stored) {
+            continue;
+        }
+        for (&result, ReadPermutation { read, perm, stored }) in results.iter().zip(&orders) {
+            out.values[result].ty = permute_type(graph.ty(result), stored);
+            out.values[*read].ty = permute_type(graph.ty(*read), perm);
+            for &reader in &readers[value_index(*read)] {
+                out.nodes[reader].op = Op::Permute { perm: (0..perm.len()).collect() };
+            }
+        }
+        out.nodes[id].op = Op::Permuted { op: Box::new(node.op.clone()), perm: first.stored.clone() };
+        found = true;
+    }
+    found.then_some(out)
+}
+
+/// How the readers of a result permute it.
+struct ReadPermutation<'g> {
+    /// What they read: the result, or its reshape.
+    read: ValueId,
+    /// Their permutation of that.
+    perm: &'g [usize],
+    /// The same permutation of the result itself.
+    stored: Vec<usize>,
+}
+
+fn find_read_permutation<'g>(
+    graph: &'g Graph,
+    readers: &[Vec<NodeId>],
+    result: ValueId,
+) -> Option<ReadPermutation<'g>> {
+    let between = unit_reshape_reader(graph, &readers[value_index(result)]);
+    let read = between.map_or(result, |reshape| graph.nodes[reshape].outputs[0]);
+    let perm = common_permutation(graph, &readers[value_index(read)])?;
+    Some(ReadPermutation { read, perm, stored: lift_permutation(graph, result, read, perm) })
+}
+
+fn value_index(value: ValueId) -> usize {
+    symmc_ir::entity::Entity::index(value)
+}
+
+fn permute_type(ty: &TensorType, perm: &[usize]) -> TensorType {
+    TensorType::new(ty.dtype, perm.iter().filter_map(|&axis| ty.shape.get(axis).cloned()).collect::<Vec<_>>())
+}
+
+/// The reader, if it is one and reshapes such that only axes of extent 1 come and go.
+fn unit_reshape_reader(graph: &Graph, readers: &[NodeId]) -> Option<NodeId> {
+    let &[reader] = readers else { return None };
+    let node = &graph.nodes[reader];
+    let (Op::Reshape, &[x], &[y]) = (&node.op, &node.inputs[..], &node.outputs[..]) else { return None };
+    let extents = |v| non_unit_axes(&graph.ty(v).shape).map(|(_, extent)| extent);
+    extents(x).eq(extents(y)).then_some(reader)
+}
+
+/// The permutation of `result` that keeps its elements in the order of `perm` of `read`, which has the same axes but for
+/// those of extent 1.
+fn lift_permutation(graph: &Graph, result: ValueId, read: ValueId, perm: &[usize]) -> Vec<usize> {
+    if result == read {
+        return perm.to_vec();
+    }
+    let axes = |v: ValueId| non_unit_axes(&graph.ty(v).shape).map(|(axis, _)| axis).collect::<Vec<_>>();
+    let (own, seen) = (axes(result), axes(read));
+    let place = |axis: &usize| seen.iter().position(|s| s == axis).map(|place| own[place]);
+    let units = (0..graph.ty(result).rank()).filter(|axis| !own.contains(axis));
+    units.chain(perm.iter().filter_map(place)).collect()
+}
+
+/// How all of these nodes permute their operand, if they do it in the same way and its last axis stays the last: elements
+/// of a row are stored in runs.
+fn common_permutation<'g>(graph: &'g Graph, readers: &[NodeId]) -> Option<&'g [usize]> {
+    let permutes = |&id: &NodeId| match &graph.nodes[id].op {
+        Op::Permute { perm } => Some(&perm[..]),
+        _ => None,
+    };
+    let (first, rest) = readers.split_first()?;
+    let perm = permutes(first)?;
+    let same = rest.iter().all(|id| permutes(id) == Some(perm));
+    (same && perm.last().is_some_and(|&last| last + 1 == perm.len())).then_some(perm)
+}

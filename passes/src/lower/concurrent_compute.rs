@@ -1,0 +1,167 @@
+//! How much compute can run beside each region.
+//!
+//! A node that computes is beside a region if no node of the region needs it and it needs none of them. A node beside
+//! several regions counts for each with an equal part: it hides only one at a time. Once there is a schedule, what it has beside
+//! the collectives of a region counts instead ([`Overlap::Scheduled`]). What that is for, and what it
+//! costs to be beside compute, is told in [`symmc_ir::machine`].
+//!
+//! A node more than [`WINDOW`] nodes before a region or after it is not counted: what a schedule moves so far takes memory all
+//! the way. So the time that this takes grows with the program and not with the product of nodes and regions.
+//!
+//! Estimates of compute are rough, so amounts are rounded down to three binary digits of microseconds, and few
+//! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::machine::{OperationCounts, TrafficModel};
+use symmc_ir::{Graph, Node, NodeId, Op};
+
+use super::context::{AssumedSchedule, LowerContext, Overlap};
+
+/// The least that counts, in microseconds.
+const LEAST: u64 = 8;
+/// Regions that one word of bits tells of.
+const WORD: usize = 64;
+/// How many nodes before and after regions can be beside them.
+const WINDOW: usize = 1 << 13;
+
+/// For each region, given by its nodes, the microseconds of compute that can run beside it, on a machine that tells what
+/// communication takes from compute; on others nothing is known to.
+pub fn concurrent_compute_us(
+    graph: &Graph,
+    regions: &[&[NodeId]],
+    context: &LowerContext,
+    schedule: &AssumedSchedule,
+) -> Vec<u64> {
+    if context.profile.multiprocessors.is_none() {
+        return vec![0; regions.len()];
+    }
+    if let Overlap::Scheduled(beside) = &schedule.overlap {
+        let of = |n: &NodeId| beside.get(graph.node_name(*n)).copied().unwrap_or(0.0);
+        return regions.iter().map(|nodes| round_down_us(nodes.iter().map(of).sum::<f64>() as u64)).collect();
+    }
+    let before: Vec<Vec<usize>> = graph.nodes.values().map(|node| operands(graph, node)).collect();
+    let words = group_into_words(regions);
+    let mut inside = vec![false; graph.nodes.len()];
+    regions.iter().flat_map(|nodes| nodes.iter()).for_each(|n| inside[n.index()] = true);
+    // Sums and casts of regions may go as they are rewritten: they hide nothing for sure.
+    let hides: Vec<bool> = graph.nodes.iter().map(|(id, n)| computes(n) && !inside[id.index()]).collect();
+    let mut among = vec![0u32; graph.nodes.len()];
+    for word in &words {
+        for (n, bits) in independent_nodes(&before, regions, word).filter(|&(n, _)| hides[n]) {
+            among[n] += bits.count_ones();
+        }
+    }
+    let us: Vec<f64> = graph.nodes.keys().map(|id| share_us(graph, id, among[id.index()], context)).collect();
+    let mut out = vec![0.0; regions.len()];
+    for word in &words {
+        for (n, mut bits) in independent_nodes(&before, regions, word).filter(|&(n, _)| hides[n]) {
+            while bits != 0 {
+                out[word[bits.trailing_zeros() as usize]] += us[n];
+                bits &= bits - 1;
+            }
+        }
+    }
+    out.into_iter().map(|us: f64| round_down_us(us as u64)).collect()
+}
+
+/// The microseconds that a node hides of each of so many regions.
+fn share_us(graph: &Graph, node: NodeId, among: u32, context: &LowerContext) -> f64 {
+    if among == 0 { 0.0 } else { compute_us(graph, node, context) / f64::from(among) }
+}
+
+/// The regions in words, those that are near to each other in the program in one.
+fn group_into_words(regions: &[&[NodeId]]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..regions.len()).collect();
+    order.sort_by_key(|&r| regions[r].iter().min().copied());
+    order.chunks(WORD).map(<[usize]>::to_vec).collect()
+}
+
+/// The estimated microseconds of all computation of a program, one node after another.
+pub fn computation_us(graph: &Graph, context: &LowerContext) -> f64 {
+    graph.nodes.keys().map(|id| node_computation_us(graph, id, context)).sum()
+}
+
+/// The estimated microseconds of a node that computes; none of views and collectives.
+pub fn node_computation_us(graph: &Graph, node: NodeId, context: &LowerContext) -> f64 {
+    if computes(&graph.nodes[node]) { compute_us(graph, node, context) } else { 0.0 }
+}
+
+/// Each node near these regions, at most as many as a word has bits, with those that it neither needs nor is needed by. `before`
+/// gives the nodes that each node reads.
+fn independent_nodes(
+    before: &[Vec<usize>],
+    regions: &[&[NodeId]],
+    word: &[usize],
+) -> impl Iterator<Item = (usize, u64)> + use<> {
+    let nodes = || word.iter().flat_map(|&r| regions[r]).map(|n| n.index());
+    let near = nodes().min().map_or(0..0, |first| {
+        let last = nodes().max().unwrap_or(first);
+        first.saturating_sub(WINDOW)..last.saturating_add(WINDOW + 1).min(before.len())
+    });
+    let all = if word.len() < WORD { (1 << word.len()) - 1 } else { u64::MAX };
+    let mut needs = vec![0u64; near.len()];
+    for (bit, &r) in word.iter().enumerate() {
+        regions[r].iter().for_each(|n| needs[n.index() - near.start] |= 1 << bit);
+    }
+    // Nodes that need each other have only nodes between them on the way, so those outside do not matter.
+    let inner = |n: usize| before[n].iter().filter(|d| near.contains(d)).map(|d| d - near.start);
+    let mut needed = needs.clone();
+    for n in near.clone() {
+        let bits = inner(n).fold(0, |bits, d| bits | needs[d]);
+        needs[n - near.start] |= bits;
+    }
+    for n in near.clone().rev() {
+        let bits = needed[n - near.start];
+        inner(n).for_each(|d| needed[d] |= bits);
+    }
+    near.zip(needs).zip(needed).map(move |((n, needs), needed)| (n, all & !(needs | needed)))
+}
+
+fn operands(graph: &Graph, node: &Node) -> Vec<usize> {
+    node.inputs.iter().filter_map(|&v| graph.defining_node(v)).map(|n| n.index()).collect()
+}
+
+fn computes(node: &Node) -> bool {
+    !node.op.is_view() && node.op.as_collective().is_none()
+}
+
+fn compute_us(graph: &Graph, node: NodeId, context: &LowerContext) -> f64 {
+    let in_place = |n: NodeId, _| match graph.nodes[n].op {
+        Op::Concat { axis } => is_outermost(graph, n, axis),
+        _ => true,
+    };
+    let memory = TrafficModel { base: |v| v, bytes: |v| context.bytes(graph.ty(v)), in_place };
+    let operands = (0..graph.nodes[node].inputs.len()).map(|k| (node, k));
+    let results = graph.nodes[node].outputs.iter().copied();
+    let moved = memory.step_traffic(graph, [node].into_iter(), operands, results);
+    if moved.kernels == 0 {
+        return 0.0;
+    }
+    let operations = OperationCounts::count_node(graph, &graph.nodes[node], |d| context.upper_bound(d));
+    context.profile.compute_us(moved.bytes, operations)
+}
+
+/// Whether operands of a concatenation are contiguous pieces of the result.
+fn is_outermost(graph: &Graph, node: NodeId, axis: usize) -> bool {
+    let shape = graph.nodes[node].outputs.first().map_or(&[][..], |&v| &graph.ty(v).shape);
+    shape.iter().take(axis).all(|d| d.as_const() == Some(1))
+}
+
+/// Rounded down to three binary digits, or to nothing.
+fn round_down_us(us: u64) -> u64 {
+    if us < LEAST {
+        return 0;
+    }
+    let dropped = (u64::BITS - us.leading_zeros()).saturating_sub(3);
+    us >> dropped << dropped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_digits_are_kept_of_what_counts() {
+        assert_eq!([0, 7, 8, 9, 15, 17, 1334].map(round_down_us), [0, 0, 8, 8, 14, 16, 1280]);
+    }
+}

@@ -1,0 +1,234 @@
+//! The cheapest way through a small e-graph, by branch and bound.
+//!
+//! The greedy search of `extract` pays for a shared part with the class that needs it first. Here all ways are compared: a class that is
+//! needed and has no node yet takes each of its nodes in turn, cheapest first, and a branch ends where its cost and the least cost of
+//! what is still open are no less than the best way found. Of nodes that are one collective of the same operands, run by different variants,
+//! only the cheapest can be part of the best way. The search gives up after [`MOST_STEPS`], and the best way so far counts.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use egg::{Id, Language};
+
+use super::extract::{self, CostModel, EPSILON, Extraction, is_plain};
+use super::language::{Lang, LangEGraph};
+
+/// The most nodes that are tried.
+const MOST_STEPS: usize = 1 << 14;
+
+/// A way that is cheaper than `least` for these roots and that `is_allowed`, if there is one; the cheapest, if the search ends in time.
+pub fn find_cheaper_extraction(
+    graph: &LangEGraph,
+    roots: &[Id],
+    uses: &CostModel,
+    least: f64,
+    is_allowed: &dyn Fn(&Extraction) -> bool,
+) -> Option<Extraction> {
+    let mut search = ExtractionSearch {
+        graph,
+        uses,
+        options: HashMap::new(),
+        chosen: BTreeMap::new(),
+        is_allowed,
+        least,
+        best: None,
+        steps: 0,
+    };
+    let open = roots.iter().map(|&root| graph.find(root)).collect();
+    search.search_open_classes(&open, 0.0);
+    search.best
+}
+
+/// A node of a class that can be run, with its cost and what it needs.
+#[derive(Clone)]
+struct ClassChoice {
+    node: Lang,
+    us: f64,
+    needs: Vec<Id>,
+}
+
+struct ExtractionSearch<'a> {
+    graph: &'a LangEGraph,
+    uses: &'a CostModel,
+    options: HashMap<Id, Vec<ClassChoice>>,
+    chosen: BTreeMap<Id, ClassChoice>,
+    is_allowed: &'a dyn Fn(&Extraction) -> bool,
+    least: f64,
+    best: Option<Extraction>,
+    steps: usize,
+}
+
+impl ExtractionSearch<'_> {
+    /// Tries all ways to give the open classes, beside those chosen, which cost `us`.
+    fn search_open_classes(&mut self, open: &BTreeSet<Id>, us: f64) {
+        let bound: f64 =
+            open.iter().map(|&class| self.class_choices(class).first().map_or(f64::MAX, |way| way.us)).sum();
+        if us + bound >= self.least - EPSILON || self.steps >= MOST_STEPS {
+            return;
+        }
+        // Later classes need earlier ones more often than the reverse.
+        let Some(&class) = open.last() else {
+            let taken: Extraction =
+                self.chosen.iter().map(|(&class, way)| (class, way.node.clone())).collect();
+            if (self.is_allowed)(&taken) {
+                self.least = us;
+                self.best = Some(taken);
+            }
+            return;
+        };
+        for way in self.class_choices(class).to_vec() {
+            self.steps += 1;
+            if way.needs.iter().any(|&need| self.reaches(need, class)) {
+                continue;
+            }
+            let mut next = open.clone();
+            next.remove(&class);
+            next.extend(way.needs.iter().filter(|need| !self.chosen.contains_key(need)));
+            let cost = us + way.us;
+            self.chosen.insert(class, way);
+            self.search_open_classes(&next, cost);
+            self.chosen.remove(&class);
+        }
+    }
+
+    /// Whether a class needs another by the nodes that are chosen.
+    fn reaches(&self, from: Id, to: Id) -> bool {
+        let (mut open, mut seen) = (vec![from], BTreeSet::new());
+        while let Some(class) = open.pop() {
+            if class == to {
+                return true;
+            }
+            if seen.insert(class)
+                && let Some(way) = self.chosen.get(&class)
+            {
+                open.extend(&way.needs);
+            }
+        }
+        false
+    }
+
+    /// The ways to give a class, cheapest first; of equal ones plain first.
+    fn class_choices(&mut self, class: Id) -> &[ClassChoice] {
+        let (graph, uses) = (self.graph, self.uses);
+        self.options.entry(class).or_insert_with(|| list_class_choices(graph, uses, class))
+    }
+}
+
+fn list_class_choices(graph: &LangEGraph, uses: &CostModel, class: Id) -> Vec<ClassChoice> {
+    let mut nodes: Vec<&Lang> = graph[class].nodes.iter().collect();
+    nodes.sort_by_key(|node| (!is_plain(node), *node));
+    let mut out: Vec<ClassChoice> = Vec::new();
+    for node in nodes {
+        let Some(cost) = extract::node_cost(graph, class, node, uses) else { continue };
+        let needs: Vec<Id> = node.children().iter().map(|&child| graph.find(child)).collect();
+        let same = |way: &&mut ClassChoice| {
+            let collectives =
+                matches!((&way.node, node), (Lang::Collective(a, ..), Lang::Collective(b, ..)) if a == b);
+            collectives && way.needs == needs
+        };
+        match out.iter_mut().find(same) {
+            Some(way) if cost.us < way.us - EPSILON => {
+                *way = ClassChoice { node: node.clone(), us: cost.us, needs }
+            }
+            Some(_) => {}
+            None => out.push(ClassChoice { node: node.clone(), us: cost.us, needs }),
+        }
+    }
+    out.sort_by(|a, b| a.us.total_cmp(&b.us));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use symmc_ir::machine::MachineProfile;
+    use symmc_ir::{Numerics, NumericsClass, text};
+
+    use super::super::context::AssumedSchedule;
+    use super::super::solve::{CompiledRules, SaturatedRegion, build_cost_model};
+    use super::super::{LowerConfig, build_context, region};
+    use super::*;
+
+    /// The least cost of the classes that are open, over all ways, without any bound.
+    fn least(
+        graph: &LangEGraph,
+        uses: &CostModel,
+        open: &BTreeSet<Id>,
+        chosen: &mut BTreeMap<Id, Lang>,
+    ) -> f64 {
+        let Some(&class) = open.first() else {
+            return if is_ordered(graph, chosen) { 0.0 } else { f64::INFINITY };
+        };
+        let mut best = f64::INFINITY;
+        for node in &graph[class].nodes {
+            let Some(cost) = extract::node_cost(graph, class, node, uses) else { continue };
+            chosen.insert(class, node.clone());
+            let mut next = open.clone();
+            next.remove(&class);
+            next.extend(node.children().iter().map(|&c| graph.find(c)).filter(|c| !chosen.contains_key(c)));
+            best = best.min(cost.us + least(graph, uses, &next, chosen));
+            chosen.remove(&class);
+        }
+        best
+    }
+
+    fn is_ordered(graph: &LangEGraph, chosen: &BTreeMap<Id, Lang>) -> bool {
+        let mut done: BTreeSet<Id> = BTreeSet::new();
+        loop {
+            let ready = chosen.iter().filter(|(class, node)| {
+                !done.contains(class) && node.children().iter().all(|&c| done.contains(&graph.find(c)))
+            });
+            let ready: Vec<Id> = ready.map(|(&class, _)| class).collect();
+            if ready.is_empty() {
+                return done.len() == chosen.len();
+            }
+            done.extend(ready);
+        }
+    }
+
+    const HEAD: &str = "program \"p\" ranks 4\ngroup @w world\narg %x: f32[64, 64]\narg %y: f32[64, 64]\n";
+    const PROGRAMS: [&str; 5] = [
+        "%r: f32[64, 64] = all_reduce %x op=sum group=@w\nreturn %r\n",
+        "%s: f32[16, 64] = reduce_scatter %x op=sum group=@w\n%r: f32[64, 64] = all_reduce %x op=sum group=@w\n\
+         return %s\nreturn %r\n",
+        "%s: f32[16, 64] = reduce_scatter %x op=max group=@w\n%t: f64[16, 64] = cast %s\n\
+         %r: f64[64, 64] = all_gather %t group=@w\nreturn %r\nreturn %t\n",
+        "%r: f32[64, 64] = all_reduce %x op=sum group=@w\n%s: f32[64, 64] = all_reduce %y op=sum group=@w\n\
+         %t: f32[64, 64] = add %r, %s\nreturn %t\n",
+        "%c: f64[64, 64] = cast %x\n%a: f64[64, 64] = all_to_all %c splits=even group=@w\n\
+         %b: f32[64, 64] = cast %a\nreturn %b\n",
+    ];
+
+    #[test]
+    fn small_programs_are_run_in_the_cheapest_way_of_all() {
+        for (body, variants) in
+            PROGRAMS.iter().flat_map(|p| [(p, &["ll"][..]), (p, &["pull", "two_shot"][..])])
+        {
+            let graph = text::parse(&format!("{HEAD}{body}")).expect("a program");
+            let numerics: Numerics = NumericsClass::Reassociate.into();
+            let mut config = LowerConfig {
+                numerics,
+                ..LowerConfig::new(MachineProfile::builtin("h200x4").expect("it is built in"))
+            };
+            config.variants = Some(
+                variants.iter().filter_map(|name| symmc_ir::CollectiveVariant::from_name(name)).collect(),
+            );
+            let context = Arc::new(build_context(&graph, &config).expect("the profile has plain"));
+            let rules = CompiledRules::compiled(numerics).expect("rules parse");
+            for region in region::find_regions(&graph, &config.bound, &context, &AssumedSchedule::default()) {
+                let saturated = SaturatedRegion::new(&region.key.form, &context, &rules.all, false)
+                    .expect("it is imported");
+                let uses = build_cost_model(&saturated.graph, &saturated.imported, &region.key);
+                let roots = saturated
+                    .imported
+                    .result_classes(&saturated.graph, &region.key.form, |used| used.outside);
+                let open = roots.iter().map(|&root| saturated.graph.find(root)).collect();
+                let expected = least(&saturated.graph, &uses, &open, &mut BTreeMap::new());
+                let found = find_cheaper_extraction(&saturated.graph, &roots, &uses, f64::MAX, &|_| true)
+                    .expect("there is a way");
+                let found = extract::extraction_us(&saturated.graph, &found, &uses).expect("it can be run");
+                assert!((found - expected).abs() < 1e-9, "{found} is not {expected}: {body}");
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The reasons of decisions: the rules by which what is run equals what the program says.
+//!
+//! A collective that is run by a variant of its own has that variant's rule as its reason. Only other reasons are asked of the e-graph, by
+//! a second one that keeps explanations, which take most of the time of a region.
+
+use egg::{FlatTerm, Id, Language, RecExpr};
+
+use super::decisions::{ABSORBED, RegionDecision};
+use super::extract::{self, CostModel, Extraction};
+use super::imported_region::ImportedRegion;
+use super::language::{self, Lang, LangEGraph};
+use super::rules;
+
+pub struct DecisionExplainer<'a> {
+    pub graph: &'a LangEGraph,
+    pub imported: &'a ImportedRegion,
+    pub taken: &'a Extraction,
+}
+
+impl DecisionExplainer<'_> {
+    /// Gives the collectives that are run by variants of their own their reason, and returns the positions of the other decisions.
+    pub fn name_variants(&self, decisions: &mut [RegionDecision]) -> Vec<usize> {
+        let mut open = Vec::new();
+        for (i, decision) in decisions.iter_mut().enumerate().filter(|(_, d)| d.chosen != ABSORBED) {
+            match self.variant_rule(decision) {
+                Some(rule) => {
+                    let us = decision.alternatives.iter().find(|(name, _)| *name == decision.chosen);
+                    decision.rules = vec![(rule, us.map(|(_, cost)| cost.us))];
+                }
+                None => open.push(i),
+            }
+        }
+        open
+    }
+
+    /// The rule of the variant of a collective that is run as the program has it.
+    fn variant_rule(&self, decision: &RegionDecision) -> Option<String> {
+        let own = &self.imported.nodes[decision.node];
+        if decision.root != decision.node {
+            return None;
+        }
+        let class = self.graph.find(own.class);
+        let (Lang::Collective(name, ..), Some(taken)) = (&own.node, self.taken.get(&class)) else {
+            return None;
+        };
+        let operands = own.node.children().iter().map(|&child| self.graph.find(child));
+        let same = taken.children().iter().map(|&child| self.graph.find(child)).eq(operands);
+        match taken {
+            Lang::Collective(of, Some(_), _) if of == name && same => {
+                let (collective, _) = language::as_collective(self.graph, taken)?;
+                Some(rules::variant_rule_name(&collective.kind, collective.variant?))
+            }
+            _ => None,
+        }
+    }
+
+    /// The rules from a collective of the program, or a sum of several, to what is run for it, in order, with the time of what each put
+    /// in place. `graph` is the e-graph of the region with explanations.
+    pub fn explain(
+        &self,
+        decision: &RegionDecision,
+        graph: &mut LangEGraph,
+        uses: &CostModel,
+    ) -> Vec<(String, Option<f64>)> {
+        let from = &self.imported.nodes[decision.root];
+        let Some(to) = self.imported.expression(self.graph, self.graph.find(from.class), self.taken) else {
+            return Vec::new();
+        };
+        rules_between(graph, &from.expression, &to, uses)
+    }
+}
+
+/// The rules on the way from one expression to an equal one, in order, with the time of what each put in place.
+fn rules_between(
+    graph: &mut LangEGraph,
+    from: &RecExpr<Lang>,
+    to: &RecExpr<Lang>,
+    uses: &CostModel,
+) -> Vec<(String, Option<f64>)> {
+    if graph.lookup_expr(from).is_none() || graph.lookup_expr(from) != graph.lookup_expr(to) {
+        return Vec::new();
+    }
+    let mut rules = Vec::new();
+    for term in graph.explain_equivalence(from, to).make_flat_explanation() {
+        collect_rules(graph, term, uses, &mut rules);
+    }
+    rules
+}
+
+fn collect_rules(
+    graph: &LangEGraph,
+    term: &FlatTerm<Lang>,
+    uses: &CostModel,
+    out: &mut Vec<(String, Option<f64>)>,
+) {
+    for rule in [term.forward_rule, term.backward_rule].into_iter().flatten() {
+        out.push((rule.to_string(), term_us(graph, term, uses)));
+    }
+    term.children.iter().for_each(|child| collect_rules(graph, child, uses, out));
+}
+
+/// The estimate of the collective at the top of a term; `None` if there is none, or no variant runs it yet.
+fn term_us(graph: &LangEGraph, term: &FlatTerm<Lang>, uses: &CostModel) -> Option<f64> {
+    let Lang::Collective(..) = term.node else { return None };
+    let (class, node) = term_node(graph, term)?;
+    extract::node_cost(graph, class, &node, uses).map(|cost| cost.us)
+}
+
+/// The node at the top of a term, over the classes of what is below it, and its class.
+fn term_node(graph: &LangEGraph, term: &FlatTerm<Lang>) -> Option<(Id, Lang)> {
+    let below = term.children.iter().map(|child| term_node(graph, child).map(|(class, _)| class));
+    let mut below = below.collect::<Option<Vec<Id>>>()?.into_iter();
+    let node = term.node.clone().map_children(|id| below.next().unwrap_or(id));
+    Some((graph.lookup(node.clone())?, node))
+}

@@ -1,0 +1,92 @@
+//! What it costs collectives to run as one step with others, and by which variant they do so best.
+
+use std::collections::BTreeSet;
+
+use symmc_ir::dispatch::shared_contract;
+use symmc_ir::layout::compute_layouts;
+use symmc_ir::machine::{CollectiveLimits, OperationCounts};
+use symmc_ir::{
+    Collective, CollectiveKind, CollectiveVariant, EntityMap, Graph, InputId, Node, ValueDef, ValueId,
+};
+
+use super::context::{LowerContext, RegionSurroundings};
+
+/// What is lost, in microseconds, if a collective runs with others by each of [`Collectives::VARIANTS`]; none where it cannot.
+pub type JointLosses = [Option<f64>; CollectiveLimits::VARIANTS.len()];
+
+/// What running with others costs a collective besides its bytes.
+pub struct JointLossModel<'a> {
+    graph: &'a Graph,
+    context: &'a LowerContext,
+    bases: EntityMap<ValueId, ValueId>,
+    /// The inputs that the planner can put into symmetric memory.
+    bound: &'a BTreeSet<InputId>,
+    returned: BTreeSet<ValueId>,
+    /// Collectives that are one kernel with the step that reads their result.
+    added: BTreeSet<ValueId>,
+}
+
+impl<'a> JointLossModel<'a> {
+    pub fn new(graph: &'a Graph, context: &'a LowerContext, bound: &'a BTreeSet<InputId>) -> Self {
+        let added =
+            symmc_dispatch::fusible_collectives(graph, &context.profile).into_iter().map(|(value, _)| value);
+        JointLossModel {
+            graph,
+            context,
+            bases: compute_layouts(graph).values().map(|layout| layout.base).collect(),
+            bound,
+            returned: graph.outputs.iter().map(|o| o.value).collect(),
+            added: added.collect(),
+        }
+    }
+
+    /// The losses of a collective: copies into symmetric memory and out of it, and the step that its own kernel would do.
+    pub fn collective_losses(&self, node: &Node, collective: &Collective) -> JointLosses {
+        let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else {
+            return JointLosses::default();
+        };
+        CollectiveLimits::VARIANTS.map(|variant| {
+            let contract = shared_contract(&Collective { variant: Some(variant), ..collective.clone() })?;
+            let input = match self.graph.values[self.bases[operand]].def {
+                ValueDef::Input(input) => !self.bound.contains(&input),
+                ValueDef::Node(..) => false,
+            };
+            let kernel_us = |is_needed: bool, v: ValueId| if is_needed { self.kernel_us(v) } else { 0.0 };
+            let added_us = match self.added.contains(&result) {
+                true => self.context.profile.compute_us(0, OperationCounts::default()),
+                false => 0.0,
+            };
+            let returned = self.returned.contains(&result);
+            Some(
+                kernel_us(contract.symmetric_operand && input, operand)
+                    + kernel_us(contract.symmetric_result && returned, result)
+                    + added_us,
+            )
+        })
+    }
+
+    fn kernel_us(&self, value: ValueId) -> f64 {
+        let moved = self.context.bytes(self.graph.ty(value)).saturating_mul(2);
+        self.context.profile.compute_us(moved, OperationCounts::default())
+    }
+}
+
+/// The best variant for collectives that run as one step, with its time and what is lost.
+pub fn best_joint_variant(
+    context: &LowerContext,
+    collectives: &[(&Collective, u64)],
+    losses: &JointLosses,
+    surroundings: RegionSurroundings,
+) -> Option<(CollectiveVariant, f64)> {
+    let (first, _) = collectives.first()?;
+    let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
+    let of = |(&variant, lost_us): (&CollectiveVariant, &Option<f64>)| {
+        let us = context.estimate_joint_us(&all, first.group, variant, (*lost_us)?, surroundings)?;
+        Some((variant, us + (*lost_us)?))
+    };
+    CollectiveLimits::VARIANTS.iter().zip(losses).filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+pub fn sum_losses(a: JointLosses, b: JointLosses) -> JointLosses {
+    std::array::from_fn(|k| Some(a[k]? + b[k]?))
+}

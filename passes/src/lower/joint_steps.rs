@@ -1,0 +1,183 @@
+//! Collectives that run as one step, each with its own operand and result: one start-up and one pair of barriers (a dispatch of the form
+//! `collectives`).
+//!
+//! Unlike a coalesced collective, such a set needs no copies, and its collectives may be of several kinds and dtypes. Its variant is one
+//! for all. Sets are found as those of coalesced collectives are (`coalesce`), and are formed after the variants of single collectives are
+//! chosen: rewriting does not see them. A member that rewriting has replaced leaves its set.
+
+use std::collections::{BTreeSet, HashMap};
+
+use symmc_ir::entity::Entity;
+use symmc_ir::{
+    Collective, CollectiveVariant, Dispatch, DispatchForm, Graph, GraphOutput, GroupId, InputId, NodeId, Op,
+};
+use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
+
+use super::coalesce::{CollectiveSet, sized_collective};
+use super::coalesced_graph::{NodeOrSet, order_units};
+use super::context::{AssumedSchedule, LowerContext, RegionSurroundings};
+use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
+use crate::rewrite::copy_inputs;
+
+/// The rule by which decisions name collectives that run as one step.
+pub const TOGETHER: &str = "run_collectives_together";
+
+/// The program with its sets of collectives as steps, given by the names of their results, and the number of sets that there are. Decisions
+/// then say so. Sets that cannot be steps are left as they are.
+pub fn join_steps(
+    graph: Graph,
+    sets: &[Vec<String>],
+    bound: &BTreeSet<InputId>,
+    context: &LowerContext,
+    schedule: &AssumedSchedule,
+    decisions: &mut [Decision],
+) -> (Graph, usize) {
+    let mut found = find_joint_steps(&graph, sets, bound, context, schedule, decisions);
+    let mut joined = with_steps(&graph, &found);
+    if joined.is_none() {
+        // Sets that need each other: each that can stand beside those before it.
+        for set in std::mem::take(&mut found) {
+            found.push(set);
+            match with_steps(&graph, &found) {
+                Some(more) => joined = Some(more),
+                None => drop(found.pop()),
+            }
+        }
+    }
+    let Some(joined) = joined.filter(|_| !found.is_empty()) else { return (graph, 0) };
+    for set in &found {
+        set.update_decisions(&graph, context, decisions);
+    }
+    (joined, found.len())
+}
+
+struct JointStep {
+    members: CollectiveSet,
+    group: GroupId,
+    variant: CollectiveVariant,
+    us: f64,
+}
+
+/// The program in which these sets are steps. `None` if they need each other.
+fn with_steps(graph: &Graph, found: &[JointStep]) -> Option<Graph> {
+    let mut chosen = graph.clone();
+    for set in found {
+        for &id in &set.members {
+            if let Op::Collective(c) = &mut chosen.nodes[id].op {
+                c.variant = Some(set.variant);
+                // Of several groups with the same cells one stands for all.
+                c.group = set.group;
+            }
+        }
+    }
+    let members: Vec<CollectiveSet> = found.iter().map(|set| set.members.clone()).collect();
+    make_adjacent(&chosen, &members)
+}
+
+fn find_joint_steps(
+    graph: &Graph,
+    sets: &[Vec<String>],
+    bound: &BTreeSet<InputId>,
+    context: &LowerContext,
+    schedule: &AssumedSchedule,
+    decisions: &[Decision],
+) -> Vec<JointStep> {
+    let by_itself = decisions.iter().filter(|d| d.nodes[..] == [d.collective.clone()]);
+    let by_itself: BTreeSet<&str> = by_itself.map(|d| d.collective.as_str()).collect();
+    let is_single = |id: &NodeId| {
+        by_itself.contains(graph.node_name(*id))
+            && sized_collective(graph, context, &graph.nodes[*id]).is_some()
+    };
+    let nodes: HashMap<&str, NodeId> =
+        graph.nodes.keys().filter(is_single).map(|id| (graph.node_name(id), id)).collect();
+    let losses = JointLossModel::new(graph, context, bound);
+    let mut out = Vec::new();
+    for set in sets {
+        let mut members: CollectiveSet =
+            set.iter().filter_map(|name| nodes.get(name.as_str()).copied()).collect();
+        members.sort_unstable();
+        let all: Vec<(&Collective, u64)> =
+            members.iter().filter_map(|&id| sized_collective(graph, context, &graph.nodes[id])).collect();
+        let Some(&(first, _)) = all.first().filter(|_| all.len() > 1) else { continue };
+        if all.iter().any(|(c, _)| !graph.have_same_cells(c.group, first.group)) {
+            continue;
+        }
+        let lost =
+            members.iter().zip(&all).map(|(&id, (c, _))| losses.collective_losses(&graph.nodes[id], c));
+        let lost = lost.fold(JointLosses::from([Some(0.0); 3]), sum_losses);
+        let names = || members.iter().map(|&id| graph.node_name(id));
+        let surroundings = schedule.surroundings_of(names());
+        if let Some((variant, us)) = best_joint_variant(context, &all, &lost, surroundings) {
+            out.push(JointStep { members, group: first.group, variant, us });
+        }
+    }
+    out
+}
+
+impl JointStep {
+    /// Lets the decisions of the members say how they run. Each has the part of the time of the step that it has of their times alone.
+    fn update_decisions(&self, graph: &Graph, context: &LowerContext, decisions: &mut [Decision]) {
+        let chosen = format!("together.{}", self.variant);
+        let alone_us = |id: NodeId| {
+            let (c, bytes) = sized_collective(graph, context, &graph.nodes[id])?;
+            context.estimate_us(&c.kind, c.group, self.variant, bytes, 0.0, RegionSurroundings::default())
+        };
+        let all_us: f64 = self.members.iter().filter_map(|&id| alone_us(id)).sum();
+        for &id in &self.members {
+            let Some(decision) = decisions.iter_mut().find(|d| d.collective == graph.node_name(id)) else {
+                continue;
+            };
+            let part = alone_us(id).filter(|_| all_us > 0.0).map_or(0.0, |us| us / all_us);
+            let us = (self.us * part * 1000.0).round() / 1000.0;
+            decision.chosen.clone_from(&chosen);
+            decision.alternatives.push(DecisionAlternative {
+                name: chosen.clone(),
+                us,
+                copy_us: 0.0,
+                saved_us: 0.0,
+            });
+            decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
+            // Rules with a time say how it would run by itself.
+            decision.rules.retain(|rule| rule.us.is_none());
+            decision.rules.push(AppliedRule { name: TOGETHER.into(), us: Some(us) });
+        }
+    }
+}
+
+/// The program with the nodes of each set next to each other, as a dispatch. `None` if they need each other.
+fn make_adjacent(from: &Graph, sets: &[CollectiveSet]) -> Option<Graph> {
+    let mut set_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
+    for (s, set) in sets.iter().enumerate() {
+        for id in set {
+            if set_of.get_mut(id.index())?.replace(s).is_some() {
+                return None;
+            }
+        }
+    }
+    let (mut to, mut map) = copy_inputs(from);
+    let mut add = |id: NodeId, to: &mut Graph| -> Option<NodeId> {
+        let node = &from.nodes[id];
+        let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
+        let results = node.outputs.iter().map(|&v| &from.values[v]);
+        let new =
+            to.add_node(node.op.clone(), inputs, results.map(|v| (v.name.clone(), v.ty.clone())).collect());
+        for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
+            map[old] = Some(new);
+        }
+        Some(new)
+    };
+    for unit in order_units(from, sets, &set_of)? {
+        match unit {
+            NodeOrSet::Node(id) => drop(add(id, &mut to)?),
+            NodeOrSet::Set(s) => {
+                let new = sets[s].iter().map(|&id| add(id, &mut to)).collect::<Option<Vec<NodeId>>>()?;
+                let (&first, &last) = (new.first()?, new.last()?);
+                to.dispatches.push(Dispatch { form: DispatchForm::Collectives, first, last });
+            }
+        }
+    }
+    for output in &from.outputs {
+        to.outputs.push(GraphOutput { value: map[output.value]?, kind: output.kind });
+    }
+    Some(to)
+}

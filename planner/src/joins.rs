@@ -1,0 +1,84 @@
+//! How long collectives may be in flight: joins between [`at_once`] and [`awaited`] that fit memory.
+//!
+//! What a collective touches stays occupied until its join. Beginning with none in flight, one collective after
+//! another, in the order of the steps, gets the latest join at which no instant exceeds the limit of its arena.
+//!
+//! [`at_once`]: crate::liveness::at_once
+//! [`awaited`]: crate::liveness::awaited
+
+use symmc_plan::Lane;
+
+use crate::order::ArenaDemand;
+use crate::scheduled::{PlacedSteps, SizedClass};
+
+/// The joins of each step. `sized` are the classes of `placed`, which has nothing in flight; `awaited` are the latest
+/// joins of use, and `limit` is what each arena may hold at any instant.
+pub fn latest_joins_within(
+    placed: &PlacedSteps,
+    sized: &[SizedClass],
+    awaited: &[u32],
+    limit: ArenaDemand,
+) -> Vec<u32> {
+    let mut load = arena_loads(sized, awaited.len());
+    // The end of each class, its bytes and arena. What wraps is occupied to the end as it is.
+    let mut held: Vec<Option<(usize, u64, usize)>> = vec![None; placed.classes.list.len()];
+    for s in sized.iter().filter(|s| s.block.start < s.block.end) {
+        held[s.class] = Some((s.block.end, s.block.size, s.arena as usize));
+    }
+    let mut joined = placed.live.joined.clone();
+    for (s, step) in placed.steps.list.iter().enumerate().filter(|(_, step)| step.lane == Lane::Comm) {
+        let mut own: Vec<usize> = step
+            .reads
+            .iter()
+            .chain(&step.writes)
+            .filter_map(|&v| placed.classes.class_of[v].map(|c| c as usize))
+            .filter(|&c| held[c].is_some())
+            .collect();
+        own.sort_unstable();
+        own.dedup();
+        let mut join = joined[s] as usize;
+        while join < awaited[s] as usize {
+            let mut more = [0u64; 2];
+            for (end, size, arena) in own.iter().filter_map(|&c| held[c]) {
+                more[arena] = more[arena].saturating_add(if end <= join { size } else { 0 });
+            }
+            if (0..2).any(|a| more[a] > 0 && load[a][join].saturating_add(more[a]) > limit[a]) {
+                break;
+            }
+            (0..2).for_each(|a| load[a][join] = load[a][join].saturating_add(more[a]));
+            join += 1;
+        }
+        joined[s] = join as u32;
+        for &c in &own {
+            if let Some((end, ..)) = &mut held[c] {
+                *end = (*end).max(join);
+            }
+        }
+    }
+    joined
+}
+
+/// The bytes of each arena that are occupied at each of so many steps.
+fn arena_loads(sized: &[SizedClass], steps: usize) -> [Vec<u64>; 2] {
+    // By how much the sum rises from one step to the next.
+    let mut rises = [vec![0i128; steps + 1], vec![0i128; steps + 1]];
+    for s in sized {
+        let (block, rises) = (s.block, &mut rises[s.arena as usize]);
+        let wraps = block.start >= block.end;
+        for (start, end) in [(block.start, if wraps { steps } else { block.end }), (0, block.end)] {
+            rises[start.min(steps)] += i128::from(block.size);
+            rises[end.min(steps)] -= i128::from(block.size);
+            if !wraps {
+                break;
+            }
+        }
+    }
+    rises.map(|rises| {
+        let mut sum = 0;
+        let sums = rises.iter().take(steps).map(|rise| {
+            sum += rise;
+            u64::try_from(sum).unwrap_or(u64::MAX)
+        });
+        sums.collect()
+    })
+}

@@ -1,0 +1,78 @@
+//! What must be alike on ranks that joined by themselves, besides plan, sizes and number of runs.
+//!
+//! A term is a text, or content that is too large to be read only to be compared: a file of tensors. Of content,
+//! ranks first compare what the system says identifies it, the same file of the same age on one machine. Only where
+//! that differs does every rank read all of it, and digests of every byte are compared.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Result, RunError};
+
+/// Bytes that ranks must have alike.
+pub trait TermContent: Send + Sync {
+    /// What identifies the content without reading it. Contents of one identity are equal; others may be.
+    fn identity(&self) -> std::io::Result<String>;
+
+    /// A digest of every byte.
+    fn digest(&self) -> std::io::Result<String>;
+}
+
+#[derive(Clone)]
+pub struct JoinTerm {
+    /// Its name: `seed`, `tensors`.
+    pub name: String,
+    pub value: JoinTermValue,
+}
+
+#[derive(Clone)]
+pub enum JoinTermValue {
+    Text(String),
+    Content(Arc<dyn TermContent>),
+}
+
+impl JoinTerm {
+    pub fn text(name: impl Into<String>, value: impl Into<String>) -> JoinTerm {
+        JoinTerm { name: name.into(), value: JoinTermValue::Text(value.into()) }
+    }
+
+    pub fn content(name: impl Into<String>, content: Arc<dyn TermContent>) -> JoinTerm {
+        JoinTerm { name: name.into(), value: JoinTermValue::Content(content) }
+    }
+
+    /// The name, and what is compared first.
+    pub(crate) fn compared_value(&self) -> Result<(String, String)> {
+        let value = match &self.value {
+            JoinTermValue::Text(text) => text.clone(),
+            JoinTermValue::Content(content) => content.identity().map_err(|e| self.read_error(&e))?,
+        };
+        Ok((self.name.clone(), value))
+    }
+
+    pub(crate) fn digest(&self) -> Result<Option<(String, String)>> {
+        match &self.value {
+            JoinTermValue::Text(_) => Ok(None),
+            JoinTermValue::Content(content) => {
+                let digest = content.digest().map_err(|e| self.read_error(&e))?;
+                Ok(Some((self.name.clone(), digest)))
+            }
+        }
+    }
+
+    pub(crate) fn is_content(&self) -> bool {
+        matches!(self.value, JoinTermValue::Content(_))
+    }
+
+    fn read_error(&self, error: &std::io::Error) -> RunError {
+        RunError::Invalid(format!("{}: {error}", self.name))
+    }
+}
+
+impl fmt::Debug for JoinTerm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            JoinTermValue::Text(text) => write!(f, "{}={text}", self.name),
+            JoinTermValue::Content(_) => write!(f, "{} (content)", self.name),
+        }
+    }
+}

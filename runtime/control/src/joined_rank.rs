@@ -1,0 +1,198 @@
+//! A rank that has joined: its peers have come and run the same, and are watched until it leaves.
+//!
+//! A rank that joined for a session leaves it when its caller wants, without a wait for peers that go on. A rank that joined
+//! for a job ends with the job of all ranks, and learns how that ended.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::control::RankProgress;
+use crate::domain::SharedRunMemory;
+use crate::error::{Result, RunError};
+use crate::link::CoordinatorLink;
+
+#[derive(Debug)]
+pub struct JoinedRank {
+    link: CoordinatorLink,
+    rank: u32,
+    domain: SharedRunMemory,
+    /// On rank 0 of ranks that no launcher coordinates, the thread that does.
+    coordinator: Option<JoinHandle<Result<()>>>,
+    /// How long rank 0 waits for the others at most when it closes a session.
+    close_timeout: Duration,
+}
+
+/// How a rank leaves a session in which it has no run in progress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeaveMode {
+    /// Its caller closed the session.
+    Closed,
+    /// Its caller dropped the session, and does not expect that this takes long.
+    Dropped,
+}
+
+impl LeaveMode {
+    /// How long rank 0 waits for the others, if it would wait for `close_timeout` when it closes.
+    fn max_wait(self, close_timeout: Duration) -> Duration {
+        match self {
+            LeaveMode::Closed => close_timeout,
+            LeaveMode::Dropped => close_timeout.min(Duration::from_millis(500)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProgressRecording {
+    /// When each begins and ends.
+    All,
+    /// While the rank waits for its end, if it does.
+    Awaited,
+}
+
+impl ProgressRecording {
+    /// Whether a rank is not through the last run of another one, or has yet to begin what that one has ended.
+    fn is_within_run(self, rank: &RankProgress, other: &RankProgress) -> bool {
+        let has_ended = self == ProgressRecording::All && other.beats > 0 && !other.running;
+        (rank.running && rank.run <= other.run) || (has_ended && (rank.beats == 0 || rank.run < other.run))
+    }
+}
+
+impl JoinedRank {
+    pub(crate) fn new(link: CoordinatorLink, rank: u32, domain: SharedRunMemory) -> JoinedRank {
+        JoinedRank { link, rank, domain, coordinator: None, close_timeout: Duration::ZERO }
+    }
+
+    /// Rank 0 with the thread that coordinates all ranks.
+    pub(crate) fn with_coordinator(self, coordinator: JoinHandle<Result<()>>) -> JoinedRank {
+        JoinedRank { coordinator: Some(coordinator), ..self }
+    }
+
+    /// Rank 0 waits at most so long for the others when it closes a session.
+    pub fn with_close_timeout(self, close_timeout: Duration) -> JoinedRank {
+        JoinedRank { close_timeout, ..self }
+    }
+
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    pub fn domain(&self) -> &SharedRunMemory {
+        &self.domain
+    }
+
+    /// Says that this rank is ready to run; returns when all are.
+    pub fn start(&self) -> Result<()> {
+        self.link.start()
+    }
+
+    /// Ends the run on all ranks, because of what happened on this one; the error that explains it best.
+    pub fn fail_run(&self, error: RunError) -> RunError {
+        self.domain.control.abort(self.rank, &error);
+        self.link.report_failure(error)
+    }
+
+    /// Whether the run goes on.
+    pub fn expect_running(&self) -> Result<()> {
+        self.domain.control.abort_reason().map_or(Ok(()), Err)
+    }
+
+    pub fn send_answer(&self, answer: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(answer).map_err(|e| RunError::system("writing an answer", e))?;
+        self.link.send_answer(&text)
+    }
+
+    /// Ends a job with how it went on this rank; returns how it ended for all ranks.
+    pub fn conclude_job(self, result: Result<()>) -> Result<()> {
+        let result = self.link.report_result(result);
+        let verdict = self.coordinator.map_or(Ok(()), await_coordinator);
+        verdict.and(result)
+    }
+
+    /// Leaves a session after this many runs, without waiting for the others to leave: they may do so late, and wait for this
+    /// rank before. Where ranks are processes, rank 0, whose coordinator goes on but lives no longer than this process, waits
+    /// until they have ended the runs that it has ended, but no longer than the limit, or half a second if the session is
+    /// dropped. Peers that begin another run than these are refused.
+    pub fn leave_session(self, recorded: ProgressRecording, runs: u64, leaving: LeaveMode) {
+        let (control, me) = (self.domain.control.clone(), self.rank);
+        control.set_closed(me, runs);
+        let own = control.progress(me);
+        let others = (0..control.ranks()).filter(|&rank| rank != me);
+        let within = |rank| recorded.is_within_run(&control.progress(rank), &own);
+        // A coordinator that is gone needs no notice.
+        let _ = self.link.report_done();
+        drop(self.link);
+        let Some(coordinator) = self.coordinator else { return };
+        let until = Instant::now() + leaving.max_wait(self.close_timeout);
+        let mut pause = Duration::from_micros(50);
+        while !coordinator.is_finished() && others.clone().any(within) && Instant::now() < until {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Waits until the coordinator has said how the run ended.
+pub(crate) fn await_coordinator(coordinator: JoinHandle<Result<()>>) -> Result<()> {
+    coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+    use crate::channel::Channel;
+    use crate::link::CoordinatorLinkConfig;
+    use crate::opening::{CoordinatedBy, OpeningRank};
+    use crate::steps::LocateStep;
+
+    const LIMIT: Duration = Duration::from_secs(3600);
+
+    /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator goes on: it does not wait for the
+    /// limit. A watchdog ends rank 1's run after 30 seconds.
+    #[test]
+    fn a_session_that_is_dropped_does_not_wait_for_peers_for_the_limit() {
+        let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
+        let control = domain.control.clone();
+        for rank in [0, 1] {
+            control.begin_run(rank, Some((0, 0)));
+        }
+        control.begin_run(0, None);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
+        let (ours, _theirs) = pair.expect("sockets");
+        let opening = OpeningRank::new(0, CoordinatedBy::Rank0, LIMIT, Duration::ZERO);
+        let config = CoordinatorLinkConfig {
+            control: control.clone(),
+            rank: 0,
+            by: CoordinatedBy::Rank0,
+            locate_step: LocateStep::default(),
+            limit: LIMIT,
+        };
+        let link = CoordinatorLink::new(Channel::new(ours, 0), config, opening);
+        let (left, has_left) = mpsc::channel::<()>();
+        let is_late = Arc::new(AtomicBool::new(false));
+        let (notified, late) = (control.clone(), is_late.clone());
+        let coordinator = std::thread::spawn(move || {
+            if has_left.recv_timeout(Duration::from_secs(30)).is_err() {
+                late.store(true, Ordering::Relaxed);
+                notified.begin_run(1, None);
+            }
+            Ok(())
+        });
+        let rank = JoinedRank::new(link, 0, domain).with_coordinator(coordinator).with_close_timeout(LIMIT);
+        rank.leave_session(ProgressRecording::All, 1, LeaveMode::Dropped);
+        let _ = left.send(());
+        assert!(!is_late.load(Ordering::Relaxed), "it waited for rank 1");
+        assert_eq!(control.runs_before_close(0), Some(1));
+        assert_eq!(
+            (LeaveMode::Closed.max_wait(LIMIT), LeaveMode::Dropped.max_wait(Duration::ZERO)),
+            (LIMIT, Duration::ZERO)
+        );
+    }
+}

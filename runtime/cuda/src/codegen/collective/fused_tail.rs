@@ -1,0 +1,372 @@
+//! All-reduces whose result is added to a residual, and perhaps normalised, right behind: one kernel.
+//!
+//! Towards peers the kernel is the all-reduce, at its place in the order; it rounds where the single steps round. A
+//! two-shot is the same towards peers with the addition and without.
+//!
+//! Such kernels are the all-reduce by `ll`, and the two-shot of large tensors, which takes the addition alone: what the
+//! norm needs comes with the last chunk. With a norm the lines of one kernel bring the whole operand to each peer. An
+//! all-reduce so large that it goes in two rounds sends less by itself, and takes the addition alone: what that saves
+//! is more than the norm's own kernel costs.
+
+use smallvec::SmallVec;
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
+use symmc_ir::{BinaryOp, Op};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedCollective, ResolvedMember, StepWork};
+
+use super::{Addition, AllReduceNorm, PeerContext, lower_addition, lower_norm};
+use crate::codegen::addresses::AddressMap;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compile::KernelSource;
+use crate::codegen::compute::space::is_contiguous;
+use crate::codegen::compute::{self, BoundOperation, KernelLowering};
+use crate::codegen::lowering_context::LoweringContext;
+use crate::error::Result;
+
+/// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
+const ROW: usize = 1024;
+
+/// Where values of one number of elements lie.
+struct FusedTail<'a> {
+    call: &'a ResolvedCollective,
+    residual: &'a LocatedTensor,
+    sum: &'a LocatedTensor,
+    norm: Option<TailNorm<'a>>,
+}
+
+/// A norm over the last axis.
+struct TailNorm<'a> {
+    /// The elements of a row.
+    hidden: usize,
+    weight: Option<&'a LocatedTensor>,
+    result: &'a LocatedTensor,
+    eps: f64,
+    round_first: bool,
+}
+
+/// What an all-reduce, the addition behind it and perhaps the norm of the sum do on the device. Where the sizes of a
+/// run have no kernel for all of them, the last ones have kernels of their own. `None` where their layouts do not allow
+/// one.
+pub fn lower(
+    step: usize,
+    members: &[ResolvedMember],
+    setting: &LoweringContext<'_>,
+    l: &mut KernelLowering<'_>,
+) -> Result<Option<Vec<GpuCommand>>> {
+    let LoweringContext { addresses, peers, .. } = *setting;
+    let parts: SmallVec<[&StepWork; 3]> = members.iter().map(|m| &m.work).collect();
+    let (reduce, add, norm) = match parts[..] {
+        [reduce, add] => (reduce, add, None),
+        [reduce, add, norm] => (reduce, add, Some(norm)),
+        _ => return Ok(None),
+    };
+    let Some(mut values) = match_tail(reduce, add, norm) else { return Ok(None) };
+    let call = values.call;
+    let bytes = (call.elements * call.dtype.size()) as u64;
+    let two_rounds = || peers.thresholds.uses_two_rounds(bytes, call.cell.len() as u64);
+    if call.variant == CollectiveVariant::TwoShot || two_rounds() {
+        values.norm = None;
+    }
+    let (mut works, done) = match lower_values(step, &values, addresses, peers, &mut l.source)? {
+        Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
+        // It loads from its peers.
+        None if call.variant == CollectiveVariant::TwoShot && call.result.space != MemorySpace::Inner => {
+            let Some(alone) =
+                super::lower(step, call, &addresses.collective_pointers(call), peers, &mut l.source)?
+            else {
+                return Ok(None);
+            };
+            (alone, 1)
+        }
+        None => return Ok(None),
+    };
+    for part in &parts[done..] {
+        let StepWork::Kernel { op, operands, results } = part else { return Ok(None) };
+        let step = BoundOperation { index: step, op, operands, results };
+        works.extend(compute::lower(&step, l)?);
+    }
+    Ok(Some(works))
+}
+
+/// One kernel of these values, if there is one.
+fn lower_values(
+    step: usize,
+    values: &FusedTail<'_>,
+    addresses: &AddressMap,
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Result<Option<GpuCommand>> {
+    let FusedTail { call, residual, sum, norm } = values;
+    if call.variant == CollectiveVariant::TwoShot {
+        let addition = Addition { residual: addresses.address_of(residual), sum: addresses.address_of(sum) };
+        let own = [&call.operand, &call.result].map(|r| addresses.region(r));
+        return lower_addition(step, call, own, &addition, peers, source);
+    }
+    let last = sum.shape.last().copied().unwrap_or(1);
+    let hidden = match &norm {
+        Some(rows) => rows.hidden,
+        None if call.elements.is_multiple_of(ROW) => ROW,
+        None => last,
+    };
+    let fused = AllReduceNorm {
+        operand: addresses.region(&call.operand),
+        residual: addresses.address_of(residual),
+        reduced: (call.result.space != MemorySpace::Inner).then(|| addresses.region(&call.result)),
+        added: addresses.address_of(sum),
+        weight: norm.as_ref().and_then(|n| n.weight).map(|w| addresses.address_of(w)),
+        normed: norm.as_ref().map(|n| addresses.address_of(n.result)),
+        hidden,
+        eps: norm.as_ref().map_or(0.0, |n| n.eps),
+        round_first: norm.as_ref().is_some_and(|n| n.round_first),
+    };
+    lower_norm(step, call, &fused, peers, source)
+}
+
+fn match_tail<'a>(
+    reduce: &'a StepWork,
+    add: &'a StepWork,
+    norm: Option<&'a StepWork>,
+) -> Option<FusedTail<'a>> {
+    let StepWork::Collective(call) = reduce else { return None };
+    let reduces = matches!(call.variant, CollectiveVariant::Ll | CollectiveVariant::TwoShot)
+        && matches!(call.kind, Kind::AllReduce(_));
+    let StepWork::Kernel { op: Op::Binary(BinaryOp::Add), operands, results } = add else { return None };
+    let ([x, y], [sum]) = (&operands[..], &results[..]) else { return None };
+    let residual = match (is_result(call, x), is_result(call, y)) {
+        (true, false) => y,
+        (false, true) => x,
+        _ => return None,
+    };
+    let same = |v: &LocatedTensor| {
+        v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_contiguous(v)
+    };
+    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(same) {
+        return None;
+    }
+    let norm = match norm {
+        None => None,
+        Some(norm) => Some(match_norm(norm, sum)?),
+    };
+    Some(FusedTail { call, residual, sum, norm })
+}
+
+/// Whether a value is the result of an all-reduce, element by element in the same order.
+fn is_result(call: &ResolvedCollective, value: &LocatedTensor) -> bool {
+    let at = &call.result;
+    (at.space, at.offset, value.by_rank) == (value.space, value.offset, 0)
+        && at.by_rank.is_none()
+        && value.dtype == call.dtype
+        && value.shape.iter().product::<usize>() == call.elements
+        && is_contiguous(value)
+}
+
+/// The norm of the rows of `sum`, perhaps in another shape.
+fn match_norm<'a>(norm: &'a StepWork, sum: &LocatedTensor) -> Option<TailNorm<'a>> {
+    let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
+        return None;
+    };
+    let (x, weight) = (operands.first()?, operands.get(1));
+    let result = results.first()?;
+    let alike =
+        |v: &LocatedTensor| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_contiguous(v);
+    let elements = |v: &LocatedTensor| v.shape.iter().product::<usize>();
+    let fits = (x.space, x.offset, x.dtype, elements(x)) == (sum.space, sum.offset, sum.dtype, elements(sum))
+        && [x, result].into_iter().all(alike)
+        && weight
+            .is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_contiguous(w));
+    let hidden = *x.shape.last()?;
+    fits.then_some(TailNorm { hidden, weight, result, eps: eps.0, round_first: *round_first })
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::{CollectiveReduceOp, DType, FloatAttribute};
+    use symmc_runtime::exec::ResolvedRegion;
+
+    use super::*;
+    use crate::codegen::compute::KernelTarget;
+    use crate::codegen::lowering_context::DeviceFreeContext;
+    use crate::nccl::Communicators;
+
+    const ROWS: usize = 4;
+    const HIDDEN: usize = 64;
+    /// Bytes of a value, and places that are apart.
+    const BYTES: usize = ROWS * HIDDEN * 2;
+
+    fn value(offset: usize) -> LocatedTensor {
+        let (shape, strides) = ([ROWS, HIDDEN].into(), [HIDDEN as isize, 1].into());
+        LocatedTensor { space: MemorySpace::Ordinary, offset, by_rank: 0, dtype: DType::BF16, shape, strides }
+    }
+
+    fn kernel(op: Op, operands: Vec<LocatedTensor>, result: LocatedTensor) -> StepWork {
+        StepWork::Kernel { op, operands, results: vec![result] }
+    }
+
+    /// The reduction of what lies at 0, the sum with a residual, and the norm of that.
+    fn layer() -> Vec<ResolvedMember> {
+        let region = |offset| ResolvedRegion::uniform(MemorySpace::Ordinary, offset);
+        let call = ResolvedCollective {
+            kind: Kind::AllReduce(CollectiveReduceOp::Sum),
+            variant: CollectiveVariant::Ll,
+            exit: None,
+            cell: vec![0, 1],
+            group: 0,
+            dtype: DType::BF16,
+            elements: ROWS * HIDDEN,
+            row_elements: HIDDEN,
+            operand: region(0),
+            result: region(BYTES),
+            landing: Some([0, 1 << 16]),
+            blocks: None,
+            splits: None,
+        };
+        let weight = LocatedTensor { shape: [HIDDEN].into(), strides: [1].into(), ..value(8 * BYTES) };
+        let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-6), round_first: false };
+        let add = Op::Binary(BinaryOp::Add);
+        let works = [
+            StepWork::Collective(call),
+            kernel(add, vec![value(4 * BYTES), value(BYTES)], value(2 * BYTES)),
+            kernel(norm, vec![value(2 * BYTES), weight], value(3 * BYTES)),
+        ];
+        works.map(|work| ResolvedMember { node: String::new(), op_name: String::new(), work }).into()
+    }
+
+    fn values_in(member: &mut ResolvedMember) -> impl Iterator<Item = &mut LocatedTensor> {
+        match &mut member.work {
+            StepWork::Kernel { operands, results, .. } => operands.iter_mut().chain(results),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn call_in(members: &mut [ResolvedMember]) -> &mut ResolvedCollective {
+        match &mut members[0].work {
+            StepWork::Collective(call) => call,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The kernels of members as a rank has them, with their text; `None` if there are none.
+    fn lowered(members: &[ResolvedMember], rank: u32) -> Option<(Vec<GpuCommand>, String)> {
+        let StepWork::Collective(call) = &members[0].work else { panic!("{members:?}") };
+        let addresses = AddressMap::without_ports(1 << 40, 1 << 32);
+        let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
+        let peers = PeerContext { rank, arenas, arena: 1 << 32, ..PeerContext::default() };
+        let (machine, nccl) = (KernelTarget::PROFILE_GPU, Communicators::placeholders(&[]));
+        let dry = DeviceFreeContext { addresses, peers, machine, nccl };
+        let setting = dry.context();
+        let at = |value: &_| setting.addresses.address_of(value);
+        let mut l = KernelLowering::new(&at, setting.machine);
+        let works = lower(0, members, &setting, &mut l).expect("it fits");
+        works.map(|works| (works, l.source.text()))
+    }
+
+    #[test]
+    fn a_reduction_its_residual_and_norm_are_one() {
+        let mut members = layer();
+        let whole = lowered(&members, 0).expect("a kernel");
+        // In place, element on element, is the same.
+        values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * BYTES));
+        assert_eq!(lowered(&members, 0).expect("a kernel").1, whole.1);
+        members.pop();
+        assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
+        // What only the dispatch reads is not stored.
+        call_in(&mut members).result.space = MemorySpace::Inner;
+        values_in(&mut members[1]).filter(|v| v.offset == BYTES).for_each(|v| v.space = MemorySpace::Inner);
+        assert!(lowered(&members, 0).is_some());
+    }
+
+    #[test]
+    fn what_is_broadcast_or_lies_by_rank_has_no_kernel() {
+        // One row is reduced, and added to each of several.
+        let mut broadcast = layer();
+        call_in(&mut broadcast).elements = HIDDEN;
+        for value in values_in(&mut broadcast[1]).take(2) {
+            (value.shape, value.strides) = ([HIDDEN].into(), [1].into());
+        }
+        assert!(lowered(&broadcast, 0).is_none());
+        for member in [1, 2] {
+            let mut sharded = layer();
+            values_in(&mut sharded[member]).for_each(|v| v.by_rank = BYTES);
+            assert!(lowered(&sharded, 0).is_none());
+        }
+    }
+
+    #[test]
+    fn what_goes_in_two_rounds_has_its_norm_apart_on_all_ranks() {
+        let kernels = |ranks: u32, rows: usize, hidden: usize| {
+            let zone = 64 << 20;
+            let mut members = layer();
+            let call = call_in(&mut members);
+            (call.cell, call.elements) = ((0..ranks).collect(), rows * hidden);
+            (call.landing, call.operand.offset, call.result.offset) = (Some([0, zone]), 0, zone);
+            for value in members[1..].iter_mut().flat_map(values_in) {
+                let is_weight = value.shape.len() == 1;
+                value.shape = if is_weight { [hidden].into() } else { [rows, hidden].into() };
+                value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
+                value.offset = value.offset / BYTES * zone;
+            }
+            let of = |rank| lowered(&members, rank).expect("kernels").0.len();
+            let all: Vec<usize> = (0..ranks).map(of).collect();
+            assert!(all.iter().all(|n| *n == all[0]), "{ranks} ranks, {rows} x {hidden}: {all:?}");
+            all[0]
+        };
+        for (rows, hidden) in [(1, 4096), (32, 4096), (1, 8192), (8, 8192)] {
+            assert_eq!(kernels(4, rows, hidden), 1, "{rows} x {hidden}");
+        }
+        for (rows, hidden) in [(128, 4096), (32, 8192), (128, 8192), (2048, 4096)] {
+            assert_eq!(kernels(4, rows, hidden), 2, "{rows} x {hidden}");
+        }
+        // Between two ranks there is nothing to save; among more it is sooner.
+        assert_eq!([kernels(2, 128, 8192), kernels(2, 2048, 4096)], [1, 1]);
+        assert_eq!([kernels(8, 4, 8192), kernels(8, 8, 8192)], [1, 2]);
+    }
+
+    /// A reduction in two shots, of `rows` rows of 4096 elements on two ranks, and its residual.
+    fn two_shot(rows: usize) -> Vec<ResolvedMember> {
+        let hidden = 4096;
+        let mut members = layer();
+        members.truncate(2);
+        let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
+        let call = call_in(&mut members);
+        (call.variant, call.elements, call.landing) = (CollectiveVariant::TwoShot, rows * hidden, None);
+        (call.operand, call.result) = (region(0), region(BYTES << 16));
+        values_in(&mut members[1]).for_each(|v| {
+            (v.shape, v.strides) = ([rows, hidden].into(), [hidden as isize, 1].into());
+            v.offset <<= 16;
+            v.space =
+                if v.offset < (4 * BYTES) << 16 { MemorySpace::Symmetric } else { MemorySpace::Ordinary };
+        });
+        members
+    }
+
+    #[test]
+    fn a_two_shot_by_stores_alone_takes_the_addition() {
+        // The text of what is one kernel.
+        let text = |members: &[ResolvedMember]| {
+            let (works, text) = lowered(members, 0).expect("kernels");
+            (works.len() == 1).then_some(text)
+        };
+        assert!(text(&two_shot(4096)).expect("a kernel").contains("pushed_add<BF16, Sum, 2, 4, false>"));
+        assert_eq!(text(&two_shot(2048)), None, "it loads from peers");
+        let mut on_result = two_shot(4096);
+        let sum = values_in(&mut on_result[1]).last().expect("the sum");
+        (sum.space, sum.offset) = (MemorySpace::Symmetric, BYTES << 16);
+        assert!(text(&on_result).is_some(), "the sum on the result");
+        let mut in_place = two_shot(4096);
+        let call = call_in(&mut in_place);
+        call.operand = call.result.clone();
+        assert!(text(&in_place).expect("a kernel").contains("pushed_add<BF16, Sum, 2, 4, true>"));
+        let mut odd = two_shot(4096);
+        values_in(&mut odd[1]).take(1).for_each(|v| v.offset += 8);
+        assert_eq!(text(&odd), None, "a residual that is not aligned");
+        let mut normed = two_shot(4096);
+        normed.push(layer().pop().expect("a norm"));
+        values_in(&mut normed[2]).for_each(|v| v.offset <<= 16);
+        values_in(&mut normed[2]).take(1).for_each(|v| v.space = MemorySpace::Symmetric);
+        values_in(&mut normed[2]).for_each(|v| {
+            let is_weight = v.shape.len() == 1;
+            v.shape = if is_weight { [4096].into() } else { [4096, 4096].into() };
+            v.strides = if is_weight { [1].into() } else { [4096, 1].into() };
+        });
+        assert_eq!(lowered(&normed, 0).expect("kernels").0.len(), 2, "the norm is apart");
+    }
+}

@@ -1,0 +1,118 @@
+//! A kernel with its parameters, ready to be launched: one small function of what the templates in `kernels/` declare.
+
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp};
+
+use super::call::RankCollective;
+use super::params::declarations;
+use super::peers::PeerContext;
+use crate::codegen::compile::KernelSource;
+use crate::device::driver::LinkAtomicity;
+use crate::device::launch::{Address, KernelLaunch, KernelParam};
+use crate::error::Result;
+
+/// Operations that reach peers.
+pub(super) const DEVICE: &str = include_str!("kernels/device.cu");
+
+const KERNELS: &str = concat!(
+    include_str!("kernels/waits.cu"),
+    include_str!("kernels/elements.cu"),
+    include_str!("kernels/barrier.cu"),
+    include_str!("kernels/several.cu"),
+    include_str!("kernels/pushed.cu"),
+    include_str!("kernels/ll.cu"),
+    include_str!("kernels/ll128.cu"),
+    include_str!("kernels/norm.cu"),
+    include_str!("kernels/splits.cu"),
+);
+
+/// What stands before them for delays around every touch of a peer.
+const CHAOS: &str = "#define SYMMC_CHAOS\n";
+
+/// What stands before them where links may split lines of LL128.
+const SPLIT_LL128: &str = "#define SYMMC_SPLIT_LL128\n";
+
+pub(super) struct KernelCall {
+    /// What it does, for profilers.
+    pub what: String,
+    /// Its body, without namespace.
+    pub body: String,
+    pub params: (&'static str, KernelParam),
+    /// A second parameter and its type.
+    pub extra_param: Option<(&'static str, KernelParam)>,
+    /// The most threads of a block that it is compiled for: fewer may have more registers.
+    pub most_threads: u32,
+    pub blocks: [u32; 2],
+}
+
+impl KernelCall {
+    pub fn launch(self, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
+        if peers.chaos.is_some() {
+            source.prelude(CHAOS);
+        }
+        if peers.links == LinkAtomicity::MaySplit {
+            source.prelude(SPLIT_LL128);
+        }
+        source.prelude(DEVICE);
+        source.prelude(declarations());
+        source.prelude(KERNELS);
+        let [blocks, threads] = self.blocks;
+        let (family, params) = self.params;
+        let (declared, passed) = match &self.extra_param {
+            Some((ty, _)) => (format!(", const __grid_constant__ {ty} beside"), ", beside"),
+            None => (String::new(), ""),
+        };
+        // In the namespace of the kernels, so that other code in the program may use the same names.
+        let text = format!(
+            "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({}) \
+             @(const __grid_constant__ {family} call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
+            self.most_threads, self.body
+        );
+        let beside = self.extra_param.map(|(_, param)| param);
+        let params = [params].into_iter().chain(beside).collect();
+        KernelLaunch::flat(source.function(&self.what, text), blocks as usize, threads as usize, params)
+    }
+}
+
+/// The types of the kernels' elements and operation.
+pub(super) fn reduction(dtype: DType, op: CollectiveReduceOp) -> (String, &'static str) {
+    let average = op == CollectiveReduceOp::Avg;
+    let name = dtype.name().to_uppercase();
+    let element = match dtype {
+        DType::Bool => "U8".to_string(),
+        // Sums are divided at the end.
+        dtype if average && dtype.size() < 8 && !dtype.is_float() => format!("Wide{name}"),
+        _ => name,
+    };
+    let operation = match (dtype, op) {
+        (DType::Bool, CollectiveReduceOp::Sum | CollectiveReduceOp::Max) => "Or",
+        (DType::Bool, CollectiveReduceOp::Prod | CollectiveReduceOp::Min | CollectiveReduceOp::Avg) => "And",
+        (_, CollectiveReduceOp::Sum) => "Sum",
+        (_, CollectiveReduceOp::Avg) => "Avg",
+        (_, CollectiveReduceOp::Max) => "Max",
+        (_, CollectiveReduceOp::Min) => "Min",
+        (_, CollectiveReduceOp::Prod) => "Prod",
+    };
+    (element, operation)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum SendPattern {
+    SameToAll,
+    /// To each its own.
+    OnePerPeer,
+}
+
+impl SendPattern {
+    pub fn of_kind(kind: &Kind) -> SendPattern {
+        if matches!(kind, Kind::AllGather) { SendPattern::SameToAll } else { SendPattern::OnePerPeer }
+    }
+}
+
+/// The bytes that each rank gets of each, and from where in a sender's operand the receiver of this number
+/// takes them.
+pub(super) fn message_slices(running: &RankCollective) -> Result<(usize, impl Fn(usize) -> Address + use<>)> {
+    let whole = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
+    let piece = if whole { running.bytes } else { running.slice_bytes()? };
+    Ok((piece, move |receiver| if whole { 0 } else { (receiver * piece) as Address }))
+}

@@ -1,0 +1,142 @@
+//! Several collectives of one group as one kernel, by `pull`, `push` or `one_shot`: one pair of barriers, and between the two what the
+//! kernels of all of them do there.
+//!
+//! Collectives may be of any kinds and dtypes. Each thread takes its turn at each of them: the first unit of one goes to the thread after
+//! the last unit of the one before, so that small ones are divided among the threads as one large collective would be.
+
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
+use symmc_plan::ExitBarrier;
+use symmc_runtime::exec::{ResolvedCollective, ResolvedMember, StepWork};
+
+use super::barrier::{
+    all_reduce_part, lower_single_rank, movement_unit, pull_part, push_part, reduce_scatter_part,
+};
+use super::blocks::{GridLimits, MAX_THREADS, VariantGrids};
+use super::call::RankCollective;
+use super::kernel_call::{KernelCall, SendPattern, reduction};
+use super::params::{CollectiveRegions, MOST_TURNS, Turn, Turns};
+use super::peers::PeerContext;
+use crate::codegen::addresses::AddressMap;
+use crate::codegen::command::GpuCommand;
+use crate::codegen::compile::KernelSource;
+use crate::device::launch::KernelParam;
+use crate::error::Result;
+
+/// What is done between the barriers for one collective.
+struct BarrierWork {
+    /// The template of `kernels/several.cu` with its first arguments.
+    template: String,
+    part: CollectiveRegions,
+    /// Units of 16 bytes.
+    units: usize,
+}
+
+/// The launches that run these collectives on this rank as one step. `None` if they are no collectives of one group and one variant that
+/// has such a kernel.
+pub fn lower_several(
+    step: usize,
+    members: &[ResolvedMember],
+    addresses: &AddressMap,
+    peers: &PeerContext,
+    source: &mut KernelSource,
+) -> Result<Option<Vec<GpuCommand>>> {
+    let Some(calls) = members.iter().map(collective_of).collect::<Option<Vec<&ResolvedCollective>>>() else {
+        return Ok(None);
+    };
+    let running = |call| {
+        let ends = addresses.collective_pointers(call);
+        RankCollective::new(step, call, [ends.operand, ends.result], peers)
+    };
+    let all = calls.into_iter().map(running).collect::<Result<Vec<RankCollective<'_>>>>()?;
+    let Some(first) = all.first() else { return Ok(None) };
+    let common = |r: &RankCollective<'_>| {
+        (r.bound.variant, r.bound.group, r.bound.exit)
+            == (first.bound.variant, first.bound.group, first.bound.exit)
+    };
+    if all.len() > MOST_TURNS || !all.iter().all(common) {
+        return Ok(None);
+    }
+    let parts = all.iter().map(barrier_work).collect::<Result<Option<Vec<BarrierWork>>>>()?;
+    Ok(parts.map(|parts| match first.n {
+        1 => all.iter().flat_map(lower_single_rank).collect(),
+        _ => vec![GpuCommand::Kernel(prepared(first, parts).launch(peers, source))],
+    }))
+}
+
+fn collective_of(member: &ResolvedMember) -> Option<&ResolvedCollective> {
+    match &member.work {
+        StepWork::Collective(call) => Some(call),
+        _ => None,
+    }
+}
+
+fn barrier_work(running: &RankCollective<'_>) -> Result<Option<BarrierWork>> {
+    let n = running.n;
+    let sums = |op, part: CollectiveRegions, vector: bool| {
+        let (element, operation) = reduction(running.bound.dtype, op);
+        let bytes = part.count as usize * running.bound.dtype.size();
+        let template = format!("Reduces<{element}, {operation}, {n}, {vector}");
+        BarrierWork { template, part, units: running.units(bytes) }
+    };
+    let moves = |part: CollectiveRegions, sends: SendPattern| {
+        let (unit, same) =
+            (movement_unit(part.addresses(n, n), 0, part.count as usize), sends == SendPattern::SameToAll);
+        let units = running.units(part.count as usize);
+        BarrierWork { template: format!("Moves<{unit}, {n}, {same}"), part, units }
+    };
+    Ok(Some(match (running.bound.variant, &running.bound.kind) {
+        (CollectiveVariant::OneShot, Kind::AllReduce(op)) => {
+            let part = all_reduce_part(running)?;
+            sums(*op, part, part.is_vector(n, 1))
+        }
+        (CollectiveVariant::Pull, Kind::ReduceScatter(op)) => {
+            let part = reduce_scatter_part(running)?;
+            sums(*op, part, part.is_vector(n, 1))
+        }
+        (CollectiveVariant::Pull, Kind::AllGather | Kind::AllToAll(_)) => {
+            moves(pull_part(running)?, SendPattern::OnePerPeer)
+        }
+        (CollectiveVariant::Push, kind @ (Kind::AllGather | Kind::AllToAll(_))) => {
+            moves(push_part(running)?, SendPattern::of_kind(kind))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The kernel of all parts. Those of one template are in a loop of their own.
+fn prepared(first: &RankCollective<'_>, mut parts: Vec<BarrierWork>) -> KernelCall {
+    parts.sort_by(|a, b| a.template.cmp(&b.template));
+    let units = parts.iter().map(|p| p.units).fold(0, usize::saturating_add);
+    let blocks = first.grid(|counts| grids(counts, first.bound.variant), units);
+    let threads = u64::from(blocks[0]) * u64::from(blocks[1]);
+    let mut turns = Turns { of: [Turn::default(); MOST_TURNS] };
+    let mut begun = 0u64;
+    for (turn, between) in turns.of.iter_mut().zip(&parts) {
+        *turn = Turn { part: between.part, start: begun % threads };
+        begun = begun.wrapping_add(between.units as u64);
+    }
+    let mut templates = String::new();
+    let mut at = 0;
+    for alike in parts.chunk_by(|a, b| a.template == b.template) {
+        let end = at + alike.len();
+        templates.push_str(&format!(", {}, {at}, {end}>", alike[0].template));
+        at = end;
+    }
+    let exit = first.bound.exit.unwrap_or(ExitBarrier::Kept) == ExitBarrier::Kept;
+    KernelCall {
+        what: "collectives".into(),
+        body: format!("several<{}, {exit}{templates}>", first.n),
+        params: ("GroupParams", KernelParam::from_value(&first.group())),
+        extra_param: Some(("Turns", KernelParam::from_value(&turns))),
+        most_threads: MAX_THREADS,
+        blocks,
+    }
+}
+
+fn grids(counts: &VariantGrids, variant: CollectiveVariant) -> &GridLimits {
+    match variant {
+        CollectiveVariant::OneShot => &counts.one_shot,
+        CollectiveVariant::Push => &counts.push,
+        _ => &counts.pull,
+    }
+}

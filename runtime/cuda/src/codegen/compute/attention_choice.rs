@@ -1,0 +1,311 @@
+//! The choice between cuDNN and generated kernels for each attention, by measurement.
+//!
+//! Both are timed on the device, as recorded launches, once for each shape; what was found is kept on disk for that
+//! device, driver and library. Rank 0 chooses for all, as it does for matrix products, and what one rank cannot prepare no
+//! rank does: both sum in different orders, and ranks that compute the same value must get the same bits.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use indexmap::{IndexMap, IndexSet};
+
+use super::gemm_search::{GemmSearch, SEARCH_TIMEOUT, do_all_ranks_measure};
+use super::library_attention::{AttentionCandidates, TimingFill};
+use super::machine::KernelTarget;
+use crate::cudnn::{AttentionPlanner, PreparedAttention};
+use crate::device::cache::{FileCache, entry_name};
+use crate::device::driver::{Device, Event, cuda_version};
+use crate::device::launch::{DevicePtr, KernelLaunch, LaunchOrder};
+use crate::error::{CudaError, Result};
+use crate::exchange::{RankExchange, value_of_rank_0};
+
+/// Runs that are timed together.
+const RUNS: usize = 8;
+/// How often that is done; the least time counts.
+const ROUNDS: usize = 3;
+/// The part of the kernels' time by which the library must be faster: less than that is chance.
+const GAIN: f64 = 0.01;
+
+/// Launches a kernel of the program on the stream of the search.
+pub(crate) type Launch<'a> = &'a dyn Fn(&KernelLaunch, LaunchOrder) -> Result<()>;
+
+/// Which attentions of a program the library computes, and who prepares them.
+#[derive(Clone, Default)]
+pub(crate) struct AttentionChoices {
+    planner: Option<Arc<AttentionPlanner>>,
+    chosen: Arc<[bool]>,
+}
+
+fn kernels_only(all: &[&AttentionCandidates]) -> (Vec<Option<PreparedAttention>>, AttentionChoices) {
+    let chosen = vec![false; all.len()].into();
+    (all.iter().map(|_| None).collect(), AttentionChoices { planner: None, chosen })
+}
+
+/// Prepares the attentions that were settled to be the library's.
+fn prepare_chosen(
+    settled: &AttentionChoices,
+    machine: &KernelTarget,
+    all: &[&AttentionCandidates],
+) -> Result<(Vec<Option<PreparedAttention>>, AttentionChoices)> {
+    let prepare = |(x, &chosen): (&&AttentionCandidates, &bool)| {
+        let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
+        let prepared = planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)?;
+        let refused = || CudaError::Unsupported(format!("cuDNN does not compute {} any more", x.key()));
+        prepared.map(Some).ok_or_else(refused)
+    };
+    let prepared = all.iter().zip(settled.chosen.iter()).map(prepare).collect::<Result<_, _>>()?;
+    Ok((prepared, settled.clone()))
+}
+
+/// Prepares those attentions that the library is to compute, as was settled or as is found now; `None` for those that
+/// kernels do. Where it is not settled, all ranks call this with attentions of the same shapes.
+pub(crate) fn choose_attentions(
+    settled: Option<&AttentionChoices>,
+    search: Option<&GemmSearch<'_>>,
+    device: &Arc<Device>,
+    machine: &KernelTarget,
+    all: &[&AttentionCandidates],
+    launch: Launch<'_>,
+) -> Result<(Vec<Option<PreparedAttention>>, AttentionChoices)> {
+    if let Some(settled) = settled.filter(|settled| settled.chosen.len() == all.len()) {
+        return prepare_chosen(settled, machine, all);
+    }
+    let Some(search) = search else { return Ok(kernels_only(all)) };
+    if !do_all_ranks_measure(search.exchange, search.products, all.len())? {
+        return Ok(kernels_only(all));
+    }
+    // Who has no library says so below, by preparing nothing.
+    let planner = AttentionPlanner::new(device).ok().map(Arc::new);
+    let prepare = |x: &AttentionCandidates| match &planner {
+        // Running it once, below, writes its result.
+        Some(planner) if x.attention.results().into_iter().all(|at| search.may_write(at)) => {
+            planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)
+        }
+        _ => Ok(None),
+    };
+    let chosen = choose_on_rank_0(search.exchange, all, |alike| {
+        let Some(planner) = &planner else { return Ok(false) };
+        let until = Instant::now() + SEARCH_TIMEOUT.min(search.limit / 4);
+        let [major, minor] = cuda_version()?;
+        let shape = format!("{}, {} multiprocessors", alike[0].key(), machine.multiprocessors);
+        let versions = format!("{major}.{minor} {}", planner.version());
+        let name = entry_name(&["attention 4", search.device.name(), &versions, &shape], "algorithm");
+        if let Some([kept @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
+            return Ok(*kept == 1);
+        }
+        let found = measure(search, alike, &prepare, launch)?;
+        // What took too long may have been disturbed.
+        if Instant::now() <= until {
+            FileCache::for_user().write(&name, &[u8::from(found)]);
+        }
+        Ok(found)
+    })?;
+    let mut warm = IndexSet::new();
+    let ready = |(x, chosen): (&&AttentionCandidates, bool)| {
+        let prepared = if chosen { prepare(x).ok().flatten() } else { None };
+        prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok())
+    };
+    let prepared = keep_if_prepared_everywhere(search.exchange, all.iter().zip(chosen).map(ready).collect())?;
+    let chosen = prepared.iter().map(Option::is_some).collect();
+    Ok((prepared, AttentionChoices { planner, chosen }))
+}
+
+/// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.
+fn run_once(prepared: &PreparedAttention, search: &GemmSearch<'_>) -> Result<()> {
+    // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
+    unsafe { prepared.run(search.stream, search.bases) }?;
+    search.stream.synchronize()
+}
+
+/// What rank 0 chooses for each attention.
+fn choose_on_rank_0(
+    exchange: &dyn RankExchange,
+    all: &[&AttentionCandidates],
+    mut choose: impl FnMut(&[&AttentionCandidates]) -> Result<bool>,
+) -> Result<Vec<bool>> {
+    let mut mine = vec![0u8; all.len()];
+    if exchange.rank() == 0 {
+        let mut shapes: IndexMap<String, Vec<usize>> = IndexMap::new();
+        for (i, x) in all.iter().enumerate() {
+            shapes.entry(x.key()).or_default().push(i);
+        }
+        for places in shapes.values() {
+            let alike: Vec<&AttentionCandidates> = places.iter().map(|&i| all[i]).collect();
+            if choose(&alike)? {
+                places.iter().for_each(|&i| mine[i] = 1);
+            }
+        }
+    }
+    let first = value_of_rank_0(exchange, &mine)?;
+    Ok(first.iter().map(|&b| b == 1).collect())
+}
+
+/// What every rank has prepared.
+fn keep_if_prepared_everywhere<T>(
+    exchange: &dyn RankExchange,
+    prepared: Vec<Option<T>>,
+) -> Result<Vec<Option<T>>> {
+    let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
+    let all = exchange.all_gather(&mine)?;
+    let everywhere = |i: usize| all.iter().all(|rank| rank.get(i) == Some(&1));
+    Ok(prepared.into_iter().enumerate().map(|(i, p)| p.filter(|_| everywhere(i))).collect())
+}
+
+/// The operands that are filled before attentions are timed: those that may be written. Inputs keep their data.
+fn operands_to_fill<'x>(
+    all: &[&'x AttentionCandidates],
+    may_write: impl Fn(DevicePtr) -> bool,
+) -> impl Iterator<Item = &'x TimingFill> {
+    let filled = all.iter().flat_map(|candidates| &candidates.filled);
+    filled.filter(move |filled| may_write(filled.at))
+}
+
+/// Whether the library computes attentions of one shape faster than kernels.
+fn measure(
+    search: &GemmSearch<'_>,
+    alike: &[&AttentionCandidates],
+    prepare: &dyn Fn(&AttentionCandidates) -> Result<Option<PreparedAttention>>,
+    launch: Launch<'_>,
+) -> Result<bool> {
+    let some: Vec<&AttentionCandidates> = alike.iter().copied().take(RUNS).collect();
+    // What the library refuses, kernels compute.
+    let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {
+        return Ok(false);
+    };
+    if prepared.iter().take(1).any(|p| run_once(p, search).is_err()) {
+        return Ok(false);
+    }
+    let stream = search.stream;
+    for filled in operands_to_fill(&some, |at| search.may_write(at)) {
+        // SAFETY: the operands exist, and no data in them have to stay.
+        unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
+    }
+    // As in a program, where a kernel follows others.
+    let start = Cell::new(LaunchOrder::After);
+    let behind = |kernel: &KernelLaunch| launch(kernel, start.replace(LaunchOrder::Dependent));
+    let by_library = || {
+        start.set(LaunchOrder::After);
+        some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
+            x.numbers.iter().try_for_each(behind)?;
+            // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+            unsafe { prepared.run(stream, search.bases) }?;
+            start.set(LaunchOrder::Dependent);
+            x.amend.iter().try_for_each(behind)
+        })
+    };
+    let by_kernels = || {
+        start.set(LaunchOrder::After);
+        some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(behind))
+    };
+    // A library that fails as it runs is refused as one that does not prepare.
+    let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
+    let graphs = [stream.capture(by_kernels)?, graph];
+    let (begin, end) = (Event::timed()?, Event::timed()?);
+    let mut best = [f64::INFINITY; 2];
+    for _ in 0..=ROUNDS {
+        for (graph, best) in graphs.iter().zip(&mut best) {
+            begin.record(stream)?;
+            // SAFETY: what was recorded uses memory that exists, and nothing else runs.
+            unsafe { stream.replay(graph)? };
+            end.record(stream)?;
+            stream.synchronize()?;
+            *best = best.min(begin.microseconds_to(&end)?);
+        }
+    }
+    Ok(best[1] < best[0] * (1.0 - GAIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::DType;
+
+    use super::super::gemm_search::AlgorithmSelection;
+    use super::*;
+    use crate::cudnn::{AttentionTensor, CudnnAttention, VisibleBand};
+    use crate::device::launch::PortBases;
+    use crate::exchange::tests::{ThreadPair, ThreadRank};
+
+    fn candidates(queries: usize, at: u64) -> AttentionCandidates {
+        let tensor = |at: u64| AttentionTensor { at: at.into(), strides: [4096, 64, 64] };
+        let attention = CudnnAttention {
+            dtype: DType::BF16,
+            batch: 1,
+            heads: 2,
+            key_heads: 1,
+            queries,
+            keys: 64,
+            e: 64,
+            f: 64,
+            scale: 0.125,
+            cap: None,
+            band: VisibleBand::default(),
+            bias: None,
+            q: tensor(at),
+            k: tensor(at + 4096),
+            v: tensor(at + 8192),
+            r: tensor(at + 12288),
+            sums: None,
+            gradient: None,
+        };
+        AttentionCandidates {
+            attention,
+            library_workspace_bytes: 0,
+            numbers: None,
+            filled: vec![],
+            amend: None,
+            kernels: vec![],
+        }
+    }
+
+    fn on_both<T: Send>(of: impl Fn(&ThreadRank<'_>) -> T + Sync) -> [T; 2] {
+        let pair = ThreadPair::new();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| of(&ThreadRank(&pair, 1)));
+            [of(&ThreadRank(&pair, 0)), other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn rank_0_chooses_once_for_each_shape_wherever_it_lies() {
+        let all = [candidates(64, 4096), candidates(1, 4096), candidates(64, 1 << 20)];
+        let all: Vec<&AttentionCandidates> = all.iter().collect();
+        let chosen = on_both(|rank| {
+            let mut asked = vec![];
+            let chosen = choose_on_rank_0(rank, &all, |alike| {
+                asked.push(alike.len());
+                Ok(alike[0].attention.queries > 1)
+            });
+            (chosen.unwrap(), asked)
+        });
+        let expected = vec![true, false, true];
+        assert_eq!(chosen, [(expected.clone(), vec![2, 1]), (expected, vec![])]);
+    }
+
+    #[test]
+    fn masks_that_callers_filled_are_not_written_for_measurements() {
+        let mask = |at: u64| TimingFill { at: at.into(), bytes: 64, byte: 1 };
+        let mut of_input = candidates(64, 4096);
+        of_input.filled = vec![mask(0x2000)];
+        let mut of_arena = candidates(64, 4096);
+        of_arena.filled = vec![mask(0x9000), mask(0x2040)];
+        let input = 0x2000..0x3000;
+        let may_write = |at: DevicePtr| !input.contains(&at.resolve(PortBases::NONE));
+        let filled: Vec<TimingFill> = operands_to_fill(&[&of_input, &of_arena], may_write).copied().collect();
+        assert_eq!(filled, [mask(0x9000)]);
+    }
+
+    #[test]
+    fn the_library_computes_only_what_all_ranks_prepared() {
+        let prepared =
+            |rank: &ThreadRank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
+        let found = on_both(|rank| keep_if_prepared_everywhere(rank, prepared(rank)).unwrap());
+        assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
+        let all = |rank: &ThreadRank<'_>, count| {
+            do_all_ranks_measure(rank, AlgorithmSelection::Measured, count).unwrap()
+        };
+        assert_eq!(on_both(|rank| all(rank, 2)), [true, true]);
+        assert_eq!(on_both(|rank| all(rank, rank.1)), [false, false]);
+        assert_eq!(on_both(|rank| all(rank, 0)), [false, false]);
+    }
+}

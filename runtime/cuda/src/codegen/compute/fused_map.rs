@@ -1,0 +1,85 @@
+//! Several element-wise steps as one kernel.
+//!
+//! A value passes from step to step in a register, rounded to its dtype as if it had been stored, so the bits are those of
+//! the single steps. What other steps read is stored.
+
+use smallvec::SmallVec;
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
+
+use super::element;
+use super::lowering::{BoundOperation, KernelLowering};
+use super::map::{MapKernel, MapValue};
+use super::space::Strides;
+use crate::codegen::command::GpuCommand;
+use crate::error::Result;
+
+/// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
+pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
+    let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
+    let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
+    if !have_shape(steps, shape) {
+        return Ok(None);
+    }
+    let mut map = MapKernel::over_shape(shape);
+    let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
+    for step in steps {
+        evaluate(&mut map, step, &mut known, shape, l)?;
+    }
+    store(&mut map, &known, shape, l);
+    Ok(Some(map.finish("fused", l).into_iter().collect()))
+}
+
+pub(super) fn have_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool {
+    steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape))
+}
+
+/// Puts the value of a step behind those that are known, each with where it would be stored.
+pub(super) fn evaluate<'a>(
+    map: &mut MapKernel,
+    step: &BoundOperation<'a>,
+    known: &mut Vec<(&'a LocatedTensor, MapValue)>,
+    shape: &[usize],
+    l: &mut KernelLowering<'_>,
+) -> Result<()> {
+    let BoundOperation { index, op, operands, results } = *step;
+    super::lowering::arity(op, operands.len(), results.len())?;
+    l.step = index;
+    let mut values: SmallVec<[_; 3]> = SmallVec::new();
+    for x in operands {
+        let passed = known.iter().rev().find(|(r, _)| reads_same_elements(r, x, shape));
+        let value = match passed {
+            Some((_, value)) => *value,
+            None => element::load(map, x, shape, l)?,
+        };
+        values.push((value, x.dtype));
+    }
+    let value = element::op_value(map, op, &values, results[0].dtype, l)?;
+    known.push((&results[0], value));
+    Ok(())
+}
+
+/// Stores the values that have memory, unless a later one takes the place.
+pub(super) fn store(
+    map: &mut MapKernel,
+    known: &[(&LocatedTensor, MapValue)],
+    shape: &[usize],
+    l: &KernelLowering<'_>,
+) {
+    for (k, (result, value)) in known.iter().enumerate() {
+        let stored = result.space != MemorySpace::Inner;
+        let again = known[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, shape));
+        if stored && !again {
+            map.store(l.address_of(result), Strides::from_slice(&result.strides), *value);
+        }
+    }
+}
+
+/// Whether `x`, broadcast over the space, is the elements of the result `r` at the same positions.
+pub(super) fn reads_same_elements(r: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> bool {
+    let strides = |v: &LocatedTensor| super::space::broadcast(shape, &v.shape, &v.strides);
+    r.space == x.space
+        && (r.offset, r.by_rank) == (x.offset, x.by_rank)
+        && r.dtype == x.dtype
+        && strides(r) == strides(x)
+        && x.shape.iter().product::<usize>() == r.shape.iter().product::<usize>()
+}

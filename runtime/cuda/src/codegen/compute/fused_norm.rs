@@ -1,0 +1,37 @@
+//! A norm of rows that element-wise steps give, as one kernel.
+//!
+//! The element-wise steps are done as the rows are read, so that their result, if others read it as well, is stored but not
+//! read again. Values are rounded as in [`super::fused_map`]; what a norm adds up has the order that it has by itself, where its
+//! threads share rows alike.
+
+use symmc_runtime::exec::LocatedTensor;
+
+use super::fused_map;
+use super::lowering::{BoundOperation, KernelLowering};
+use super::map::{MapKernel, MapValue};
+use super::rows::{self, RowNorm};
+use crate::codegen::command::GpuCommand;
+use crate::error::Result;
+
+/// What element-wise steps and the norm behind them do on the device, as one kernel; `None` where their shapes do not allow
+/// it.
+pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
+    let Some((last, maps)) = steps.split_last() else { return Ok(Some(Vec::new())) };
+    let norm = RowNorm::of(last.op)?;
+    super::lowering::arity(last.op, last.operands.len(), last.results.len())?;
+    let shape = &last.results[0].shape;
+    if !fused_map::have_shape(maps, shape) {
+        return Ok(None);
+    }
+    let mut map = MapKernel::over_shape(shape);
+    let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(maps.len());
+    for step in maps {
+        fused_map::evaluate(&mut map, step, &mut known, shape, l)?;
+    }
+    fused_map::store(&mut map, &known, shape, l);
+    let given = known.iter().rev().find(|(r, _)| fused_map::reads_same_elements(r, &last.operands[0], shape));
+    match given {
+        Some(&(_, value)) => rows::norm_of_map(norm, &map, value, last.operands, &last.results[0], l),
+        None => Ok(None),
+    }
+}

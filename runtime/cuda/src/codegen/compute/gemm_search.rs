@@ -1,0 +1,342 @@
+//! The choice of an algorithm for each matrix product, by measurement.
+//!
+//! Several that the library's heuristic names are timed on the device, once for each shape; what was found is kept
+//! on disk for that device, driver and library. Rank 0 chooses for all: algorithms sum in different orders, and ranks
+//! that compute the same value must get the same bits. Products are timed in the memory that the program has for
+//! them, before anything else lies there, and those of one shape in turn, so that their weights come from memory as
+//! they do when the program runs; recorded, as launching takes longer than a small product.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+
+use super::gemm::{DeviceMatrix, Gemm, GemmAlgorithm, GemmPlanner, PreparedGemm};
+use super::machine::KernelTarget;
+use crate::device::cache::{FileCache, entry_name};
+use crate::device::driver::{Device, Event, Stream, cuda_version};
+use crate::device::launch::{Address, DevicePtr, PortBases};
+use crate::error::Result;
+use crate::exchange::{RankExchange, value_of_rank_0};
+
+/// How the algorithms of matrix products are chosen, and who computes attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlgorithmSelection {
+    /// The fastest of several, by measurement; kept on disk.
+    #[default]
+    Measured,
+    /// The first that the library's heuristic names; attention by generated kernels.
+    Heuristic,
+}
+
+/// Algorithms that are timed for a product.
+const CANDIDATES: usize = 8;
+/// Runs of each that are timed together: all products of a shape, as far as that is between these.
+const RUNS: [usize; 2] = [8, 32];
+/// How often that is done; the least time counts.
+const ROUNDS: usize = 2;
+/// The part of its time by which an algorithm must be faster than the heuristic's first.
+const MIN_GAIN: f64 = 0.02;
+/// What is not measured within this time, or a quarter of what ranks wait for each other, takes the heuristic's first.
+pub(super) const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
+
+pub struct GemmSearch<'a> {
+    /// The other ranks, which ask for the same products.
+    pub exchange: &'a dyn RankExchange,
+    /// How to choose; measured if all ranks say so.
+    pub products: AlgorithmSelection,
+    pub device: &'a Device,
+    pub stream: &'a Stream,
+    /// How long ranks wait for each other.
+    pub limit: Duration,
+    /// Memory whose data must stay: what is computed into it is not timed.
+    pub protected_ranges: &'a [Range<Address>],
+    /// Where ports begin meanwhile.
+    pub bases: PortBases<'a>,
+}
+
+impl GemmSearch<'_> {
+    /// Whether something may be computed into this place for a time.
+    pub(super) fn may_write(&self, at: DevicePtr) -> bool {
+        let address = at.resolve(self.bases);
+        !self.protected_ranges.iter().any(|kept| kept.contains(&address))
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct GemmChoices {
+    planner: Option<GemmPlanner>,
+    chosen: Arc<[Option<GemmAlgorithm>]>,
+}
+
+impl fmt::Debug for GemmSearch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Search").field("products", &self.products).finish_non_exhaustive()
+    }
+}
+
+/// Prepares all matrix products of a program: by the algorithms that were settled, else by those that `search` finds, if
+/// there is one. Fails if the library is missing or has no algorithm for a product, or as the search.
+pub(crate) fn prepare(
+    settled: Option<&GemmChoices>,
+    search: Option<&GemmSearch<'_>>,
+    device: &Arc<Device>,
+    machine: &KernelTarget,
+    gemms: &[Gemm],
+) -> Result<(Vec<PreparedGemm>, GemmChoices)> {
+    let settled = match settled.filter(|settled| settled.chosen.len() == gemms.len()) {
+        Some(settled) => settled.clone(),
+        None => {
+            let planner = if gemms.is_empty() { None } else { Some(GemmPlanner::new(device)?) };
+            // Ranks without products take part all the same.
+            let chosen = match search {
+                Some(search) => search.choose(planner.as_ref(), gemms, machine)?,
+                None => vec![None; gemms.len()],
+            };
+            GemmChoices { planner, chosen: chosen.into() }
+        }
+    };
+    let Some(planner) = &settled.planner else { return Ok((vec![], settled)) };
+    let workspace = machine.workspace_bytes;
+    let prepare = |(gemm, chosen): (&Gemm, Option<GemmAlgorithm>)| {
+        let chosen = chosen.and_then(|algorithm| planner.prepare_as(gemm, &algorithm, workspace).ok());
+        chosen.map_or_else(|| planner.prepare(gemm, workspace), Ok)
+    };
+    let prepared = gemms.iter().zip(settled.chosen.iter().copied()).map(prepare).collect::<Result<_, _>>()?;
+    Ok((prepared, settled))
+}
+
+impl GemmSearch<'_> {
+    /// The algorithm of each product, `None` for the heuristic's first. All ranks call this with products of the
+    /// same shapes.
+    fn choose(
+        &self,
+        planner: Option<&GemmPlanner>,
+        gemms: &[Gemm],
+        machine: &KernelTarget,
+    ) -> Result<Vec<Option<GemmAlgorithm>>> {
+        let cache = FileCache::for_user();
+        let [major, minor] = cuda_version()?;
+        let end = Instant::now() + SEARCH_TIMEOUT.min(self.limit / 4);
+        choose_on_rank_0(self.exchange, self.products, gemms, |alike, alignments| {
+            let (Some(planner), Some(gemm)) = (planner, alike.first()) else { return Ok(None) };
+            let library = planner.version();
+            let shape = key(gemm, alignments, machine.workspace_bytes);
+            let parts = ["product 4", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let name = entry_name(&parts, "algorithm");
+            let kept = cache.read(&name).and_then(|bytes| GemmAlgorithm::from_bytes(&bytes));
+            if let Some(algorithm) =
+                kept.filter(|a| planner.prepare_as(gemm, a, machine.workspace_bytes).is_ok())
+            {
+                return Ok(Some(algorithm));
+            }
+            if Instant::now() > end {
+                return Ok(None);
+            }
+            let found = self.measure(planner, alike, alignments, machine, end)?;
+            // What was cut short is not kept.
+            if let Some(algorithm) = found.as_ref().filter(|_| Instant::now() <= end) {
+                cache.write(&name, &algorithm.to_bytes());
+            }
+            Ok(found)
+        })
+    }
+
+    /// The fastest of the candidates for products of one shape, of those that were timed before `until`.
+    fn measure(
+        &self,
+        planner: &GemmPlanner,
+        alike: &[&Gemm],
+        alignments: Alignments,
+        machine: &KernelTarget,
+        until: Instant,
+    ) -> Result<Option<GemmAlgorithm>> {
+        let alike: Vec<&Gemm> = alike.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
+        let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
+        let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
+        let [least, most] = RUNS;
+        let runs = alike.len().clamp(least, most);
+        let mut tried = Vec::with_capacity(found.len());
+        for algorithm in &found {
+            let of_each = alike.iter().take(most).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
+            let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() else { continue };
+            // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+            let run =
+                |product: &PreparedGemm| unsafe { product.run(self.stream, machine.workspace, self.bases) };
+            // What the library does not take back is no candidate.
+            if let Ok(graph) = self.stream.capture(|| products.iter().cycle().take(runs).try_for_each(run)) {
+                tried.push((algorithm, graph, f64::INFINITY));
+            }
+        }
+        let (begin, end) = (Event::timed()?, Event::timed()?);
+        for _ in 0..=ROUNDS {
+            for (_, graph, best) in &mut tried {
+                if Instant::now() > until {
+                    break;
+                }
+                begin.record(self.stream)?;
+                // SAFETY: as above.
+                unsafe { self.stream.replay(graph)? };
+                end.record(self.stream)?;
+                self.stream.synchronize()?;
+                *best = best.min(begin.microseconds_to(&end)?);
+            }
+        }
+        let times: Vec<f64> = tried.iter().map(|t| t.2).collect();
+        Ok(fastest(&times).map(|i| *tried[i].0))
+    }
+}
+
+/// The least of these times, but the first where no other is clearly less; `None` if none is finite.
+fn fastest(times: &[f64]) -> Option<usize> {
+    let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]))?;
+    let clearly = times[best] < times[0] * (1.0 - MIN_GAIN);
+    times[best].is_finite().then_some(if clearly { best } else { 0 })
+}
+
+/// The alignments of the left and right operand and the result, as powers of two in bytes.
+pub(crate) type Alignments = [u8; 3];
+
+/// What tells products apart, as far as an algorithm depends on it.
+fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
+    let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
+    // How far apart the matrices of a batch are changes nothing but their alignment, unless they are one.
+    let side = |x: &DeviceMatrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
+    let sides = [side(a), side(b), side(c)].join(", ");
+    format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
+}
+
+/// What rank 0 chooses for each product at the least alignments of all ranks; nothing unless all ranks measure and
+/// have as many products.
+fn choose_on_rank_0(
+    exchange: &dyn RankExchange,
+    products: AlgorithmSelection,
+    gemms: &[Gemm],
+    mut choose: impl FnMut(&[&Gemm], Alignments) -> Result<Option<GemmAlgorithm>>,
+) -> Result<Vec<Option<GemmAlgorithm>>> {
+    if !do_all_ranks_measure(exchange, products, gemms.len())? {
+        return Ok(vec![None; gemms.len()]);
+    }
+    let mine: Vec<u8> = gemms.iter().flat_map(Gemm::alignments).collect();
+    let all = exchange.all_gather(&mine)?;
+    let least = |i: usize| all.iter().filter_map(|a| a.get(i).copied()).min().unwrap_or(0);
+    let mut text = vec![0; gemms.len() * GemmAlgorithm::BYTES];
+    if exchange.rank() == 0 {
+        let mut shapes: IndexMap<String, (Alignments, Vec<usize>)> = IndexMap::new();
+        for (i, gemm) in gemms.iter().enumerate() {
+            let alignments = [least(3 * i), least(3 * i + 1), least(3 * i + 2)];
+            let shape = shapes.entry(key(gemm, alignments, 0)).or_insert((alignments, vec![]));
+            shape.1.push(i);
+        }
+        for (alignments, places) in shapes.values() {
+            let alike: Vec<&Gemm> = places.iter().map(|&i| &gemms[i]).collect();
+            let Some(algorithm) = choose(&alike, *alignments)? else { continue };
+            for i in places {
+                text[i * GemmAlgorithm::BYTES..][..GemmAlgorithm::BYTES]
+                    .copy_from_slice(&algorithm.to_bytes());
+            }
+        }
+    }
+    let first = value_of_rank_0(exchange, &text)?;
+    Ok(first.chunks(GemmAlgorithm::BYTES).map(GemmAlgorithm::from_bytes).collect())
+}
+
+/// Whether all ranks measure and have as many of what is measured, and some.
+pub(super) fn do_all_ranks_measure(
+    exchange: &dyn RankExchange,
+    products: AlgorithmSelection,
+    count: usize,
+) -> Result<bool> {
+    let mine = if products == AlgorithmSelection::Measured { count as u64 } else { 0 };
+    let counts = exchange.all_gather(&mine.to_le_bytes())?;
+    Ok(mine > 0 && counts.iter().all(|c| c[..] == mine.to_le_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use symmc_ir::DType;
+
+    use super::super::gemm::MatrixOrder;
+    use super::*;
+    use crate::exchange::tests::{ThreadPair, ThreadRank};
+
+    fn gemm(n: usize, at: u64) -> Gemm {
+        let side = |at: u64| DeviceMatrix { at: at.into(), step: n, order: MatrixOrder::Rows, batch: 0 };
+        let (a, b, c) = (side(at), side(4096), side(8192));
+        Gemm { dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c }
+    }
+
+    fn algorithm(first: u64) -> GemmAlgorithm {
+        GemmAlgorithm::from_bytes(
+            &[[first, 2, 3, 4, 5, 6, 7, 8, 9].map(u64::to_le_bytes).concat(), vec![1]].concat(),
+        )
+        .unwrap()
+    }
+
+    type Chosen = Vec<Option<GemmAlgorithm>>;
+
+    /// What two ranks choose, and for which columns, how many products and which alignments rank 0 was asked.
+    fn choose(
+        products: [AlgorithmSelection; 2],
+        gemms: [&[Gemm]; 2],
+    ) -> ([Chosen; 2], Vec<(usize, usize, Alignments)>) {
+        let pair = ThreadPair::new();
+        let asked = Mutex::new(vec![]);
+        let rank = |rank: usize| {
+            choose_on_rank_0(&ThreadRank(&pair, rank), products[rank], gemms[rank], |alike, alignments| {
+                assert_eq!(rank, 0);
+                asked.lock().unwrap().push((alike[0].n, alike.len(), alignments));
+                Ok((alike[0].n > 8).then(|| algorithm(alike[0].n as u64)))
+            })
+            .unwrap()
+        };
+        let chosen = std::thread::scope(|scope| {
+            let other = scope.spawn(|| rank(1));
+            [rank(0), other.join().unwrap()]
+        });
+        (chosen, asked.into_inner().unwrap())
+    }
+
+    #[test]
+    fn rank_0_chooses_for_all_at_the_least_alignment() {
+        let measured = [AlgorithmSelection::Measured; 2];
+        let own = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
+        let other = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
+        let (chosen, asked) = choose(measured, [&own, &other]);
+        let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
+        assert_eq!(chosen, [expected.clone(), expected]);
+        assert_eq!(asked, [(64, 2, [3, 4, 4]), (8, 1, [4, 4, 4])]);
+    }
+
+    #[test]
+    fn nothing_is_measured_unless_all_ranks_do() {
+        let own = [gemm(64, 4096)];
+        let (chosen, asked) =
+            choose([AlgorithmSelection::Measured, AlgorithmSelection::Heuristic], [&own, &own]);
+        assert_eq!((chosen, asked), ([vec![None], vec![None]], vec![]));
+        assert_eq!(choose([AlgorithmSelection::Measured; 2], [&own, &[]]).0, [vec![None], vec![]]);
+    }
+
+    #[test]
+    fn the_first_stays_unless_another_is_clearly_faster() {
+        assert_eq!(fastest(&[10.0, 9.9, 12.0]), Some(0));
+        assert_eq!(fastest(&[10.0, 9.0, 8.0]), Some(2));
+        assert_eq!(fastest(&[f64::INFINITY, 9.0]), Some(1));
+        assert_eq!(fastest(&[f64::INFINITY]), None);
+        assert_eq!(fastest(&[]), None);
+    }
+
+    #[test]
+    fn an_algorithm_survives_its_bytes() {
+        let whole = algorithm(7).to_bytes();
+        assert_eq!(GemmAlgorithm::from_bytes(&whole), Some(algorithm(7)));
+        assert_eq!(GemmAlgorithm::from_bytes(&whole[1..]), None);
+        assert_eq!(GemmAlgorithm::from_bytes(&[0; GemmAlgorithm::BYTES]), None);
+    }
+}

@@ -1,0 +1,200 @@
+//! Attention that cuDNN may compute, beside the kernels that compute it otherwise.
+//!
+//! The library multiplies what a row does not see with 0, which is not 0 where a value is infinite or not a number, and
+//! gives rows that see nothing 0 / 0. Where something may be hidden, a kernel behind it looks at the result and computes
+//! those blocks again that such a number came into.
+//!
+//! What it takes as numbers only, [`numbers`](super::mask_bias) makes in front of it.
+
+use symmc_ir::DType;
+use symmc_runtime::exec::LocatedTensor;
+
+use super::space::{IterationAxis, Strides, broadcast, collapse};
+use crate::cudnn::{AttentionBias, AttentionGradient, AttentionTensor, CudnnAttention, VisibleBand};
+use crate::device::launch::{DevicePtr, KernelLaunch};
+
+/// An attention in both forms.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AttentionCandidates {
+    pub attention: CudnnAttention,
+    /// The bytes of the workspace that are the library's.
+    pub library_workspace_bytes: usize,
+    /// What is in front of it there.
+    pub numbers: Option<KernelLaunch>,
+    /// What is set before both are timed.
+    pub filled: Vec<TimingFill>,
+    /// What follows it there.
+    pub amend: Option<KernelLaunch>,
+    /// The kernels that compute it without the library.
+    pub kernels: Vec<KernelLaunch>,
+}
+
+impl AttentionCandidates {
+    /// What tells them apart, as far as a choice for them depends on it.
+    pub(crate) fn key(&self) -> String {
+        let made = if self.numbers.is_some() { " with numbers in front" } else { "" };
+        format!("{}{made}", self.attention.key())
+    }
+}
+
+/// Memory that is set before kernels and the library are timed: so that all columns are seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TimingFill {
+    pub at: DevicePtr,
+    /// How long it is.
+    pub bytes: usize,
+    /// What each byte of it becomes.
+    pub byte: u8,
+}
+
+/// What an attention is but for where its operands lie.
+pub(super) struct AttentionForm {
+    pub scale: f64,
+    pub cap: Option<f64>,
+    pub band: VisibleBand,
+    /// The keys that exist.
+    pub keys: usize,
+}
+
+/// The most elements of a head that the library is asked for.
+const MOST_ELEMENTS: usize = 256;
+
+/// What an attention reads and writes besides its mask.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionTensors<'a> {
+    pub q: &'a LocatedTensor,
+    pub k: &'a LocatedTensor,
+    pub v: &'a LocatedTensor,
+    pub r: &'a LocatedTensor,
+    pub sums: Option<&'a LocatedTensor>,
+    /// For the gradients: that of the result, those of queries, keys and values, and memory for a number for each row.
+    pub gradients: Option<([&'a LocatedTensor; 4], DevicePtr)>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct PlacedMask<'a> {
+    pub at: DevicePtr,
+    pub mask: &'a LocatedTensor,
+}
+
+/// The attention as the library takes it, if it does: bf16 or f16, in rows without gaps at multiples of 16 bytes, with a mask
+/// of floats or none. `at` gives addresses.
+pub(super) fn attention(
+    form: &AttentionForm,
+    tensors: &AttentionTensors<'_>,
+    mask: Option<PlacedMask<'_>>,
+    at: &dyn Fn(&LocatedTensor) -> DevicePtr,
+) -> Option<CudnnAttention> {
+    let AttentionTensors { q, k, v, r, sums, gradients } = *tensors;
+    let rank = q.shape.len();
+    let head = |x: &LocatedTensor| x.shape[rank - 3];
+    let (e, f) = (q.shape[rank - 1], v.shape[rank - 1]);
+    let sizes = [q.shape[rank - 2], k.shape[rank - 2], head(q), q.shape[..rank - 3].iter().product()];
+    let fits = matches!(q.dtype, DType::BF16 | DType::F16)
+        && [e, f].iter().all(|n| n.is_multiple_of(8) && (8..=MOST_ELEMENTS).contains(n))
+        && sizes.iter().all(|n| (1..1 << 24).contains(n));
+    if !fits {
+        return None;
+    }
+    let mut scores = q.shape.to_vec();
+    scores[rank - 1] = k.shape[rank - 2];
+    let mask_strides = mask.map(|PlacedMask { mask: m, .. }| broadcast(&scores, &m.shape, &m.strides));
+    // Leading axes are one.
+    let mut batch = q.shape[..rank - 3].to_vec();
+    let outer = |strides: &[isize]| Strides::from_slice(&strides[..rank - 3]);
+    let of = gradients.iter().flat_map(|(all, _)| all.iter().copied());
+    let all: Vec<&LocatedTensor> = [q, k, v, r].into_iter().chain(sums).chain(of).collect();
+    let mut outers: Vec<Strides> = all.iter().map(|x| outer(&x.strides)).collect();
+    outers.extend(mask_strides.as_ref().map(|s| outer(s)));
+    collapse(&mut batch, &mut outers.iter_mut().collect::<Vec<_>>());
+    let batch = match batch[..] {
+        [] => 1,
+        [n] => n,
+        _ => return None,
+    };
+    let along = |i: usize| outers.get(i).and_then(|s| s.first()).copied().unwrap_or(0);
+    let tensor = |i: usize, x: &LocatedTensor| {
+        let axis = |a: usize| IterationAxis { n: x.shape[a], stride: x.strides[a] };
+        let axes = [IterationAxis { n: batch, stride: along(i) }, axis(rank - 3), axis(rank - 2)];
+        tensor(at(x), axes, x.shape[rank - 1], x.strides[rank - 1])
+    };
+    let bias = match (mask, &mask_strides) {
+        (Some(PlacedMask { at, mask: m }), Some(strides)) => {
+            let axes = [batch, head(q), q.shape[rank - 2], form.keys];
+            let strides = [along(all.len()), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
+            Some(bias(at, m.dtype, q.dtype, axes, strides)?)
+        }
+        _ => None,
+    };
+    let sums = match sums {
+        None => None,
+        Some(x) => {
+            // An axis of one element is behind the rows.
+            let axis = |a: usize| IterationAxis { n: x.shape[a], stride: x.strides[a] };
+            let axes = [IterationAxis { n: batch, stride: along(4) }, axis(rank - 3), axis(rank - 2)];
+            Some(log_sum_exp_tensor(at(x), axes)?)
+        }
+    };
+    let gradient = match gradients {
+        None => None,
+        Some((tensors, means)) => {
+            let first = all.len() - tensors.len();
+            let [of_r, of_q, of_k, of_v] = [0, 1, 2, 3].map(|i| tensor(first + i, tensors[i]));
+            Some(AttentionGradient { of_r: of_r?, means, of_q: of_q?, of_k: of_k?, of_v: of_v? })
+        }
+    };
+    Some(CudnnAttention {
+        dtype: q.dtype,
+        batch,
+        heads: head(q),
+        key_heads: head(k),
+        queries: q.shape[rank - 2],
+        keys: form.keys,
+        e,
+        f,
+        scale: form.scale as f32,
+        cap: form.cap.map(|c| c as f32),
+        band: form.band,
+        bias,
+        q: tensor(0, q)?,
+        k: tensor(1, k)?,
+        v: tensor(2, v)?,
+        r: tensor(3, r)?,
+        sums,
+        gradient,
+    })
+}
+
+/// The log-sum-exp of rows along these axes.
+fn log_sum_exp_tensor(at: DevicePtr, axes: [IterationAxis; 3]) -> Option<AttentionTensor> {
+    let whole = axes.iter().map(|a| a.n as i64).product::<i64>();
+    let strides = axes.map(|a| if a.n == 1 { whole } else { a.stride as i64 });
+    strides.iter().all(|s| *s > 0).then_some(AttentionTensor { at, strides })
+}
+
+/// An operand of these outer axes with `n` elements side by side.
+fn tensor(at: DevicePtr, axes: [IterationAxis; 3], n: usize, step: isize) -> Option<AttentionTensor> {
+    // The distance along an axis of one is no distance.
+    let whole = axes.iter().map(|a| a.n as i64).product::<i64>() * n as i64;
+    let stride = |a: IterationAxis| if a.n == 1 { whole } else { a.stride as i64 };
+    let strides = axes.map(stride);
+    let fits = step == 1 && at.is_multiple_of(16) && strides.iter().all(|s| *s > 0 && s % 8 == 0);
+    fits.then_some(AttentionTensor { at, strides })
+}
+
+fn bias(
+    at: DevicePtr,
+    dtype: DType,
+    of: DType,
+    extents: [usize; 4],
+    strides: [isize; 4],
+) -> Option<AttentionBias> {
+    if dtype != of && dtype != DType::F32 || strides[3] != 1 || strides.iter().any(|&s| s < 0) {
+        return None;
+    }
+    let one = |i: usize| if strides[i] == 0 { 1 } else { extents[i] as i64 };
+    let extents = [one(0), one(1), one(2), one(3)];
+    let dense = extents.iter().product::<i64>();
+    let strides = [0, 1, 2, 3].map(|i| if extents[i] == 1 { dense } else { strides[i] as i64 });
+    Some(AttentionBias { at, dtype, extents, strides: [strides[0], strides[1], strides[2], 1] })
+}

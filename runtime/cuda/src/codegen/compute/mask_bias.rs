@@ -1,0 +1,217 @@
+//! Numbers for the library in place of what it does not take: 0 where a column is seen, minus infinity where not.
+//!
+//! They stand for a mask of bools, and for bounds by data that are the same for all rows and heads of a sequence, as
+//! lengths and padding in front are. A kernel in front of the library makes them, at the end of the workspace.
+
+use symmc_ir::attention::{AttentionBound, AttentionOperands};
+use symmc_ir::{BoundSide, DType};
+use symmc_runtime::exec::LocatedTensor;
+
+use super::bounds::{self, BoundPosition};
+use super::library_attention::TimingFill;
+use super::lowering::KernelLowering;
+use super::machine::KernelTarget;
+use super::space::{HeadRows, IterationAxis, broadcast};
+use super::text::{self, offset_function, stored_type};
+use crate::device::launch::{DevicePtr, KernelLaunch};
+
+/// The most bytes that they may take.
+const MAX_BIAS_BYTES: usize = 32 << 20;
+
+const THREADS: usize = 256;
+
+/// Whether an attention has something that the library takes as numbers only.
+pub(super) fn needs_bias(o: &AttentionOperands<'_, LocatedTensor>, bounds: &[AttentionBound]) -> bool {
+    o.mask.is_some_and(|m| m.dtype == DType::Bool) || bounds.iter().any(|b| b.operand)
+}
+
+/// The numbers of an attention, `[.., heads or 1, rows or 1, columns]` in rows at multiples of 16 bytes; none where they
+/// cannot say what the mask and the bounds by data do, or are too many. Where they lie is for the caller to say.
+pub(super) fn bias_layout(
+    o: &AttentionOperands<'_, LocatedTensor>,
+    bounds: &[AttentionBound],
+    columns: usize,
+) -> Option<LocatedTensor> {
+    let rank = o.q.shape.len();
+    let batch = o.q.shape.get(..rank.checked_sub(3)?)?;
+    let by_data = || bounds.iter().filter(|b| b.operand);
+    // Behind the batch, an operand of a bound has one element.
+    let alike = |p: &LocatedTensor| p.shape.iter().rev().take(3).all(|&n| n == 1);
+    let fits = o.q.dtype.size() == 2
+        && o.mask.is_none_or(|m| m.dtype == DType::Bool && m.shape.len() <= rank)
+        && by_data().all(|b| !b.row)
+        && o.positions.iter().all(alike);
+    if !fits {
+        return None;
+    }
+    let mut shape = vec![1; rank];
+    if by_data().next().is_some() {
+        shape[..batch.len()].copy_from_slice(batch);
+    }
+    let of_mask = o.mask.map_or(&[][..], |m| &m.shape);
+    for (n, &own) in shape.iter_mut().rev().zip(of_mask.iter().rev()) {
+        *n = own.max(*n);
+    }
+    shape[rank - 1] = columns;
+    let mut strides = vec![1; rank];
+    let mut stride = columns.next_multiple_of(8);
+    for axis in (0..rank - 1).rev() {
+        strides[axis] = isize::try_from(stride).ok()?;
+        stride = stride.checked_mul(shape[axis])?;
+    }
+    let most = MAX_BIAS_BYTES / o.q.dtype.size();
+    let numbers = LocatedTensor { shape: shape.into(), strides: strides.into(), ..o.q.clone() };
+    (1..=most).contains(&stride).then_some(numbers)
+}
+
+/// How many there are, those between rows included.
+fn element_count(numbers: &LocatedTensor) -> usize {
+    let rows: usize = numbers.shape.iter().rev().skip(1).product();
+    rows * pitch(numbers)
+}
+
+/// From a row to the next.
+fn pitch(numbers: &LocatedTensor) -> usize {
+    numbers.shape.last().map_or(0, |columns| columns.next_multiple_of(8))
+}
+
+/// The bytes that they take at the end of the workspace.
+pub(super) fn bytes(numbers: &LocatedTensor) -> usize {
+    (element_count(numbers) * numbers.dtype.size()).next_multiple_of(256)
+}
+
+/// Where they lie, and how much of the workspace is in front of them.
+pub(super) fn place_bias(numbers: &LocatedTensor, machine: &KernelTarget) -> Option<(DevicePtr, usize)> {
+    let room = (machine.workspace_bytes & !255).checked_sub(bytes(numbers))?;
+    Some((DevicePtr::from(machine.workspace) + room as u64, room))
+}
+
+/// The kernel that makes them at an address. `limits` are those of the bounds by data.
+pub(super) fn kernel(
+    o: &AttentionOperands<'_, LocatedTensor>,
+    limits: &[(&AttentionBound, i64)],
+    numbers: &LocatedTensor,
+    to: DevicePtr,
+    l: &mut KernelLowering<'_>,
+) -> KernelLaunch {
+    let outer = numbers.shape.len().saturating_sub(1);
+    let columns = numbers.shape[outer];
+    let over = |of: &LocatedTensor, shape: &[usize]| {
+        let strides = broadcast(shape, &of.shape, &of.strides);
+        let axes: Vec<IterationAxis> =
+            shape.iter().zip(strides).map(|(&n, stride)| IterationAxis { n, stride }).collect();
+        axes
+    };
+    let mut one = numbers.shape.to_vec();
+    one[outer] = 1;
+    let position = |p: &LocatedTensor| {
+        let at = HeadRows { at: l.address_of(p), head: over(p, &one), row: vec![], step: 0 };
+        BoundPosition { at, dtype: p.dtype }
+    };
+    let positions: Vec<BoundPosition> = o.positions.iter().map(position).collect();
+    let mut layout = format!("static const i64 S = {columns}, Q = 1;\n");
+    layout.push_str(&bounds::layout(limits, &positions));
+    let mut seen = "column >= from && column < below".to_string();
+    if let Some(mask) = o.mask {
+        let axes = over(mask, &numbers.shape);
+        layout.push_str(&offset_function("m_row", &axes[..outer]));
+        let step = axes[outer].stride;
+        seen.push_str(&format!(" && ((const sc::u8 *)mask)[sc::@_L::m_row(row) + column * {step}ll] != 0"));
+    }
+    let names: Vec<String> = (0..positions.len()).map(|i| format!("b{i}")).collect();
+    let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
+    let given = if names.is_empty() { "0".into() } else { names.join(", ") };
+    let (element, pitch, count) = (stored_type(numbers.dtype), pitch(numbers), element_count(numbers));
+    let text = format!(
+        "namespace sc {{ struct @_L {{\n{layout}}}; }}\n\
+         extern \"C\" __global__ void __launch_bounds__({THREADS}) @(const void *mask, void *numbers{parameters}) {{\n    \
+         symmc_enter();\n    const void *const given[] = {{{given}}};\n    \
+         const sc::i64 at = (sc::i64)blockIdx.x * {THREADS} + threadIdx.x, row = at / {pitch}, column = at % {pitch};\n    \
+         if (at >= {count}ll) return;\n    sc::i64 from, below;\n    \
+         sc::@_L::span(given, row, 0, from, below);\n    const bool seen = {seen};\n    \
+         ((sc::{element} *)numbers)[at] = sc::Put<sc::{element}>::of(seen ? 0.0f : sc::minus_infinity(0.0f));\n}}\n"
+    );
+    let addresses = [o.mask.map_or(DevicePtr::NULL, |m| l.address_of(m)), to].into_iter();
+    let addresses = addresses.chain(positions.iter().map(|p| p.at.at));
+    let params = addresses.map(Into::into).collect();
+    l.preludes();
+    l.source.prelude(text::ATTENTION);
+    let entry = l.source.function("attention_numbers", text);
+    KernelLaunch::flat(entry, count.div_ceil(THREADS), THREADS, params)
+}
+
+/// What a mask of bools and the operands of bounds hold where all columns are seen.
+pub(super) fn timing_fills(
+    o: &AttentionOperands<'_, LocatedTensor>,
+    limits: &[(&AttentionBound, i64)],
+    l: &KernelLowering<'_>,
+) -> Vec<TimingFill> {
+    let all = |x: &LocatedTensor, byte| {
+        let reach = x.shape.iter().zip(&x.strides).map(|(&n, s)| n.saturating_sub(1) * s.unsigned_abs());
+        let bytes = (1 + reach.sum::<usize>()) * x.dtype.size();
+        x.strides.iter().all(|&s| s >= 0).then(|| TimingFill { at: l.address_of(x), bytes, byte })
+    };
+    let fill = |(p, (bound, _)): (&LocatedTensor, &(&AttentionBound, i64))| {
+        // About a billion, and about minus a billion, in 32 bits.
+        all(p, if bound.side == BoundSide::Below { 0x3f } else { 0xc0 })
+    };
+    let mask = o.mask.filter(|m| m.dtype == DType::Bool).and_then(|m| all(m, 1));
+    let positions = o.positions.iter().zip(limits).filter_map(fill);
+    positions.chain(mask).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use symmc_ir::Dim;
+    use symmc_runtime::exec::MemorySpace;
+
+    use super::super::space::dense;
+    use super::*;
+
+    fn located(dtype: DType, shape: &[usize]) -> LocatedTensor {
+        let strides = dense(shape).to_vec().into();
+        LocatedTensor {
+            space: MemorySpace::Ordinary,
+            offset: 0,
+            by_rank: 0,
+            dtype,
+            shape: shape.into(),
+            strides,
+        }
+    }
+
+    /// The shape of the numbers for attention of two sequences with eight heads, 30 rows and 41 columns.
+    fn numbers(mask: Option<LocatedTensor>, bounds: &[(bool, &[usize])]) -> Option<Vec<usize>> {
+        let [q, k] = [30, 41].map(|n| located(DType::BF16, &[2, 8, n, 64]));
+        let bound = |(row, _): &(bool, &[usize])| AttentionBound {
+            side: BoundSide::Below,
+            row: *row,
+            add: Dim::from(0),
+            chunk: None,
+            operand: true,
+        };
+        let positions: Vec<LocatedTensor> =
+            bounds.iter().map(|(_, shape)| located(DType::I32, shape)).collect();
+        let (mask, positions) = (mask.as_ref(), &positions[..]);
+        let o = AttentionOperands { q: &q, k: &k, v: &k, mask, positions, sink: None };
+        let bounds: Vec<AttentionBound> = bounds.iter().map(bound).collect();
+        bias_layout(&o, &bounds, 41).map(|n| {
+            assert!(n.strides.iter().rev().skip(1).all(|s| s % 8 == 0), "{:?}", n.strides);
+            n.shape.to_vec()
+        })
+    }
+
+    #[test]
+    fn lengths_and_bools_are_numbers_and_what_moves_with_rows_is_not() {
+        let mask = |dtype, shape: &[usize]| Some(located(dtype, shape));
+        let lengths = (false, &[2, 1, 1, 1][..]);
+        assert_eq!(numbers(None, &[lengths]), Some(vec![2, 1, 1, 41]));
+        assert_eq!(numbers(None, &[lengths, (false, &[])]), Some(vec![2, 1, 1, 41]));
+        assert_eq!(numbers(mask(DType::Bool, &[30, 41]), &[]), Some(vec![1, 1, 30, 41]));
+        assert_eq!(numbers(mask(DType::Bool, &[8, 1, 1]), &[lengths]), Some(vec![2, 8, 1, 41]));
+        // A limit for each row, positions of rows, and numbers that a mask has already.
+        assert_eq!(numbers(None, &[(true, &[2, 1, 1, 1])]), None);
+        assert_eq!(numbers(None, &[(false, &[30, 1])]), None);
+        assert_eq!(numbers(mask(DType::BF16, &[30, 41]), &[lengths]), None);
+    }
+}

@@ -1,0 +1,26 @@
+//! The steps of a plan at its largest sizes, without a device: every symbol at the upper end of its bucket.
+
+use indexmap::IndexMap;
+use symmc_plan::{Bucket, ParsedPlan};
+use symmc_runtime::exec::{CustomKernelRegistry, PreparedBucket, ResolvedProgram};
+
+/// Of the buckets of each program, the one with the largest sizes.
+pub(crate) fn largest_buckets(plan: &ParsedPlan) -> impl Iterator<Item = usize> + use<> {
+    let mut largest: IndexMap<usize, usize> = IndexMap::new();
+    for (index, bucket) in plan.buckets.iter().enumerate() {
+        let upper = |b: &Bucket| b.symbols.values().map(|r| r[1] as f64).sum::<f64>();
+        let best = largest.entry(bucket.program).or_insert(index);
+        if upper(bucket) > upper(&plan.buckets[*best]) {
+            *best = index;
+        }
+    }
+    largest.into_values()
+}
+
+/// The steps of a bucket at its largest sizes on a rank; `None` where that has no kernels for other reasons, or no size.
+pub(crate) fn bind_largest(plan: &ParsedPlan, bucket: usize, rank: u32) -> Option<ResolvedProgram> {
+    let symbols = &plan.buckets.get(bucket)?.symbols;
+    let program = PreparedBucket::new(plan, bucket, rank, &CustomKernelRegistry::new()).ok()?;
+    let upper = symbols.iter().map(|(name, range)| (name.clone(), range[1]));
+    program.resolve_for_size(&upper.collect()).ok()
+}

@@ -1,0 +1,209 @@
+//! What GPUs cannot run of a plan, told when the plan is made.
+//!
+//! The steps of a plan are lowered as for a device, with every symbol at the upper end of its bucket and with addresses
+//! that nothing has: what a session would refuse is refused here, in the same words. Buckets of one program are lowered
+//! once, at the largest sizes. No CUDA is needed.
+//!
+//! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
+
+use indexmap::IndexSet;
+use symmc_ir::DType;
+use symmc_ir::collective::{CollectiveKind, CollectiveReduceOp};
+use symmc_plan::ParsedPlan;
+use symmc_runtime::RunError;
+use symmc_runtime::custom::ValueMismatch;
+use symmc_runtime::exec::{
+    CustomKernelRegistry, LocatedTensor, ResolvedCollective, ResolvedProgram, StepWork,
+};
+use symmc_runtime::host::expect_kernels;
+use symmc_support::parallel;
+
+use crate::codegen::addresses::AddressMap;
+use crate::codegen::compute::{AttentionBackend, KernelLowering};
+use crate::codegen::lowered::lower_step;
+use crate::codegen::lowering_context::DeviceFreeContext;
+use crate::codegen::{largest_sizes, workspace};
+use crate::error::CudaError;
+use crate::nccl::is_run_by_library;
+
+/// A step that GPUs cannot run.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct UnsupportedStep {
+    /// The name of its first result.
+    pub node: String,
+    pub op: String,
+    /// Why: what was found and what was expected.
+    pub reason: String,
+}
+
+impl std::fmt::Display for UnsupportedStep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "%{} ({}): GPUs cannot run it: {}", self.node, self.op, self.reason)
+    }
+}
+
+/// A plan at its largest sizes on GPUs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GpuSupport {
+    /// What GPUs cannot run, in order of the steps. Custom and opaque ops are not among it: whoever runs a plan knows which
+    /// kernels there are.
+    pub unsupported: Vec<UnsupportedStep>,
+    /// The bytes that the steps of each bucket share beside the arenas; 0 where they cannot be bound.
+    pub workspaces: Vec<u64>,
+}
+
+/// What GPUs make of a plan with one GPU for each rank.
+pub fn check_gpu_support(plan: &ParsedPlan) -> GpuSupport {
+    let largest: Vec<usize> = largest_sizes::largest_buckets(plan).collect();
+    let of_bucket = |bucket: usize| {
+        let bound = largest_sizes::bind_largest(plan, bucket, 0)?;
+        let refusals = largest.contains(&bucket).then(|| unsupported_steps(&bound, plan.ranks, &[]));
+        Some((refusals.unwrap_or_default(), workspace::upper_bound_bytes(&bound)))
+    };
+    let steps = plan.buckets.iter().map(|bucket| bucket.steps.len()).sum();
+    let buckets = parallel::map((0..plan.buckets.len()).collect(), steps, of_bucket);
+    let (mut refusals, workspaces): (Vec<_>, _) = buckets.into_iter().map(Option::unwrap_or_default).unzip();
+    let of_largest = largest.iter().flat_map(|&bucket| std::mem::take(&mut refusals[bucket]));
+    GpuSupport { unsupported: distinct(of_largest), workspaces }
+}
+
+/// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
+pub fn find_unsupported(plan: &ParsedPlan, gpus: &[u32]) -> Vec<UnsupportedStep> {
+    let largest = largest_sizes::largest_buckets(plan)
+        .filter_map(|bucket| largest_sizes::bind_largest(plan, bucket, 0));
+    distinct(largest.flat_map(|bound| unsupported_steps(&bound, plan.ranks, gpus)))
+}
+
+fn distinct(refusals: impl Iterator<Item = UnsupportedStep>) -> Vec<UnsupportedStep> {
+    refusals.collect::<IndexSet<_>>().into_iter().collect()
+}
+
+/// Whether GPUs run all steps of a plan: those that symmc has kernels for, and no custom op.
+pub(crate) fn check_supported(plan: &ParsedPlan, gpus: &[u32]) -> Result<(), RunError> {
+    expect_kernels(plan, &CustomKernelRegistry::new())?;
+    match find_unsupported(plan, gpus).into_iter().next() {
+        None => Ok(()),
+        Some(UnsupportedStep { node, op, reason }) => {
+            Err(RunError::CannotRun { rank: None, node, op, why: ValueMismatch::Backend(reason) })
+        }
+    }
+}
+
+pub(crate) fn unsupported_steps(bound: &ResolvedProgram, ranks: u32, gpus: &[u32]) -> Vec<UnsupportedStep> {
+    let addresses = match AddressMap::new(bound, 1 << 40, 1 << 41) {
+        Ok(addresses) => addresses,
+        Err(error) => {
+            let first = bound.steps.first();
+            let [node, op] = [first.map(|step| &step.node), first.map(|step| &step.op_name)];
+            let [node, op] = [node, op].map(|name| name.cloned().unwrap_or_default());
+            return vec![UnsupportedStep { node, op, reason: error.to_string() }];
+        }
+    };
+    let dry = DeviceFreeContext::new(bound, ranks, addresses, AttentionBackend::Kernels);
+    let setting = dry.context();
+    let at = |value: &LocatedTensor| setting.addresses.address_of(value);
+    let mut l = KernelLowering::new(&at, setting.machine);
+    let mut refused = Vec::new();
+    for step in &bound.steps {
+        // Their kernels are known when the plan runs.
+        if matches!(step.work, StepWork::Custom { .. }) {
+            continue;
+        }
+        let calls = step.work.node_work().filter_map(|part| match part {
+            StepWork::Collective(call) => Some(call),
+            _ => None,
+        });
+        let on_group = calls.filter_map(|call| unsupported_collective(call, gpus)).next();
+        let Some(error) = on_group.or_else(|| lower_step(bound.rank(), step, &setting, &mut l).err()) else {
+            continue;
+        };
+        let reason = match error {
+            CudaError::Run(RunError::Step { detail, .. }) => detail,
+            other => other.to_string(),
+        };
+        refused.push(UnsupportedStep { node: step.node.clone(), op: step.op_name.clone(), reason });
+    }
+    refused
+}
+
+/// What the library cannot do on a group.
+fn unsupported_collective(call: &ResolvedCollective, gpus: &[u32]) -> Option<CudaError> {
+    if !is_run_by_library(call) {
+        return None;
+    }
+    let wraps = matches!(
+        call.kind,
+        CollectiveKind::AllReduce(CollectiveReduceOp::Avg)
+            | CollectiveKind::ReduceScatter(CollectiveReduceOp::Avg)
+    ) && matches!(call.dtype, DType::I32 | DType::U8);
+    if wraps {
+        let dtype = call.dtype;
+        return Some(CudaError::Unsupported(format!(
+            "NCCL adds {dtype} in {dtype} before it divides, so that averages wrap around; expected i64 or floats, or a \
+             variant other than plain"
+        )));
+    }
+    let gpu = |rank: &u32| gpus.get(*rank as usize);
+    let shares = |k: usize| call.cell[..k].iter().find(|r| gpu(r).is_some() && gpu(r) == gpu(&call.cell[k]));
+    let (k, other) = (1..call.cell.len()).find_map(|k| Some((k, shares(k)?)))?;
+    let (rank, gpu) = (call.cell[k], gpu(other)?);
+    Some(CudaError::Unsupported(format!(
+        "the variant {} is NCCL's, which takes one rank for each GPU; ranks {other} and {rank} share GPU {gpu}",
+        call.variant
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use symmc_ir::text;
+    use symmc_planner::{BucketInput, PlanConfig, plan};
+
+    use super::*;
+
+    fn refused(program: &str, gpus: &[u32]) -> Vec<String> {
+        let graph = text::parse(program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
+        let plan = ParsedPlan::parse(Arc::new(plan)).expect("programs");
+        find_unsupported(&plan, gpus).iter().map(UnsupportedStep::to_string).collect()
+    }
+
+    fn program(ranks: u32, dtype: &str, nodes: &str) -> String {
+        let x = format!("arg %x: {dtype}[n, 7]\narg %n: i64[{ranks}]\n");
+        format!("program \"p\" ranks {ranks}\nsymbol n in 1..=64\ngroup @w world\n{x}{nodes}\nreturn %y\n")
+    }
+
+    #[test]
+    fn steps_that_a_session_would_refuse_are_refused_before_it() {
+        let sizes = |ranks: u32| {
+            let nodes = "%y: f32[n, 7], %r: i64[RANKS] = all_to_all %x, %n splits=device group=@w via=plain";
+            program(ranks, "f32", &nodes.replace("RANKS", &ranks.to_string()))
+        };
+        assert_eq!(refused(&sizes(8), &[]), [""; 0]);
+        let [nine] = &refused(&sizes(9), &[])[..] else { panic!("one step") };
+        assert!(
+            nine.starts_with("%y (all_to_all): GPUs cannot run it: ") && nine.contains("at most 8 ranks"),
+            "{nine}"
+        );
+        for (dtype, op, fits) in [("i32", "avg", false), ("i32", "sum", true), ("i64", "avg", true)] {
+            let reduce = |via| {
+                let node = format!("%y: {dtype}[n, 7] = all_reduce %x op={op} group=@w via={via}");
+                refused(&program(2, dtype, &node), &[])
+            };
+            assert_eq!(reduce("plain").is_empty(), fits, "{dtype} {op}");
+            assert_eq!(reduce("two_shot"), [""; 0], "{dtype} {op}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_leave_the_library_out() {
+        let reduce =
+            |via| program(2, "f32", &format!("%y: f32[n, 7] = all_reduce %x op=sum group=@w via={via}"));
+        assert_eq!(refused(&reduce("plain"), &[0, 1]), [""; 0]);
+        assert_eq!(refused(&reduce("ll"), &[0, 0]), [""; 0]);
+        let [shared] = &refused(&reduce("plain"), &[3, 3])[..] else { panic!("one step") };
+        assert!(shared.ends_with("ranks 0 and 1 share GPU 3"), "{shared}");
+    }
+}

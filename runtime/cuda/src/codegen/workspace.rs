@@ -1,0 +1,98 @@
+//! The workspace of steps: memory beside the arenas that one compute step at a time uses.
+//!
+//! A session allocates what its steps want at most (`of_steps`). What that will be is told for a plan with every symbol at
+//! the upper end of its bucket, for a GPU like those of the built-in profiles and with every library there (`at_most`).
+
+use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
+
+use crate::codegen::compute::{self, AttentionBackend, KernelTarget};
+
+/// The bytes that these steps share.
+pub(crate) fn bytes_of_steps<'b>(
+    steps: impl Iterator<Item = &'b ExecutableStep>,
+    machine: &KernelTarget,
+) -> usize {
+    let part = |work: &StepWork| match work {
+        StepWork::Kernel { op, operands, results } => compute::workspace(op, operands, results, machine),
+        _ => 0,
+    };
+    steps.flat_map(|step| step.work.node_work()).map(part).max().unwrap_or(0)
+}
+
+/// The bytes that the steps of a program share at these sizes, whatever libraries there are.
+pub(crate) fn upper_bound_bytes(bound: &ResolvedProgram) -> u64 {
+    let machine = KernelTarget { attention: AttentionBackend::Measured, ..KernelTarget::PROFILE_GPU };
+    bytes_of_steps(bound.steps.iter(), &machine) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use symmc_ir::text;
+    use symmc_plan::{ParsedPlan, Plan};
+    use symmc_planner::{BucketInput, PlanConfig, plan};
+
+    use crate::codegen::compute::GEMM_WORKSPACE;
+    use crate::{codegen::unsupported, cudnn};
+
+    fn workspaces(plan: Plan) -> Vec<u64> {
+        let plan = ParsedPlan::parse(Arc::new(plan)).expect("programs");
+        unsupported::check_gpu_support(&plan).workspaces
+    }
+
+    /// The workspace of attention in a dtype with a mask of another.
+    fn of(dtype: &str, mask: &str) -> usize {
+        let program = format!(
+            "program \"p\" ranks 1\nsymbol n in 1..=512\narg %q: {dtype}[2, 8, n, 64]\narg %k: {dtype}[2, 2, n, 64]\n\
+             arg %m: {mask}[2, 1, 1, n]\n\
+             %y: {dtype}[2, 8, n, 64] = attention %q, %k, %k, %m causal=true scale=0.125\nreturn %y\n"
+        );
+        let graph = text::parse(&program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        workspaces(plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan"))[0] as usize
+    }
+
+    #[test]
+    fn the_library_counts_where_it_may_compute() {
+        let [numbers, none] = [of("bf16", "bf16"), of("f32", "f32")];
+        assert!(numbers >= cudnn::attention::workspace() && none < numbers, "{numbers} {none}");
+        // A mask of bools becomes numbers of two bytes.
+        assert_eq!(of("bf16", "bool"), numbers + 2 * 512 * 2);
+    }
+
+    /// The workspace of gradients of attention of so many heads and tokens.
+    fn of_gradients(heads: usize, key_heads: usize, tokens: usize) -> usize {
+        let (q, k) =
+            (format!("bf16[1, {heads}, {tokens}, 128]"), format!("bf16[1, {key_heads}, {tokens}, 128]"));
+        let program = format!(
+            "program \"p\" ranks 1\narg %q: {q}\narg %k: {k}\narg %s: f32[1, {heads}, {tokens}]\n\
+             %dq: {q}, %dk: {k}, %dv: {k} = attention_gradient %q, %q, %s, %q, %k, %k causal=true scale=0.125\nreturn %dq\nreturn %dk\n"
+        );
+        let graph = text::parse(&program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        workspaces(plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan"))[0] as usize
+    }
+
+    #[test]
+    fn gradients_of_attention_do_with_what_a_part_of_their_heads_needs() {
+        let most = 300 << 20;
+        for (heads, key_heads, tokens) in [(32, 32, 2048), (32, 8, 2048), (32, 32, 8192), (64, 8, 4096)] {
+            let bytes = of_gradients(heads, key_heads, tokens);
+            assert!(bytes <= most, "{heads} heads, {tokens} tokens: {bytes}");
+        }
+        // One head of keys is the least part.
+        let pairs = 8 * 8192 * 8192 * 2;
+        assert!((pairs..pairs + pairs / 2).contains(&of_gradients(32, 4, 8192)));
+        assert!(of_gradients(4, 4, 256) < 32 << 20);
+    }
+
+    #[test]
+    fn products_count_too() {
+        let program = "program \"p\" ranks 1\narg %x: f32[4, 8]\narg %w: f32[8, 8]\n%y: f32[4, 8] = matmul %x, %w\nreturn %y\n";
+        let graph = text::parse(program).expect("a program");
+        let bucket = BucketInput { graph: graph.clone(), decisions: vec![] };
+        let plan = plan(&graph, &[bucket], &PlanConfig::default()).expect("a plan");
+        assert_eq!(workspaces(plan), [GEMM_WORKSPACE as u64]);
+    }
+}

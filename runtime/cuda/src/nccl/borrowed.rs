@@ -1,0 +1,54 @@
+//! A communicator that an embedding engine owns and lends to a session.
+
+use std::ffi::{c_int, c_void};
+
+use nccl_sys::{Comm, Nccl};
+
+use crate::error::{CudaError, Result};
+
+/// A communicator of somebody else: the session runs the plain collectives of its ranks on it and never ends it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BorrowedCommunicator {
+    comm: Comm,
+    ranks: Vec<u32>,
+}
+
+impl BorrowedCommunicator {
+    /// An `ncclComm_t`, and the rank in the plan of each of its ranks, in its order. Groups of exactly these
+    /// ranks in this order use it. Every rank of the run lends one, or none does.
+    ///
+    /// # Safety
+    /// - The communicator was made by the library that [`Nccl::load`] finds: the process has loaded it under the
+    ///   name `libnccl.so.2`, or `SYMMC_NCCL_PATH` names it.
+    /// - It exists, on the GPU of the session, until the session and everything recorded from it are dropped.
+    /// - While the session makes a call, or records or runs, nobody else makes a call on it; its owner's calls
+    ///   come in the same order among the session's on all ranks.
+    pub unsafe fn new(comm: *mut c_void, ranks: Vec<u32>) -> BorrowedCommunicator {
+        BorrowedCommunicator { comm: Comm(comm), ranks }
+    }
+
+    /// The ranks of the plan, in the order of the communicator.
+    pub fn ranks(&self) -> &[u32] {
+        &self.ranks
+    }
+
+    /// The communicator, if it has as many ranks as said, and this rank where it should be.
+    pub(super) fn check_ranks(&self, nccl: &Nccl, rank: u32) -> Result<Comm> {
+        let (mut count, mut number): (c_int, c_int) = (0, 0);
+        let f = nccl.functions();
+        // SAFETY: the communicator exists by the promise of `new`; the functions write one integer each.
+        unsafe {
+            nccl.check_code("ncclCommCount", (f.comm_count)(self.comm, &mut count))?;
+            nccl.check_code("ncclCommUserRank", (f.comm_user_rank)(self.comm, &mut number))?;
+        }
+        let there = usize::try_from(number).ok().and_then(|n| self.ranks.get(n));
+        match usize::try_from(count) == Ok(self.ranks.len()) && there == Some(&rank) {
+            true => Ok(self.comm),
+            false => Err(CudaError::Unsupported(format!(
+                "the lent communicator has {count} ranks, of which this is number {number}: expected rank {rank} \
+                 of {:?}",
+                self.ranks
+            ))),
+        }
+    }
+}

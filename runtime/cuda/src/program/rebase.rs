@@ -1,0 +1,159 @@
+//! Recordings of a program whose ports get other bases: the pieces of work that hold pointers to these ports, and the graph
+//! nodes that launch them.
+
+use super::DeviceProgram;
+use super::work::{LoadedWork, WorkId, WorkNodes};
+use crate::device::driver::{ExecutableGraph, GraphNode, Stream};
+use crate::device::launch::PortBases;
+use crate::device::streams::LaneStreams;
+use crate::error::Result;
+use crate::nccl::Communicators;
+
+impl DeviceProgram {
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Whether one recording of it can run with these bases and with those, as far as collectives of the library go.
+    pub fn serves_both(&self, one: PortBases<'_>, other: PortBases<'_>) -> bool {
+        one.changed_ports(other).all(|port| self.uses.work_ids(port).is_some())
+    }
+
+    /// For each port how many pieces of work have to be set for another base, in a recording with these nodes; `None` if they
+    /// cannot be set.
+    pub fn rebase_costs(&self, nodes: &WorkNodes) -> Vec<Option<usize>> {
+        let can_be_set = |place: &WorkId| match (self.find_work(*place), nodes.nodes_of(*place)) {
+            (None, _) | (_, []) => false,
+            // The libraries launch as many kernels as they like.
+            (Some(LoadedWork::Gemm(_) | LoadedWork::Attention(_)), _) => true,
+            (Some(_), found) => found.len() == 1,
+        };
+        let cost = |port: usize| {
+            let places = self.uses.work_ids(port)?;
+            places.iter().all(can_be_set).then_some(places.len())
+        };
+        (0..self.uses.port_count()).map(cost).collect()
+    }
+
+    /// The pieces of work that hold pointers to ports whose bases differ, in the order of the program.
+    fn affected_work(&self, from: PortBases<'_>, to: PortBases<'_>) -> Vec<WorkId> {
+        let places = |port| self.uses.work_ids(port).unwrap_or_default();
+        let mut out: Vec<WorkId> = from.changed_ports(to).flat_map(places).copied().collect();
+        out.sort_unstable();
+        out.dedup();
+        out
+    }
+
+    /// Enqueues one run on streams that are recorded, as [`enqueue`](Self::enqueue), and says which nodes the work with
+    /// pointers to ports became. Work that is not a chain of nodes is left out.
+    pub fn enqueue_noted(
+        &self,
+        bases: PortBases<'_>,
+        lanes: &LaneStreams,
+        nccl: &Communicators,
+    ) -> Result<WorkNodes> {
+        let mut nodes = WorkNodes::default();
+        self.enqueue_with(lanes, &mut |place, work, stream, start| {
+            if work.ports().next().is_none() {
+                return self.enqueue_work(work, bases, stream, start, nccl);
+            }
+            let before = stream.frontier()?;
+            self.enqueue_work(work, bases, stream, start, nccl)?;
+            if let Some(found) = stream.nodes_since(&before)? {
+                nodes.insert(place, &found);
+            }
+            Ok(())
+        })?;
+        Ok(nodes)
+    }
+
+    /// Sets the parameters of the nodes whose work holds pointers to ports with other bases, in a graph that was recorded with
+    /// these nodes. Whether it can; if not, some of them may have changed. Work of libraries is recorded on `scratch`, and not
+    /// run.
+    pub fn rebase(
+        &self,
+        from: PortBases<'_>,
+        to: PortBases<'_>,
+        graph: &ExecutableGraph,
+        nodes: &WorkNodes,
+        scratch: &Stream,
+    ) -> Result<bool> {
+        let mut of_libraries = Vec::new();
+        for place in self.affected_work(from, to) {
+            match self.find_work(place) {
+                Some(work @ (LoadedWork::Gemm(_) | LoadedWork::Attention(_))) => {
+                    of_libraries.push((place, work))
+                }
+                Some(work) if update_node(work, to, graph, nodes.nodes_of(place))? => {}
+                _ => return Ok(false),
+            }
+        }
+        self.update_library_nodes(&of_libraries, to, (graph, nodes), scratch)
+    }
+
+    /// Has nodes of a graph do this work of libraries with ports at these bases; whether they can. The libraries do not say
+    /// what they launch, so all of it is recorded once on `scratch`, and not run.
+    fn update_library_nodes(
+        &self,
+        all: &[(WorkId, &LoadedWork)],
+        bases: PortBases<'_>,
+        (graph, nodes): (&ExecutableGraph, &WorkNodes),
+        scratch: &Stream,
+    ) -> Result<bool> {
+        if all.is_empty() {
+            return Ok(true);
+        }
+        let mut recorded = Vec::with_capacity(all.len());
+        let _template = scratch.capture_template(|| {
+            recorded.clear();
+            for (_, work) in all {
+                let before = scratch.frontier()?;
+                match work {
+                    // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+                    LoadedWork::Gemm(gemm) => unsafe { gemm.run(scratch, self.workspace, bases)? },
+                    // SAFETY: as above.
+                    LoadedWork::Attention(attention) => unsafe { attention.run(scratch, bases)? },
+                    _ => {}
+                }
+                recorded.push(scratch.nodes_since(&before)?);
+            }
+            Ok(())
+        })?;
+        for ((place, _), like) in all.iter().zip(recorded) {
+            let Some(like) = like else { return Ok(false) };
+            // SAFETY: as above; what was recorded is still there.
+            if !unsafe { graph.copy_parameters(nodes.nodes_of(*place), &like)? } {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn find_work(&self, place: WorkId) -> Option<&LoadedWork> {
+        self.steps.get(place.step)?.work.get(place.index)
+    }
+}
+
+/// Has nodes of a graph do this work, which is not a library's, with ports at these bases; whether they can.
+fn update_node(
+    work: &LoadedWork,
+    bases: PortBases<'_>,
+    graph: &ExecutableGraph,
+    nodes: &[GraphNode],
+) -> Result<bool> {
+    let &[node] = nodes else { return Ok(false) };
+    match work {
+        // SAFETY: the work was made for memory that the checked plan lays out, or that is bound for it.
+        LoadedWork::Kernel(function, kernel) => unsafe { graph.set_kernel(node, *function, kernel, bases)? },
+        LoadedWork::Copy { to, from, .. } => {
+            // SAFETY: as above.
+            unsafe { graph.set_copy(node, to.resolve(bases), from.resolve(bases))? }
+        }
+        LoadedWork::Zero { at, .. } | LoadedWork::Store { at, .. } => {
+            // SAFETY: as above.
+            unsafe { graph.set_fill(node, at.resolve(bases))? }
+        }
+        LoadedWork::Gemm(_) | LoadedWork::Attention(_) | LoadedWork::Nccl(_) => return Ok(false),
+    }
+    Ok(true)
+}

@@ -1,0 +1,132 @@
+//! Pieces of work with everything looked up.
+
+use smallvec::SmallVec;
+use symmc_plan::Lane;
+
+use crate::codegen::compute::gemm::PreparedGemm;
+use crate::cudnn;
+use crate::device::driver::{Function, GraphNode};
+use crate::device::launch::{DevicePtr, KernelLaunch, LaunchOrder};
+use crate::nccl::call::NcclCall;
+
+/// A piece of work: which of which step.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkId {
+    pub step: usize,
+    /// Its number among the work of the step.
+    pub index: usize,
+}
+
+/// The graph nodes that pieces of work became in a recording, for those that hold pointers to ports.
+#[derive(Debug, Default)]
+pub struct WorkNodes(Vec<Vec<SmallVec<[GraphNode; 1]>>>);
+
+impl WorkNodes {
+    pub fn insert(&mut self, place: WorkId, nodes: &[GraphNode]) {
+        if self.0.len() <= place.step {
+            self.0.resize_with(place.step + 1, Vec::new);
+        }
+        let step = &mut self.0[place.step];
+        if step.len() <= place.index {
+            step.resize_with(place.index + 1, SmallVec::new);
+        }
+        step[place.index] = SmallVec::from_slice(nodes);
+    }
+
+    /// The nodes of a piece of work; none if it has none, or is not a chain of nodes.
+    pub fn nodes_of(&self, place: WorkId) -> &[GraphNode] {
+        self.0.get(place.step).and_then(|step| step.get(place.index)).map_or(&[], |nodes| nodes)
+    }
+}
+
+/// A step with everything looked up, its kernels loaded.
+pub(super) struct LoadedStep {
+    /// The lane whose stream it runs on.
+    pub lane: Lane,
+    /// Earlier steps, of the other lane, that it waits for.
+    pub waits: Vec<usize>,
+    /// Whether a step of the other lane waits for it.
+    pub is_awaited: bool,
+    pub work: Vec<LoadedWork>,
+}
+
+/// A piece of work with everything looked up.
+pub(super) enum LoadedWork {
+    Kernel(Function, KernelLaunch),
+    Gemm(PreparedGemm),
+    Attention(cudnn::PreparedAttention),
+    Copy { to: DevicePtr, from: DevicePtr, bytes: usize },
+    Store { at: DevicePtr, word: u32 },
+    Zero { at: DevicePtr, bytes: usize },
+    Nccl(NcclCall),
+}
+
+impl LoadedWork {
+    /// When a kernel after this in its stream may start: by PDL only after kernels that allow it.
+    pub fn next_start(&self) -> LaunchOrder {
+        match self {
+            // The library's attention allows it when it ends.
+            LoadedWork::Kernel(..) | LoadedWork::Attention(_) => LaunchOrder::Dependent,
+            LoadedWork::Gemm(_)
+            | LoadedWork::Copy { .. }
+            | LoadedWork::Store { .. }
+            | LoadedWork::Zero { .. }
+            | LoadedWork::Nccl(_) => LaunchOrder::After,
+        }
+    }
+
+    /// The ports that it holds pointers to; some of them more than once.
+    pub fn ports(&self) -> impl Iterator<Item = usize> {
+        let mut pointers: SmallVec<[DevicePtr; 8]> = SmallVec::new();
+        match self {
+            LoadedWork::Kernel(_, kernel) => pointers.extend(kernel.ports()),
+            LoadedWork::Gemm(product) => pointers.extend(product.gemm().pointers()),
+            LoadedWork::Attention(attention) => pointers.extend(attention.attention().pointers()),
+            LoadedWork::Copy { to, from, .. } => pointers.extend([*to, *from]),
+            LoadedWork::Store { at, .. } | LoadedWork::Zero { at, .. } => pointers.push(*at),
+            LoadedWork::Nccl(call) => pointers.extend(call.pointers()),
+        }
+        pointers.into_iter().filter_map(DevicePtr::port_number).map(|port| port as usize)
+    }
+}
+
+/// For each port the pieces of work that hold pointers to it.
+pub(super) struct PortUses(Vec<PortUse>);
+
+#[derive(Clone, Default)]
+struct PortUse {
+    places: Vec<WorkId>,
+    /// Whether a collective of the library sends from it or receives into it. The library keeps what it knows of calls by
+    /// their memory, so these are recorded anew for another base.
+    by_library: bool,
+}
+
+impl PortUses {
+    /// Those of a program with this many ports.
+    pub fn from_steps(steps: &[LoadedStep], ports: usize) -> PortUses {
+        let mut uses = vec![PortUse::default(); ports];
+        for (step, loaded) in steps.iter().enumerate() {
+            for (number, work) in loaded.work.iter().enumerate() {
+                let place = WorkId { step, index: number };
+                for port in work.ports() {
+                    let Some(port) = uses.get_mut(port) else { continue };
+                    port.by_library |= matches!(work, LoadedWork::Nccl(_));
+                    if port.places.last() != Some(&place) {
+                        port.places.push(place);
+                    }
+                }
+            }
+        }
+        PortUses(uses)
+    }
+
+    /// The pieces of work that hold pointers to a port; `None` if its base cannot change in a recording.
+    pub fn work_ids(&self, port: usize) -> Option<&[WorkId]> {
+        let found = self.0.get(port)?;
+        (!found.by_library).then_some(&found.places)
+    }
+
+    pub fn port_count(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -1,0 +1,189 @@
+//! Memory of a GPU that sessions do not own: the caller's, and tensors of the host that several sessions read there.
+//!
+//! A tensor is on a GPU once, however many sessions of this process read it: they find it by its identity, which is that of
+//! its allocation. A weak reference keeps that from being used again, and the tensor from being written.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use symmc_ir::Tensor;
+use symmc_runtime::RunError;
+use symmc_runtime::exec::{InputData, InputSource};
+use symmc_runtime::session::{DeviceMemory, DeviceName, DeviceRange, SharedTensor};
+
+use crate::device::arena::SymmetricArena;
+use crate::device::driver::{CallersContext, Device, DeviceBuffer, Stream};
+use crate::device::launch::Address;
+use crate::device::staging::upload;
+use crate::error::Result;
+
+/// Memory of the caller in the symmetric arena.
+#[derive(Debug)]
+pub(super) struct CudaArenaBlock {
+    pub device: Arc<Device>,
+    pub arena: SymmetricArena,
+    /// In bytes from its start.
+    pub range: Range<usize>,
+}
+
+impl DeviceMemory for CudaArenaBlock {
+    fn device(&self) -> DeviceName {
+        DeviceName::Gpu(self.device.ordinal())
+    }
+
+    fn range(&self) -> DeviceRange {
+        let address = self.arena.address() + self.range.start as Address;
+        DeviceRange { address, bytes: self.range.len() }
+    }
+
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller.
+        unsafe { copy_to_device(&self.device, DeviceMemory::range(self).address + at as Address, data) }
+    }
+
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller.
+        unsafe { copy_from_device(&self.device, DeviceMemory::range(self).address + at as Address, data) }
+    }
+}
+
+impl DeviceMemory for DeviceBuffer {
+    fn device(&self) -> DeviceName {
+        DeviceName::Gpu(DeviceBuffer::device(self).ordinal())
+    }
+
+    fn range(&self) -> DeviceRange {
+        DeviceRange { address: self.address(), bytes: self.len() }
+    }
+
+    unsafe fn write(&self, at: usize, data: &[u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller.
+        unsafe { copy_to_device(DeviceBuffer::device(self), self.address() + at as Address, data) }
+    }
+
+    unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<(), RunError> {
+        // SAFETY: by the caller.
+        unsafe { copy_from_device(DeviceBuffer::device(self), self.address() + at as Address, data) }
+    }
+}
+
+/// Copies data of the host to a GPU.
+///
+/// # Safety
+/// `to` has as many bytes, and nothing else uses them meanwhile.
+unsafe fn copy_to_device(device: &Arc<Device>, to: Address, data: &[u8]) -> Result<(), RunError> {
+    let _callers = CallersContext::switch_to(device)?;
+    let stream = Stream::new(device)?;
+    // SAFETY: by the caller.
+    unsafe { upload(device, &stream, &[(to, InputData::Memory(data))]) }
+}
+
+/// Copies data of a GPU to the host.
+///
+/// # Safety
+/// `from` has as many bytes, and nothing writes them meanwhile.
+unsafe fn copy_from_device(device: &Arc<Device>, from: Address, data: &mut [u8]) -> Result<(), RunError> {
+    let _callers = CallersContext::switch_to(device)?;
+    let stream = Stream::new(device)?;
+    // SAFETY: by the caller.
+    unsafe { stream.download(data, from)? };
+    Ok(())
+}
+
+/// Zeros of a GPU, whose context is current.
+pub(super) fn allocate_zeroed(device: &Arc<Device>, bytes: usize) -> Result<DeviceBuffer> {
+    let memory = DeviceBuffer::new(device, "memory of the caller", bytes)?;
+    let stream = Stream::new(device)?;
+    // SAFETY: the memory was just allocated.
+    unsafe { stream.fill(memory.address(), 0, bytes)? };
+    stream.synchronize()?;
+    Ok(memory)
+}
+
+/// A GPU, and the allocation of a tensor on the host.
+type TensorIdentity = (u32, usize);
+
+/// A tensor that is on a GPU, or is being put there by who holds the lock.
+#[derive(Default)]
+struct SharedTensorEntry {
+    /// Keeps the identity from being given again.
+    _tensor: Weak<Tensor>,
+    copy: Mutex<Weak<DeviceCopy>>,
+}
+
+static SHARED_TENSORS: Mutex<BTreeMap<TensorIdentity, Arc<SharedTensorEntry>>> = Mutex::new(BTreeMap::new());
+
+fn lock_shared_tensors() -> MutexGuard<'static, BTreeMap<TensorIdentity, Arc<SharedTensorEntry>>> {
+    SHARED_TENSORS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct DeviceCopy {
+    identity: TensorIdentity,
+    memory: DeviceBuffer,
+}
+
+impl Drop for DeviceCopy {
+    fn drop(&mut self) {
+        forget_if_unused(self.identity, 1);
+    }
+}
+
+/// Forgets a place where nothing is, which nobody has but its so many holders, the list among them.
+fn forget_if_unused(identity: TensorIdentity, holders: usize) {
+    let mut places = lock_shared_tensors();
+    let is_left = |place: &Arc<SharedTensorEntry>| {
+        let copy = || place.copy.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::strong_count(place) == holders && copy().strong_count() == 0
+    };
+    if places.get(&identity).is_some_and(is_left) {
+        places.remove(&identity);
+    }
+}
+
+/// A tensor on a GPU, whose context is current.
+pub(super) fn share_tensor(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result<SharedTensor, RunError> {
+    let identity = (device.ordinal(), Arc::as_ptr(tensor).addr());
+    let place = {
+        let new = || Arc::new(SharedTensorEntry { _tensor: Arc::downgrade(tensor), copy: Mutex::default() });
+        lock_shared_tensors().entry(identity).or_insert_with(new).clone()
+    };
+    let mut there = place.copy.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = there.upgrade().map_or_else(|| copy_to_gpu(device, identity, tensor).map(Arc::new), Ok);
+    if let Ok(copy) = &found {
+        *there = Arc::downgrade(copy);
+    }
+    drop(there);
+    if found.is_err() {
+        forget_if_unused(identity, 2);
+    }
+    let copy = found?;
+    Ok(SharedTensor { range: DeviceMemory::range(&copy.memory), owner: copy })
+}
+
+/// Reads a tensor in pieces. One that lies in a file is never mapped, and a file that changed is an error.
+#[derive(Debug)]
+struct TensorSource<'a>(&'a Tensor);
+
+impl InputSource for TensorSource<'_> {
+    fn size(&self) -> usize {
+        self.0.data().len()
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<(), RunError> {
+        self.0.read(at, into).map_err(SharedTensor::unreadable_tensor)
+    }
+}
+
+fn copy_to_gpu(
+    device: &Arc<Device>,
+    identity: TensorIdentity,
+    tensor: &Arc<Tensor>,
+) -> Result<DeviceCopy, RunError> {
+    let data = TensorSource(tensor);
+    let memory = DeviceBuffer::new(device, "a tensor that sessions share", data.size())?;
+    let stream = Stream::new(device)?;
+    // SAFETY: the memory was just allocated for as many bytes.
+    unsafe { upload(device, &stream, &[(memory.address(), InputData::Source(&data))])? };
+    Ok(DeviceCopy { identity, memory })
+}

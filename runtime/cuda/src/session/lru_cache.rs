@@ -1,0 +1,115 @@
+//! The most recently used of something, as many as are to be kept.
+
+/// Values by key, of which the least recently used goes when there are too many.
+#[derive(Debug)]
+pub(super) struct LruCache<K, V> {
+    /// The least recently used first.
+    entries: Vec<(K, V)>,
+    most: usize,
+    evicted: u64,
+}
+
+impl<K: PartialEq, V> LruCache<K, V> {
+    /// Keeps at most so many, and one at least.
+    pub fn new(most: usize) -> LruCache<K, V> {
+        LruCache { entries: Vec::new(), most: most.max(1), evicted: 0 }
+    }
+
+    /// The value of a key, which is the most recently used from now on.
+    pub fn get(&mut self, key: &K) -> Option<&V> {
+        let at = self.entries.iter().rposition(|(known, _)| known == key)?;
+        self.entries[at..].rotate_left(1);
+        self.entries.last().map(|(_, value)| value)
+    }
+
+    /// How far what is nearest by this measure is, and its place; the most recently used of several. Nothing where there is
+    /// no measure.
+    pub fn nearest(&self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(usize, usize)> {
+        let far = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
+        self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)
+    }
+
+    /// What is made of the most recently used of those of which something can be made.
+    pub fn find<T>(&self, make: impl Fn(&K, &V) -> Option<T>) -> Option<T> {
+        self.entries.iter().rev().find_map(|(key, value)| make(key, value))
+    }
+
+    pub fn get_at(&self, at: usize) -> Option<&V> {
+        self.entries.get(at).map(|(_, value)| value)
+    }
+
+    pub fn remove(&mut self, key: &K) -> Option<V> {
+        let at = self.entries.iter().position(|(known, _)| known == key)?;
+        Some(self.entries.remove(at).1)
+    }
+
+    pub fn remove_at(&mut self, at: usize) -> Option<(K, V)> {
+        (at < self.entries.len()).then(|| self.entries.remove(at))
+    }
+
+    /// Whether one more is kept without another one going.
+    pub fn has_capacity(&self) -> bool {
+        self.entries.len() < self.most
+    }
+
+    /// Keeps a value; the one that has to go for it.
+    pub fn insert_or_evict(&mut self, key: K, value: V) -> Option<V> {
+        self.entries.push((key, value));
+        if self.entries.len() <= self.most {
+            return None;
+        }
+        self.evicted += 1;
+        Some(self.entries.remove(0).1)
+    }
+
+    /// How many had to go.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_recently_used_goes() {
+        let mut recent = LruCache::new(2);
+        assert_eq!([recent.insert_or_evict("a", 1), recent.insert_or_evict("b", 2)], [None, None]);
+        assert_eq!(recent.get(&"a"), Some(&1));
+        assert_eq!(recent.insert_or_evict("c", 3), Some(2));
+        let found = ["b", "a", "c"].map(|key| recent.get(&key).copied());
+        assert_eq!(found, [None, Some(1), Some(3)]);
+        assert_eq!(recent.evicted(), 1);
+    }
+
+    #[test]
+    fn the_nearest_is_found() {
+        let mut recent = LruCache::new(5);
+        for (at, key) in [1usize, 5, 9, 5].into_iter().enumerate() {
+            assert_eq!(recent.insert_or_evict(key, at), None);
+        }
+        let near = |to: usize| move |key: &usize, _: &usize| Some(key.abs_diff(to)).filter(|&far| far < 4);
+        assert_eq!(recent.nearest(near(6)), Some((1, 3)), "the last used of two");
+        assert_eq!((recent.remove_at(3), recent.remove_at(3)), (Some((5, 3)), None));
+        assert_eq!((recent.nearest(near(6)), recent.nearest(near(20))), (Some((1, 1)), None));
+        assert!(recent.has_capacity() && recent.evicted() == 0);
+    }
+
+    #[test]
+    fn ranks_that_look_for_the_same_in_the_same_order_keep_the_same() {
+        let mut ranks = [LruCache::new(3), LruCache::new(3)];
+        for step in 0..200u64 {
+            let key = step * step % 7;
+            // The second looks more often for what it looked for last: its memory changed.
+            for (rank, recent) in ranks.iter_mut().enumerate() {
+                for _ in 0..=rank {
+                    if recent.get(&key).is_none() {
+                        recent.insert_or_evict(key, ());
+                    }
+                }
+            }
+            assert_eq!(ranks[0].entries, ranks[1].entries);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Times of a plan on its GPU: several runs in one graph with their time on the device, on inputs that are drawn there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use symmc_ir::SymbolBindings;
+use symmc_ir::interp::{SeedConfig, SeededInputs};
+use symmc_runtime::RunError;
+use symmc_runtime::job::{SessionRequest, trace};
+use symmc_runtime::session::{DeviceSession, Port, PortBackend, PortStorage};
+
+use super::cuda_session::CudaSession;
+use super::gpu::ProgressReporting;
+use super::recording::Recording;
+use super::wait;
+use crate::config::CudaConfig;
+use crate::device::driver::{Event, ExecutableGraph};
+use crate::device::launch::Address;
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ProgramBench {
+    /// Replays that count.
+    pub replays: u32,
+    /// Runs in one graph.
+    pub runs: u32,
+    /// The file for the times of the steps of one more run.
+    pub trace: Option<PathBuf>,
+}
+
+/// Replays that do not count.
+const WARM: u32 = 3;
+
+struct RecordedRuns {
+    recording: Arc<Recording>,
+    /// That of the recording, if it is one run.
+    graph: Option<ExecutableGraph>,
+    count: u32,
+}
+
+/// Floats that are drawn before they repeat: a prime number, so that rows of matrices differ.
+const SAMPLE: usize = 262_139;
+
+/// Measures a plan on a rank that has joined the others and starts with them; the least, median and most microseconds of one
+/// run. All ranks call this together. Fails if GPUs cannot run a step, there is no such GPU, a library or memory is
+/// missing, or a peer failed.
+pub fn measure_program(
+    request: &SessionRequest<'_>,
+    gpus: &CudaConfig,
+    bench: &ProgramBench,
+) -> Result<[f64; 3], RunError> {
+    let mut session = gpus.open(request, ProgressReporting::Disabled)?;
+    // Peers learn of a failure and leave.
+    session.measure(request, bench).map_err(|error| session.fail_session(error))
+}
+
+impl CudaSession {
+    /// Ranks meet before each replay.
+    fn measure(&mut self, request: &SessionRequest<'_>, bench: &ProgramBench) -> Result<[f64; 3], RunError> {
+        let _context = self.enter_device()?;
+        let (rank, comm) = (request.rank, request.rank.comm());
+        self.draw_inputs(request.plan.source_program(), request.bindings)?;
+        let runs = self.record_runs(bench.runs)?;
+        rank.start()?;
+        let mut times = Vec::with_capacity(bench.replays as usize);
+        for replay in 0..WARM + bench.replays {
+            comm.exchange_bytes(&[0])?;
+            let time = self.replay_runs(&runs)?;
+            if replay >= WARM {
+                times.push(time / f64::from(bench.runs.max(1)));
+            }
+        }
+        if let Some(path) = &bench.trace {
+            let steps = self.run_traced()?;
+            trace::write_trace(path, &steps, comm)?;
+        }
+        Ok(wait::min_median_max(times))
+    }
+
+    /// Draws the data of all inputs; large ones repeat what was drawn. Constants are as they are. How long a product of
+    /// matrices takes depends on its data. Fails if inputs cannot be drawn, there is no memory, or the device failed.
+    fn draw_inputs(&mut self, source: &symmc_ir::Graph, bindings: &SymbolBindings) -> Result<(), RunError> {
+        let seeds = SeededInputs::new(source, bindings, SeedConfig::new(1));
+        let bound = self.ports.sized_program()?.program.clone();
+        for (index, (id, input)) in source.inputs.keys().zip(&bound.inputs).enumerate() {
+            let memory = self.expose_port(Port::Input(index))?;
+            if matches!(memory.storage, PortStorage::Program(_)) {
+                continue;
+            }
+            let (at, compute) = (memory.range.address, &self.context()?.resources.streams.compute);
+            let sample = seeds.generate_sample(id, bound.rank(), SAMPLE);
+            let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be drawn: {e}")))?;
+            let mut done = input.bytes.min(sample.data().len());
+            if done == 0 {
+                continue;
+            }
+            // SAFETY: the input's memory is as large; no run is in progress.
+            unsafe { compute.upload(at, &sample.data()[..done])? };
+            // What is there doubles until it fills the input.
+            while done < input.bytes {
+                let more = done.min(input.bytes - done);
+                // SAFETY: as above; the ranges do not overlap.
+                unsafe { compute.copy(at + done as Address, at, more)? };
+                done += more;
+            }
+        }
+        Ok(self.context()?.resources.streams.compute.synchronize()?)
+    }
+
+    /// Records so many runs into one graph; together with all ranks. Fails if an input has no data, peers run with
+    /// other sizes, or the driver refuses a launch.
+    fn record_runs(&mut self, count: u32) -> Result<RecordedRuns, RunError> {
+        let recording = self.next_recording()?;
+        let resources = &self.context()?.resources;
+        let one = |_| recording.enqueue(&resources.streams, &resources.nccl);
+        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(one));
+        let graph = (count != 1).then(several).transpose()?;
+        Ok(RecordedRuns { recording, graph, count })
+    }
+
+    /// Runs a graph, and waits for its end; its time on the device in microseconds.
+    fn replay_runs(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
+        let [begin, end] = [Event::timed()?, Event::timed()?];
+        begin.record(&self.context()?.resources.streams.compute)?;
+        let graph = (runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph), runs.count);
+        self.launch(&runs.recording, None, graph).map_err(|error| self.fail_session(error.into()))?;
+        self.runs += u64::from(runs.count);
+        end.record(&self.context()?.resources.streams.compute)?;
+        self.wait_for_runs(None)?;
+        end.synchronize()?;
+        Ok(begin.microseconds_to(&end)?)
+    }
+}

@@ -1,0 +1,144 @@
+//! A resolved program whose inputs lie elsewhere in the symmetric arena than the plan says.
+//!
+//! Fixed memory of the plan holds one input and nothing else, in all buckets. Where all ranks take other bytes of their
+//! arenas for it, which nothing else uses and which have the same offset on every rank, what was proved of the plan
+//! holds as before: every access to these bytes has another name, the same on all ranks.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::bucket::MemorySpace;
+use super::resolved::{
+    ExecutableStep, LocatedTensor, PeerRegion, ResolvedCollective, ResolvedDispatch, ResolvedInput,
+    ResolvedMember, ResolvedPeers, ResolvedProgram, ResolvedRegion, StepWork,
+};
+
+/// Fixed memory that lies elsewhere, in bytes from the start of the symmetric arena.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RelocatedRange {
+    /// Where the plan has it.
+    pub from: Range<usize>,
+    /// Where it starts instead.
+    pub to: usize,
+}
+
+/// Where a byte of the symmetric arena lies, of which these parts lie elsewhere.
+pub(super) fn relocate_offset(moves: &[RelocatedRange], offset: usize) -> usize {
+    let moved = moves.iter().find(|moved| moved.from.contains(&offset));
+    moved.map_or(offset, |moved| moved.to + (offset - moved.from.start))
+}
+
+/// All that lies elsewhere.
+struct Relocations<'a>(&'a [RelocatedRange]);
+
+impl ResolvedProgram {
+    /// The same with some of the fixed memory elsewhere.
+    pub fn with_relocations(&self, moves: &[RelocatedRange]) -> ResolvedProgram {
+        let moves = Relocations(moves);
+        ResolvedProgram {
+            bucket: self.bucket,
+            rank: self.rank,
+            program: self.program,
+            steps: self.steps.iter().map(|step| moves.relocate_step(step)).collect(),
+            inputs: self.inputs.iter().map(|input| moves.relocate_input(input)).collect(),
+            outputs: self.outputs.clone(),
+            ordinary_bytes: self.ordinary_bytes,
+            symmetric_bytes: self.symmetric_bytes,
+            constants: self.constants.clone(),
+        }
+    }
+}
+
+impl Relocations<'_> {
+    /// Where a byte of the symmetric arena lies.
+    fn relocated_offset(&self, offset: usize) -> usize {
+        relocate_offset(self.0, offset)
+    }
+
+    fn relocate_offsets(&self, offsets: &Option<Arc<[usize]>>) -> Option<Arc<[usize]>> {
+        offsets.as_ref().map(|offsets| offsets.iter().map(|&offset| self.relocated_offset(offset)).collect())
+    }
+
+    fn relocate_tensor(&self, value: &LocatedTensor) -> LocatedTensor {
+        match value.space {
+            MemorySpace::Symmetric => {
+                LocatedTensor { offset: self.relocated_offset(value.offset), ..value.clone() }
+            }
+            _ => value.clone(),
+        }
+    }
+
+    fn relocate_tensors(&self, values: &[LocatedTensor]) -> Vec<LocatedTensor> {
+        values.iter().map(|value| self.relocate_tensor(value)).collect()
+    }
+
+    fn relocate_region(&self, region: &ResolvedRegion) -> ResolvedRegion {
+        match region.space {
+            MemorySpace::Symmetric => ResolvedRegion {
+                space: region.space,
+                offset: self.relocated_offset(region.offset),
+                by_rank: self.relocate_offsets(&region.by_rank),
+            },
+            _ => region.clone(),
+        }
+    }
+
+    fn relocate_input(&self, input: &ResolvedInput) -> ResolvedInput {
+        ResolvedInput { fixed: input.fixed.map(|offset| self.relocated_offset(offset)), ..input.clone() }
+    }
+
+    fn relocate_step(&self, step: &ExecutableStep) -> ExecutableStep {
+        let ExecutableStep { index, lane, waits, node, op_name, work } = step;
+        let (waits, node, op_name) = (waits.clone(), node.clone(), op_name.clone());
+        ExecutableStep { index: *index, lane: *lane, waits, node, op_name, work: self.relocate_work(work) }
+    }
+
+    fn relocate_work(&self, work: &StepWork) -> StepWork {
+        match work {
+            StepWork::Kernel { op, operands, results } => StepWork::Kernel {
+                op: op.clone(),
+                operands: self.relocate_tensors(operands),
+                results: self.relocate_tensors(results),
+            },
+            StepWork::Custom { name, kernel, operands, results, peers } => StepWork::Custom {
+                name: name.clone(),
+                kernel: kernel.clone(),
+                operands: self.relocate_tensors(operands),
+                results: self.relocate_tensors(results),
+                peers: peers.as_ref().map(|peers| self.relocate_peers(peers)),
+            },
+            StepWork::Collective(call) => StepWork::Collective(self.relocate_collective(call)),
+            StepWork::Dispatch(ResolvedDispatch { form, members, inner_bytes: inner }) => {
+                let member = |m: &ResolvedMember| ResolvedMember {
+                    node: m.node.clone(),
+                    op_name: m.op_name.clone(),
+                    work: self.relocate_work(&m.work),
+                };
+                let members = members.iter().map(member).collect();
+                StepWork::Dispatch(ResolvedDispatch { form: *form, members, inner_bytes: *inner })
+            }
+        }
+    }
+
+    fn relocate_collective(&self, call: &ResolvedCollective) -> ResolvedCollective {
+        let both =
+            |(a, b): &(ResolvedRegion, ResolvedRegion)| (self.relocate_region(a), self.relocate_region(b));
+        ResolvedCollective {
+            operand: self.relocate_region(&call.operand),
+            result: self.relocate_region(&call.result),
+            landing: call.landing.map(|zones| zones.map(|zone| self.relocated_offset(zone))),
+            splits: call.splits.as_ref().map(both),
+            ..call.clone()
+        }
+    }
+
+    fn relocate_peers(&self, peers: &ResolvedPeers) -> ResolvedPeers {
+        let region = |region: &PeerRegion| PeerRegion {
+            offset: self.relocated_offset(region.offset),
+            by_rank: self.relocate_offsets(&region.by_rank),
+            ..region.clone()
+        };
+        let all = |regions: &[Option<PeerRegion>]| regions.iter().map(|r| r.as_ref().map(region)).collect();
+        ResolvedPeers { operands: all(&peers.operands), results: all(&peers.results), ..peers.clone() }
+    }
+}

@@ -1,0 +1,138 @@
+//! Symmetric memory of the caller: a part of the arenas behind what the plan needs, of which all ranks take the same.
+//!
+//! Blocks have the same offset on all ranks and are never given again, so that an offset names one of them for as long as
+//! the session lasts.
+
+use std::ops::Range;
+
+use symmc_plan::{PAGE, Plan};
+
+use super::port::DeviceRange;
+use crate::error::{Result, RunError};
+
+const BLOCK: usize = 256;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CallerArena {
+    /// In bytes from the start of the arena.
+    range: Range<usize>,
+    /// Where the next block starts at the earliest.
+    next: usize,
+}
+
+impl CallerArena {
+    /// A part of so many bytes, of which nothing is taken. Fails if the arena would be larger than any memory.
+    pub fn new(plan: &Plan, bytes: usize) -> Result<CallerArena> {
+        let planned = usize::try_from(plan.arenas.symmetric).ok();
+        let start = planned.and_then(|end| end.checked_next_multiple_of(PAGE as usize));
+        let end = start.and_then(|start| start.checked_add(bytes)?.checked_next_multiple_of(PAGE as usize));
+        let (Some(start), Some(end)) = (start, end) else {
+            return Err(RunError::Memory {
+                what: "the symmetric arena".into(),
+                bytes,
+                error: "its size overflows".into(),
+            });
+        };
+        let range = if bytes == 0 { start..start } else { start..end };
+        Ok(CallerArena { next: start, range })
+    }
+
+    /// The end of the part, and so the bytes of the arena.
+    pub fn end(&self) -> usize {
+        self.range.end
+    }
+
+    /// Whether nothing was taken.
+    pub fn is_unused(&self) -> bool {
+        self.next == self.range.start
+    }
+
+    /// Takes a block. `asked` is for how many bytes each rank asks, which all of them know. Fails if the ranks ask for
+    /// different sizes, or there is not as much left; on all ranks alike.
+    pub fn allocate_block(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
+        let bytes = |said: &Vec<u8>| <[u8; 8]>::try_from(&said[..]).map(u64::from_le_bytes).unwrap_or(0);
+        let asked: Vec<u64> = asked.iter().map(bytes).collect();
+        let mine = asked.get(rank as usize).copied().unwrap_or(0);
+        if asked.iter().any(|&other| other != mine) {
+            return Err(RunError::Invalid(format!(
+                "symmetric memory of the caller: all ranks allocate the same, found {asked:?} bytes by rank"
+            )));
+        }
+        let left = self.range.end - self.next;
+        let block = usize::try_from(mine).ok().filter(|&bytes| bytes <= left);
+        let Some(bytes) = block else {
+            return Err(RunError::Invalid(format!(
+                "symmetric memory of the caller: expected at most {left} bytes, found {mine}; how much there is, is said \
+                 when the session is opened"
+            )));
+        };
+        let start = self.next;
+        self.next = (start + bytes).next_multiple_of(BLOCK).min(self.range.end);
+        Ok(start..start + bytes)
+    }
+
+    /// Where memory starts in the arena, if it lies in blocks that were taken.
+    pub fn block_offset(&self, memory: DeviceRange, arena: DeviceRange) -> Option<usize> {
+        let start = usize::try_from(memory.address.checked_sub(arena.address)?).ok()?;
+        let end = start.checked_add(memory.bytes)?;
+        (start >= self.range.start && end <= self.next).then_some(start)
+    }
+
+    /// What of the arena is not the caller's.
+    pub fn surrounding_ranges(&self, arena: DeviceRange) -> [DeviceRange; 2] {
+        let at = |from: usize, to: usize| DeviceRange {
+            address: arena.address.saturating_add(from as u64),
+            bytes: to.saturating_sub(from),
+        };
+        [at(0, self.range.start), at(self.next, arena.bytes.max(self.next))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(start: usize, end: usize) -> CallerArena {
+        CallerArena { range: start..end, next: start }
+    }
+
+    fn asked(bytes: [u64; 2]) -> Vec<Vec<u8>> {
+        bytes.iter().map(|n| n.to_le_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn blocks_lie_behind_each_other_until_nothing_is_left() {
+        let mut part = part(4096, 8192);
+        let all = part.surrounding_ranges(DeviceRange { address: 0, bytes: 9000 });
+        assert_eq!(
+            all,
+            [DeviceRange { address: 0, bytes: 4096 }, DeviceRange { address: 4096, bytes: 4904 }]
+        );
+        let mut end = 4096;
+        for (bytes, taken) in [(1, 256), (256, 256), (0, 0), (3000, 3072)] {
+            assert_eq!(
+                part.allocate_block(&asked([bytes; 2]), 1).expect("it fits"),
+                end..end + bytes as usize
+            );
+            end += taken;
+        }
+        let error = part.allocate_block(&asked([513; 2]), 0).expect_err("512 bytes are left").to_string();
+        assert!(error.contains("expected at most 512 bytes, found 513"), "{error}");
+        let error = part.allocate_block(&asked([8, 9]), 0).expect_err("they differ").to_string();
+        assert!(error.contains("[8, 9]"), "{error}");
+        assert!(part.allocate_block(&asked([u64::MAX; 2]), 0).is_err());
+        assert_eq!(part.allocate_block(&asked([512; 2]), 0).expect("it fits"), 7680..8192);
+    }
+
+    #[test]
+    fn memory_is_the_callers_where_all_of_it_was_taken() {
+        let mut part = part(4096, 8192);
+        part.allocate_block(&asked([1000; 2]), 0).expect("it fits");
+        let arena = DeviceRange { address: 1 << 20, bytes: 1 << 14 };
+        let at =
+            |offset: u64, bytes| part.block_offset(DeviceRange { address: (1 << 20) + offset, bytes }, arena);
+        assert_eq!((at(4096, 1000), at(4160, 8)), (Some(4096), Some(4160)));
+        assert_eq!((at(4095, 8), at(4096, 1025), at(8192, 0)), (None, None, None));
+        assert_eq!(part.block_offset(DeviceRange { address: 5, bytes: 8 }, arena), None);
+    }
+}

@@ -1,0 +1,326 @@
+//! The programs of a session: where each has its part of the symmetric arena, and which groups they share.
+//!
+//! ```text
+//! 0                                                                      end of the symmetric arena
+//! | buffers of all programs, one on the other ... |   free   | fixed 2 | fixed 1 | fixed 0 |
+//! ```
+//!
+//! Programs take turns, so that their buffers share bytes. What stays from run to run, landing zones and inputs that are held in
+//! symmetric memory, has bytes of its own: flags of an old message must never lie where another program stores data.
+//!
+//! Groups with the same cells have one number in all programs, and with it one set of flags and communicators, unless they have
+//! landing zones: the epoch of a message has to be new in the zone that receives it.
+
+use symmc_plan::{ArenaKind, FixedRole, PAGE, ParsedPlan, Plan};
+
+use crate::error::{Result, RunError};
+use crate::exec::{ProgramPlacement, RelocatedRange};
+
+/// All programs of a session, those that were closed among them.
+#[derive(Clone, Debug)]
+pub struct SessionLayout {
+    ranks: u32,
+    /// The bytes of the symmetric arena, where these cannot change.
+    fixed_capacity: Option<usize>,
+    programs: Vec<ProgramLayout>,
+    /// The cells of each group that programs share; none of one that belongs to one program.
+    groups: Vec<Option<CellRanks>>,
+    /// The group of all ranks, once there are several programs.
+    barrier: Option<usize>,
+}
+
+type CellRanks = Vec<Vec<u32>>;
+
+#[derive(Clone, Debug)]
+struct ProgramLayout {
+    is_open: bool,
+    ordinary: usize,
+    /// The end of its fixed memory in the arena of the plan; its buffers lie after that.
+    fixed_end: usize,
+    symmetric: usize,
+    groups: Vec<usize>,
+}
+
+impl ProgramLayout {
+    /// Where its buffers start: they keep their alignment.
+    fn buffer_offset(&self) -> usize {
+        self.fixed_end % PAGE as usize
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        round_up_to_pages((self.symmetric - self.fixed_end).saturating_add(self.buffer_offset()))
+    }
+}
+
+impl SessionLayout {
+    /// The program that a session is opened with. `room` is for the bytes of the symmetric arena, if it cannot grow.
+    pub fn new(plan: &ParsedPlan, room: Option<usize>) -> SessionLayout {
+        let (programs, groups) = (Vec::new(), Vec::new());
+        let mut all =
+            SessionLayout { ranks: plan.ranks, fixed_capacity: room, programs, groups, barrier: None };
+        all.append_program(plan);
+        all
+    }
+
+    /// The bytes of a symmetric arena that cannot grow, for a session that begins with this plan and may get other programs.
+    /// Pages that nobody touches take no memory.
+    pub fn reserved_capacity(plan: &Plan) -> usize {
+        const LEAST: usize = 64 << 20;
+        let own = round_up_to_pages(saturating_bytes(plan.arenas.symmetric)).saturating_add(PAGE as usize);
+        own.saturating_add(own.saturating_mul(7).max(LEAST))
+    }
+
+    /// Another program; its number. Fails if it does not fit into the symmetric arena, or the session has not as many
+    /// groups. Nothing has changed then.
+    pub fn add_program(&mut self, plan: &ParsedPlan, groups: Option<usize>) -> Result<usize> {
+        let before = self.clone();
+        if self.barrier.is_none() {
+            self.barrier = Some(self.groups.len());
+            self.groups.push(None);
+        }
+        self.append_program(plan);
+        let (needed, has) = (self.required_bytes(), self.fixed_capacity.unwrap_or(usize::MAX));
+        let (found, most) = (self.groups.len(), groups.unwrap_or(usize::MAX));
+        if needed <= has && found <= most {
+            return Ok(self.programs.len() - 1);
+        }
+        *self = before;
+        Err(RunError::Invalid(match needed <= has {
+            true => format!("the programs of the session have {found} groups: expected at most {most}"),
+            false => format!(
+                "the programs of the session need {needed} bytes of the symmetric arena: expected at most {has}"
+            ),
+        }))
+    }
+
+    /// A program has no runs any more. Its memory is free where the arena is made anew for another program.
+    pub fn close_program(&mut self, number: usize) {
+        if let Some(program) = self.programs.get_mut(number) {
+            program.is_open = false;
+        }
+    }
+
+    /// How many programs there were.
+    pub fn program_count(&self) -> usize {
+        self.programs.len()
+    }
+
+    pub fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Whether a program was opened and not closed.
+    pub fn is_open(&self, number: usize) -> bool {
+        self.programs.get(number).is_some_and(|program| program.is_open)
+    }
+
+    pub fn ordinary_bytes(&self) -> usize {
+        self.allocated_programs().map(|program| program.ordinary).max().unwrap_or(0)
+    }
+
+    pub fn symmetric_bytes(&self) -> usize {
+        self.fixed_capacity.unwrap_or_else(|| self.required_bytes())
+    }
+
+    pub fn required_bytes(&self) -> usize {
+        let buffers = self.allocated_programs().map(ProgramLayout::buffer_bytes).max().unwrap_or(0);
+        self.allocated_programs()
+            .fold(buffers, |sum, program| sum.saturating_add(round_up_to_pages(program.fixed_end)))
+    }
+
+    pub fn program_placement(&self, number: usize) -> ProgramPlacement {
+        let end = self.symmetric_bytes();
+        let takes = |program: &&ProgramLayout| program.is_open || self.fixed_capacity.is_some();
+        let Some(program) = self.programs.get(number) else { return ProgramPlacement::default() };
+        let earlier = self
+            .programs
+            .iter()
+            .take(number)
+            .filter(takes)
+            .map(|program| round_up_to_pages(program.fixed_end));
+        let fixed =
+            end.saturating_sub(earlier.fold(round_up_to_pages(program.fixed_end), usize::saturating_add));
+        let moves = vec![
+            RelocatedRange { from: 0..program.fixed_end, to: fixed },
+            RelocatedRange { from: program.fixed_end..usize::MAX, to: program.buffer_offset() },
+        ];
+        let barrier = self.barrier.filter(|_| self.ranks > 1);
+        let groups = program.groups.clone();
+        ProgramPlacement {
+            program: number,
+            relocations: moves,
+            symmetric_bytes: end,
+            ranks: self.ranks,
+            groups,
+            barrier,
+        }
+    }
+
+    /// The programs whose memory is taken. Where the arena cannot change, that of closed ones stays: others would have to move.
+    fn allocated_programs(&self) -> impl Iterator<Item = &ProgramLayout> {
+        self.programs.iter().filter(|program| program.is_open || self.fixed_capacity.is_some())
+    }
+
+    fn append_program(&mut self, plan: &ParsedPlan) {
+        let mut groups = Vec::new();
+        for cells in cells_of_groups(plan) {
+            let group = self.assign_group(cells, &groups);
+            groups.push(group);
+        }
+        let (symmetric, fixed) = (saturating_bytes(plan.arenas.symmetric), fixed_end(plan));
+        let ordinary = saturating_bytes(plan.arenas.ordinary);
+        self.programs.push(ProgramLayout { is_open: true, ordinary, fixed_end: fixed, symmetric, groups });
+    }
+
+    /// The number of a group with these cells, which the program has none of `taken` for: collectives of two groups of one program
+    /// may run at the same time, whatever their cells are.
+    fn assign_group(&mut self, cells: Option<CellRanks>, taken: &[usize]) -> usize {
+        let is_known = |number: usize, known: &Option<CellRanks>| {
+            known.is_some() && *known == cells && !taken.contains(&number)
+        };
+        let known = self.groups.iter().enumerate().find(|(number, known)| is_known(*number, known));
+        known.map(|(number, _)| number).unwrap_or_else(|| {
+            self.groups.push(cells.clone());
+            self.groups.len() - 1
+        })
+    }
+}
+
+fn saturating_bytes(size: u64) -> usize {
+    usize::try_from(size).unwrap_or(usize::MAX)
+}
+
+fn round_up_to_pages(bytes: usize) -> usize {
+    bytes.checked_next_multiple_of(PAGE as usize).unwrap_or(usize::MAX)
+}
+
+/// The end of the fixed memory of a plan, after which its buffers lie; the whole arena if a buffer lies before.
+fn fixed_end(plan: &ParsedPlan) -> usize {
+    let end = plan.fixed.iter().map(|fixed| fixed.offset.saturating_add(fixed.size)).max().unwrap_or(0);
+    let buffers = plan.buckets.iter().flat_map(|bucket| &bucket.buffers);
+    let mut symmetric = buffers.filter(|buffer| buffer.arena == ArenaKind::Symmetric);
+    let is_apart = symmetric.all(|buffer| buffer.offset >= end);
+    saturating_bytes(if is_apart { end.min(plan.arenas.symmetric) } else { plan.arenas.symmetric })
+}
+
+/// The cells of each group of a plan by number; none where it has landing zones, or another group in another planned program.
+fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
+    let mut all: Vec<Option<CellRanks>> = Vec::new();
+    for program in plan.programs().flatten() {
+        let graph = &program.graph;
+        for (number, (id, group)) in graph.groups.iter().enumerate() {
+            let lands = |role: &FixedRole| matches!(role, FixedRole::Landing { group: name, .. } if *name == group.name);
+            let cells = graph.cells(id).filter(|_| !plan.fixed.iter().any(|fixed| lands(&fixed.role)));
+            match all.get_mut(number) {
+                None => all.push(cells),
+                Some(known) if *known == cells => {}
+                Some(known) => *known = None,
+            }
+        }
+    }
+    all
+}
+
+/// What a rank says when it opens another program: which plan, and whether it can.
+pub fn encode_proposal(plan: &Plan, refusal: Option<&RunError>) -> Vec<u8> {
+    let mut said = plan.hash().into_bytes();
+    said.push(u8::from(refusal.is_some()));
+    said
+}
+
+/// Refuses a program on all ranks alike, of what each of them says. Fails if a rank cannot open it, or ranks open
+/// different plans.
+pub fn check_proposals(said: &[Vec<u8>]) -> Result<()> {
+    let first = said.first();
+    for (rank, said) in (0u32..).zip(said) {
+        if said.last() != Some(&0) {
+            return Err(RunError::Invalid(format!("rank {rank} cannot open another program in the session")));
+        }
+    }
+    let plan = |said: &Vec<u8>| {
+        format!("another program, of the plan {}", String::from_utf8_lossy(said.get(..12).unwrap_or(said)))
+    };
+    match (0u32..).zip(said).find(|(_, said)| Some(*said) != first) {
+        None => Ok(()),
+        Some((rank, said)) => Err(RunError::TermsDiffer {
+            rank,
+            expected: first.map_or_else(String::new, plan),
+            found: plan(said),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrangement() -> SessionLayout {
+        SessionLayout {
+            ranks: 4,
+            fixed_capacity: None,
+            programs: Vec::new(),
+            groups: Vec::new(),
+            barrier: None,
+        }
+    }
+
+    #[test]
+    fn groups_are_shared_by_cells_and_never_within_a_program() {
+        let world = || Some(vec![vec![0, 1, 2, 3]]);
+        let pairs = || Some(vec![vec![0, 1], vec![2, 3]]);
+        let mut all = arrangement();
+        let mut numbers = |cells: &[Option<CellRanks>]| {
+            let mut groups = Vec::new();
+            for cells in cells {
+                let group = all.assign_group(cells.clone(), &groups);
+                groups.push(group);
+            }
+            groups
+        };
+        assert_eq!(numbers(&[world(), pairs(), world(), None]), [0, 1, 2, 3]);
+        // The second of two worlds is that of the first program; one with landing zones is its own.
+        assert_eq!(numbers(&[pairs(), world(), world(), world(), None]), [1, 0, 2, 4, 5]);
+    }
+
+    #[test]
+    fn fixed_memory_is_apart_and_buffers_keep_their_alignment() {
+        for room in [None, Some(1 << 20)] {
+            let mut all = SessionLayout { fixed_capacity: room, ..arrangement() };
+            for (fixed, symmetric) in [(0, 5000), (4160, 9000), (64, 64), (8192, 8192), (12_352, 100_000)] {
+                let (is_open, ordinary) = (true, symmetric);
+                all.programs.push(ProgramLayout {
+                    is_open,
+                    ordinary,
+                    fixed_end: fixed,
+                    symmetric,
+                    groups: vec![],
+                });
+            }
+            assert_eq!(all.ordinary_bytes(), 100_000);
+            all.close_program(1);
+            let open = (0..all.program_count()).filter(|&number| all.is_open(number));
+            let mut fixed: Vec<(usize, usize)> = Vec::new();
+            for number in open {
+                let (placement, program) = (all.program_placement(number), &all.programs[number]);
+                assert_eq!(placement.symmetric_bytes, all.symmetric_bytes());
+                let range = (placement.session_offset(0), placement.session_offset(0) + program.fixed_end);
+                let buffers = placement.session_offset(program.fixed_end);
+                assert!(buffers % 4096 == program.fixed_end % 4096, "program {number}");
+                let end = buffers + program.symmetric - program.fixed_end;
+                assert!(end <= all.required_bytes(), "program {number}");
+                if program.fixed_end > 0 {
+                    assert!(
+                        range.1 <= all.symmetric_bytes()
+                            && fixed.iter().all(|f| range.1 <= f.0 || f.1 <= range.0)
+                    );
+                    fixed.push(range);
+                }
+            }
+            let most = (0..all.program_count())
+                .filter(|&n| all.is_open(n))
+                .map(|n| all.programs[n].buffer_bytes())
+                .max();
+            assert!(fixed.iter().all(|&(start, _)| Some(start) >= most), "{fixed:?}, buffers {most:?}");
+        }
+    }
+}
