@@ -1,4 +1,4 @@
-//! Attention that was written out, whose mask says what positions see, or whose heads are repeated.
+//! Recognises attention that is written out, turns its masks into bounds, and groups repeated heads.
 
 use symmc_ir::attention::{self, AttentionBound, AttentionOperands};
 use symmc_ir::closed_form::ClosedForm;
@@ -40,19 +40,19 @@ pub const RULES: &[RewriteRule] = &[
     },
 ];
 
-/// Scores on their way to a softmax: what is before the masks, and what these let through.
+/// The operands of a softmax taken apart: the scores before the masks, and the masks.
 struct MaskedScores {
-    /// The extents before the last two where the masks are.
+    /// The leading axes (all but the last two) of the shape in which masks are applied.
     leading: Vec<Dim>,
     before: ValueId,
     mask: AdditiveMask,
-    /// What is added, whole.
+    /// Whole masks that are added to the scores.
     added: Vec<ValueId>,
-    /// What all of it is multiplied by behind the masks.
+    /// The factor that multiplies the masked scores.
     factor: f64,
-    /// The least that scores are behind the masks further in, and what these let through where a row is not less.
+    /// The least value of scores after the inner masks, and the condition under which a row stays above it.
     floor: Option<(f64, MaskCondition)>,
-    /// Masks chose scores instead of being added to them.
+    /// Whether some mask selects scores instead of being added to them.
     chose: bool,
 }
 
@@ -68,7 +68,7 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
         Some(columns) => with_sink(cx, scores, &columns).map(|(scores, sink)| (scores, Some(sink)))?,
         None => (scores, None),
     };
-    // Masks may be of heads and batches that the softmax has as one axis.
+    // Masks may be per head and per batch while the softmax has these as one axis.
     let scores = skip_casts_and_reshapes(cx, scores);
     let shape = cx.shape(scores).to_vec();
     let leading = &shape[..shape.len().checked_sub(2)?];
@@ -83,12 +83,12 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let (q, k) =
         (reshape_leading_axes(cx, q, &within, leading)?, reshape_leading_axes(cx, k, &within, leading)?);
     let v = reshape_leading_axes(cx, v, of_node, leading)?;
-    // What the products broadcast has the heads of the query in attention.
+    // In attention, operands that the products broadcast have the heads of the query.
     let wide = |ty: &TensorType| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
     let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
     let typed = |shape: &[Dim]| TensorType::new(node.ty.dtype, shape.to_vec());
     let scale = FloatAttribute(scores.factor * within_cap * outer * of_q * of_k);
-    // A cap is not of scores that are multiplied again.
+    // Attention cannot express a cap of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false, log_sum_exp: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
     let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
@@ -120,7 +120,8 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
 }
 
-/// Whether others need weights, or what they are cast from: they have to be computed then, and attention would compute them again.
+/// Whether other nodes need the weights, or the values that the weights are cast from. These are then
+/// computed anyway, and attention would compute them again.
 fn has_other_users(cx: &Rewriter, weights: ValueId) -> bool {
     match cx.def(weights) {
         _ if cx.is_shared(weights) => true,
@@ -129,10 +130,10 @@ fn has_other_users(cx: &Rewriter, weights: ValueId) -> bool {
     }
 }
 
-/// The keys `[.., s, e]` whose transpose a value is, and what it is multiplied by.
+/// The keys `[.., s, e]` whose transpose a value is, and the factor that multiplies them.
 fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)> {
     let (k, outer) = match_scale(cx, k);
-    // Any permutation is one of the heads' axes, and then of the last two.
+    // Any permutation is one of the leading axes followed by a swap of the last two.
     let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
     let mut perm = perm.clone();
     let (stored, inner) = match_scale(cx, stored);
@@ -147,7 +148,7 @@ fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)
     Some((k, outer * inner))
 }
 
-/// A value of matrices with other extents before them; those of extent 1 broadcast.
+/// Replaces the leading axes of a value of matrices; leading axes of extent 1 broadcast.
 fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<ValueId> {
     let shape = cx.shape(value);
     let Some(rank) = shape.len().checked_sub(2).filter(|_| from != to) else { return Some(value) };
@@ -164,7 +165,7 @@ fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[D
     Some(cx.reshape(value, wide))
 }
 
-/// A value before casts between floats, and before reshapes of what stands before matrices.
+/// Skips casts between floats and reshapes that keep the last two axes.
 fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
     loop {
         let inner = skip_float_cast(cx, skip_leading_reshape(cx, value));
@@ -175,7 +176,7 @@ fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
     }
 }
 
-/// A value of matrices before a reshape that keeps the matrices.
+/// Skips one reshape that keeps the last two axes.
 fn skip_leading_reshape(cx: &Rewriter, value: ValueId) -> ValueId {
     let last = |v: ValueId| cx.shape(v).iter().rev().take(2).cloned().collect::<Vec<_>>();
     match cx.def(value) {
@@ -184,12 +185,12 @@ fn skip_leading_reshape(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
-/// What a softmax makes of rows that a mask hides all of.
+/// The weights that a softmax gives to rows whose columns a mask hides completely.
 #[derive(Clone, Copy, PartialEq)]
 enum HiddenRowWeights {
-    /// Equal weights, or none that is a number.
+    /// Equal weights, or NaN.
     Weighed,
-    /// The same, but zeros for what is not a number.
+    /// As `Weighed`, with zeros instead of NaN.
     Guarded,
     /// Zeros: a sink has all the weight.
     Zero,
@@ -198,13 +199,13 @@ enum HiddenRowWeights {
 #[derive(Default)]
 struct VisibleBounds {
     bounds: Vec<AttentionBound>,
-    /// Its operands behind the values: what is left of the mask, and the positions of the bounds.
+    /// The operands after the values: the remaining mask, and the positions of the bounds.
     operands: Vec<ValueId>,
-    /// Whether a row sees a column, where the others have equal weights.
+    /// Whether a row sees a column, if rows that see none have equal weights.
     rows: Option<ValueId>,
 }
 
-/// What attention gives, where rows that see nothing have equal weights.
+/// Replaces the result of rows that see nothing by the mean of the values, because their weights are equal.
 fn mean_for_hidden_rows(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v: ValueId) -> Option<ValueId> {
     let Some(rows) = rows else { return Some(y) };
     let v = match match_repeated_heads(cx, v) {
@@ -214,8 +215,10 @@ fn mean_for_hidden_rows(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v:
     row_visibility::emit_mean_for_hidden_rows(cx, y, rows, v)
 }
 
-/// What masks before a softmax let through. Rows that see nothing are not alike there: where not each is shown to see a
-/// column, or has equal weights, finite numbers stay a mask.
+/// Splits the masks before a softmax into bounds and a remaining mask.
+///
+/// Softmax does not treat all rows that see nothing in the same way. If it cannot be shown that each row
+/// sees a column or has equal weights, finite numbers stay a mask.
 fn softmax_bounds(
     cx: &mut Rewriter,
     scores: &MaskedScores,
@@ -254,16 +257,17 @@ fn emit_add(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
     (cx.ty(y).dtype == ty.dtype).then(|| cx.emit("bias", Op::Binary(BinaryOp::Add), &[x, y], ty))
 }
 
-/// Numbers beside which scores of moderate size vanish, and which no dtype but f16 takes for infinite.
+/// Numbers that absorb scores of moderate size when added, and that every dtype except f16 represents as
+/// finite.
 const LOWEST: std::ops::RangeInclusive<f64> = f32::MIN as f64..=-1e38;
 
-/// Whether rows that a mask hides all of have equal weights: one such number hides.
+/// Whether fully hidden rows have equal weights: a single number from [`LOWEST`] hides.
 fn hides_evenly(mask: &AdditiveMask) -> bool {
     matches!(&mask.visible[..], [(_, number)] if LOWEST.contains(number))
 }
 
-/// The bounds that a mask of float is, which is split so, beside those that there are, and what is left of it. `zero_rows` says that rows
-/// which see nothing are zero.
+/// The bounds and the remaining mask of a float mask that is split as `split`. `beside` are the bounds that
+/// the attention already has. `zero_rows` says that rows that see nothing are zero.
 fn mask_bounds(
     cx: &mut Rewriter,
     mask: &AdditiveMask,
@@ -353,7 +357,8 @@ fn skip_float_cast(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
-/// Scores before the masks that are added to them or choose them, and before constants that are added to all of them.
+/// Separates scores from masks that are added to them or select them, and from constants that are added to
+/// all of them.
 fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScores> {
     let shape = cx.shape(scores).to_vec();
     let leading = shape[..shape.len().checked_sub(2)?].to_vec();
@@ -430,18 +435,18 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
 }
 
 impl MaskedScores {
-    /// What is combined with scores at `value`, as it is where the masks are.
+    /// Gives an operand that is combined with scores at `value` the leading axes of the masks.
     fn align_leading_axes(&self, cx: &mut Rewriter, value: ValueId, mask: ValueId) -> Option<ValueId> {
         let from = cx.shape(value)[..cx.shape(value).len() - 2].to_vec();
         reshape_leading_axes(cx, mask, &from, &self.leading)
     }
 
-    /// One mask more, before what is multiplied.
+    /// Adds one more mask, which applies before the factor.
     fn apply_mask(&mut self, mut mask: AdditiveMask) -> Option<()> {
         if self.factor != 1.0 && !mask.rest.is_empty() {
             return None;
         }
-        // Whatever hides is as low as the floor.
+        // Every hidden score is raised to the floor.
         if let Some((floor, all)) = &mut self.floor {
             for (seen, number) in std::mem::take(&mut mask.visible) {
                 if number > *floor {
@@ -456,7 +461,7 @@ impl MaskedScores {
     }
 }
 
-/// Whether a value is a product of matrices under what comes before a softmax.
+/// Whether a value is a product of matrices, possibly under ops that come before a softmax.
 fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
     for _ in 0..4 * MAX_MASKS {
         value = match cx.def(value) {
@@ -482,7 +487,7 @@ fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
     false
 }
 
-/// Masks between scores and their softmax.
+/// The most masks between scores and their softmax.
 const MAX_MASKS: usize = 6;
 
 fn full_mask(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -529,7 +534,7 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
         return Some(Rewrite::Node(op, inputs));
     }
     if *log_sum_exp {
-        // The sums of rows that see nothing would have to be replaced, too.
+        // The sums of rows that see nothing would have to be replaced as well.
         return None;
     }
     let (ty, v) = (node.ty.clone(), *parts.v);
@@ -537,7 +542,8 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
     Some(Rewrite::Value(mean_for_hidden_rows(cx, y, rows, v)?))
 }
 
-/// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something, and whether it is.
+/// The softmax within `select(is_nan(s), 0, s)`, which equals `s` where every row sees something, and
+/// whether that select is there.
 fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return (weights, false) };
     let zero = cx.known_elements(zero).and_then(ClosedForm::as_full).is_some_and(|s| s.as_f64() == 0.0);
@@ -545,7 +551,7 @@ fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     if zero && guards { (s, true) } else { (weights, false) }
 }
 
-/// The softmax of which a value is all columns but the last, and how many these are.
+/// The softmax of which a value is all columns except the last, and the number of these columns.
 fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
     let sliced = || {
         let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
@@ -557,8 +563,8 @@ fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
     sliced().unwrap_or((weights, None))
 }
 
-/// Scores of so many columns and the one behind them, of moderate size, of which a softmax is; also less the greatest of
-/// each row.
+/// The scores and the sink of a softmax: `columns` columns of scores, concatenated with one column of
+/// moderate size. The greatest element of each row may be subtracted first.
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
     let mut value = skip_casts_and_reshapes(cx, value);
     if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
@@ -572,7 +578,7 @@ fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, V
     let (Op::Concat { axis }, &[scores, sink]) = cx.def(value)? else { return None };
     let widths = [scores, sink].map(|v| cx.shape(v).last().cloned());
     let fits = *axis + 1 == cx.shape(value).len() && widths == [Some(columns.clone()), Some(Dim::from(1))];
-    // What is the same in each row need not be there for each.
+    // Attention takes one sink for all rows if the rows share it.
     let narrow = match cx.def(sink) {
         Some((Op::Expand, &[narrow])) => narrow,
         _ => sink,
@@ -584,7 +590,7 @@ fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Attention { .. }, [q, k, v, mask @ ..]) = (&node.op, &node.inputs[..]) else { return None };
     let ((k, k_shape), (v, v_shape)) = (match_repeated_heads(cx, *k)?, match_repeated_heads(cx, *v)?);
     let heads = k_shape.len() - 3;
-    // Heads that k and v repeat differently do not form groups.
+    // If k and v repeat heads differently, the heads do not form groups.
     if k_shape[heads] != v_shape[heads] {
         return None;
     }
@@ -593,14 +599,14 @@ fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     Some(Rewrite::Node(node.op.clone(), inputs))
 }
 
-/// The value whose heads are repeated in `x [.., h, s, e]`, each a number of times in a row, and the shape
-/// `[.., g, s, e]` that it has before.
+/// The value whose heads are repeated in `x [.., h, s, e]`, each head several times in a row, and its shape
+/// `[.., g, s, e]` before the repetition.
 fn match_repeated_heads(cx: &Rewriter, x: ValueId) -> Option<(ValueId, Vec<Dim>)> {
     let (op, &[inner]) = cx.def(x)? else { return None };
     let shape = cx.shape(x);
     let heads = shape.len().checked_sub(3)?;
     match op {
-        // One head, expanded.
+        // One head that is expanded.
         Op::Expand => {
             let mut narrow = shape.to_vec();
             narrow[heads] = Dim::from(1);

@@ -1,7 +1,7 @@
-//! What became of the collectives that the canonical form no longer has, or has in part.
+//! Records of collectives that the canonical form no longer has, or has only in part.
 //!
-//! Passes record it as they rewrite. A rule of the rewriter that replaces a collective, or a node that reads collectives by one that is a
-//! collective, is found by the values that it was given and that it gave.
+//! Passes record them as they rewrite. If a rule of the rewriter replaces a collective, or replaces a reader
+//! of collectives by a collective, the record is derived from the values before and after the rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +9,28 @@ use symmc_ir::{Dim, Graph, Node, Op, TensorType, ValueId};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplacedCollective {
-    /// The collective: the name of its result in the program.
+    /// The name of the collective's result in the source program.
     pub collective: String,
     pub rule: &'static str,
     pub what: String,
-    /// The collectives that do what is left of its work, by the names of their results.
+    /// The names of the results of the collectives that do the rest of its work.
     pub by: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CollectiveChange {
     pub replaced: ReplacedCollective,
-    /// Its bytes in the program: of the result of an all-gather, of the operand of others.
+    /// Its bytes in the source program: those of the result for an all-gather, those of the operand
+    /// otherwise.
     pub bytes: Dim,
 }
 
-/// The name of the reason that nothing needs a collective any more.
+/// The name of the reason that no node needs a collective any more.
 const UNUSED: &str = "unused";
 /// The name of the reason that only a part of a collective is computed.
 const IN_PART: &str = "only_what_is_used";
 
-/// The collective that a value is the result of, or a view of that.
+/// The collective whose result, or a view of whose result, a value is.
 pub fn find_collective(graph: &Graph, mut value: ValueId) -> Option<ValueId> {
     loop {
         let node = &graph.nodes[graph.defining_node(value)?];
@@ -41,7 +42,8 @@ pub fn find_collective(graph: &Graph, mut value: ValueId) -> Option<ValueId> {
     }
 }
 
-/// What became of the collectives of `source` that `canonical` no longer has, or has in part, by what passes recorded one after another.
+/// The collectives of `source` that `canonical` no longer has, or has only in part, with the reasons from
+/// the passes' records.
 pub fn collective_changes(
     source: &Graph,
     canonical: &Graph,
@@ -51,7 +53,7 @@ pub fn collective_changes(
         collectives(canonical).map(|(name, node)| (name, result(canonical, node))).collect();
     let mut last: BTreeMap<String, ReplacedCollective> = BTreeMap::new();
     for record in recorded {
-        // The collective itself is not what stands for it.
+        // A collective does not replace itself.
         let by = record.by.into_iter().filter(|name| *name != record.collective).collect();
         last.insert(record.collective.clone(), ReplacedCollective { by, ..record });
     }
@@ -76,7 +78,7 @@ pub fn collective_changes(
         open.extend(found.by.iter().cloned());
         out.push(CollectiveChange { replaced: found, bytes });
     }
-    // Collectives that a pass added and a later one replaced.
+    // Leaves out collectives that a pass added and a later pass replaced.
     let of_source: BTreeSet<&str> = collectives(source).map(|(name, _)| name).collect();
     while let Some(name) = open.pop() {
         if kept.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
@@ -89,7 +91,7 @@ pub fn collective_changes(
     out
 }
 
-/// The longest types, in bytes, that a text shows.
+/// The longest type, in bytes, that a text shows.
 const SHOWN: usize = 500;
 
 fn partial_use_text(part: &str, whole: &str) -> String {

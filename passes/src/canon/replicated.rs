@@ -1,8 +1,9 @@
-//! Collectives of values that have the same bits on all ranks of a cell, and pieces of values that ranks take for themselves.
+//! Removes collectives of values that have the same bits on all ranks of a cell, and lets ranks compute
+//! pieces of values themselves.
 //!
-//! Which ranks hold the same bits is known from [`symmc_ir::Replication`]. Groups are compared by their cells. Every rule keeps
-//! all bits, except for orders of summation that a collective chooses by itself: sums of equal values are written as products only
-//! where the product is what adding rank by rank gives.
+//! [`symmc_ir::Replication`] says which ranks hold the same bits. Groups are compared by their cells. Every
+//! rule keeps all bits, except for orders of summation that a collective chooses: a sum of equal values
+//! becomes a product only if adding rank by rank gives the same bits.
 
 use std::collections::{HashMap, HashSet};
 
@@ -43,8 +44,9 @@ pub const RULES: &[RewriteRule] = &[
     },
 ];
 
-/// The most bytes of a reduced value for which an all-reduce is taken instead of a reduce_scatter and an all_gather: up to here
-/// the time of a message counts, not that of its bytes, and element-wise work on all pieces takes no longer than on one.
+/// The most bytes of a reduced value for which one all-reduce replaces a reduce_scatter and an all_gather.
+/// Up to this size, latency dominates the time of a message, and element-wise work on all pieces takes no
+/// longer than on one.
 const MOST_REDUCED: i64 = 256 << 10;
 
 fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -56,7 +58,7 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
         return None;
     }
     let facts = kind.facts();
-    // A rank to which nobody sends has zeros.
+    // A rank without a sender receives zeros.
     let lacks_sender = facts.result_distribution == ResultDistribution::FromSender
         && (0..ranks).any(|rank| kind.sender_to(rank).is_none());
     if kind.has_device_splits() || lacks_sender {
@@ -81,22 +83,23 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
     })
 }
 
-/// A reduction of equal values, as it can be computed from one of them with the same bits.
+/// How one of several equal values gives their reduction with the same bits.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum RepeatedReduction {
     Same,
-    /// It is this many times the value.
+    /// The value multiplied by this number.
     Times(u32),
-    /// It is this many times the value divided by as many, in f32 where the value is narrower.
+    /// The value multiplied and then divided by this number, in f32 if the value is narrower.
     Average(u32),
 }
 
 impl RepeatedReduction {
     /// The reduction of `ranks` equal values of a dtype.
     ///
-    /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x, rounded once, for up to five: 2x and
-    /// 4x are exact, and the rounding of 3x is undone when x is added to it. The sum of six is not: adding x to the rounded 5x
-    /// differs from 6x. Numbers of 8 or 11 bits are summed in f32 without rounding, as far as their number has as few bits.
+    /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x,
+    /// rounded once, for n up to five: 2x and 4x are exact, and adding x to 3x undoes the rounding of 3x.
+    /// The sum of six is different: adding x to the rounded 5x differs from 6x. Numbers of 8 or 11
+    /// significant bits are summed in f32 without rounding while the number of ranks has few enough bits.
     fn new(op: CollectiveReduceOp, dtype: DType, ranks: u32) -> Option<RepeatedReduction> {
         let exact = match dtype {
             DType::F32 | DType::F64 => ranks <= 5,
@@ -107,7 +110,7 @@ impl RepeatedReduction {
         match op {
             CollectiveReduceOp::Max | CollectiveReduceOp::Min => Some(RepeatedReduction::Same),
             CollectiveReduceOp::Sum if exact && dtype != DType::Bool => Some(RepeatedReduction::Times(ranks)),
-            // Sums of f16 stay far below the end of f32.
+            // Sums of f16 stay far below the largest f32.
             CollectiveReduceOp::Avg if exact && dtype == DType::F16 => Some(RepeatedReduction::Same),
             CollectiveReduceOp::Avg if exact && dtype.is_float() => Some(RepeatedReduction::Average(ranks)),
             CollectiveReduceOp::Sum | CollectiveReduceOp::Avg | CollectiveReduceOp::Prod => None,
@@ -157,7 +160,7 @@ fn gather_of_shards(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
         return None;
     };
     if matches!(cx.def(x), Some((Op::Collective(_), _))) {
-        // A gather of scattered sums without a change is a matter of cost, and left to the lowering.
+        // A gather of unchanged scattered sums is a question of cost, which the lowering decides.
         return None;
     }
     let (cells, ranks) = (cx.graph().cells(*group)?, cx.graph().group_size(*group)?);
@@ -165,10 +168,10 @@ fn gather_of_shards(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
     gathered.emit_whole(cx, x).map(Rewrite::Value)
 }
 
-/// The most values that are computed whole in the place of one gather.
+/// The most values that are computed whole to replace one gather.
 const MOST_WHOLE: usize = 32;
 
-/// What a gather of pieces is, computed from whole values.
+/// A gather of pieces that is computed from whole values.
 struct GatherOfPieces {
     group: GroupId,
     cells: Vec<Vec<u32>>,
@@ -180,12 +183,12 @@ impl GatherOfPieces {
         cx.graph().have_same_cells(self.group, group)
     }
 
-    /// The values that are computed whole, on each rank of a cell, to have `x` of all these ranks: each after those that it needs.
-    /// `None` if one cannot be, or if there are too many.
+    /// The values that each rank of a cell computes whole to have `x` of all these ranks, in dependency
+    /// order. `None` if one cannot be computed whole, or if there are too many.
     fn values_to_compute(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
-        // Each with whether its operands stand before it.
+        // The stack of values to visit, each with a flag that its operands are already listed.
         let mut open = vec![(x, false)];
         while let Some((v, is_ready)) = open.pop() {
             if is_ready {
@@ -201,7 +204,7 @@ impl GatherOfPieces {
         Some(order)
     }
 
-    /// The operands of which the whole is needed for the whole of `x`; `None` if `x` cannot be computed whole.
+    /// The operands that are needed whole to compute `x` whole; `None` if `x` cannot be computed whole.
     fn divided_operands(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
         let (op, inputs) = cx.def(x)?;
         match op {
@@ -217,7 +220,7 @@ impl GatherOfPieces {
             op if op.is_element_wise() && !op.divides_integers(cx.ty(x).dtype) && !cx.is_shared(x) => {
                 let divided: Vec<ValueId> =
                     inputs.iter().copied().filter(|&v| !self.is_same_for_all_pieces(cx, v, x)).collect();
-                // An operand that broadcasts along the leading axis would not, if it were whole.
+                // An operand that broadcasts along the leading axis would no longer do so if it were whole.
                 let spans = |&v: &ValueId| {
                     let (own, result) = (cx.shape(v), cx.shape(x));
                     own.len() == result.len() && own.first() == result.first()
@@ -228,14 +231,15 @@ impl GatherOfPieces {
         }
     }
 
-    /// Whether an element-wise operand of `result` has no leading axis and the same bits on all ranks of a cell.
+    /// Whether an element-wise operand of `result` has no leading axis and the same bits on all ranks of a
+    /// cell.
     fn is_same_for_all_pieces(&self, cx: &Rewriter, operand: ValueId, result: ValueId) -> bool {
         let (own, rank) = (cx.shape(operand), cx.shape(result).len());
         let is_broadcast = own.len() < rank || own.first().is_some_and(|d| d.as_const() == Some(1));
         is_broadcast && cx.replication(operand).is_uniform_within_cells(&self.cells)
     }
 
-    /// `x` of all ranks of a cell, from whole values.
+    /// Emits `x` of all ranks of a cell, computed from whole values.
     fn emit_whole(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
         let mut whole: HashMap<ValueId, ValueId> = HashMap::new();
         for v in self.values_to_compute(cx, x)? {
@@ -271,7 +275,7 @@ fn collective_and_operand(cx: &Rewriter, v: ValueId) -> Option<(Collective, Valu
     }
 }
 
-/// The group, and the operand, of a shard along the leading axis.
+/// The group and the operand of a shard along the leading axis.
 fn leading_shard(node: &CandidateNode) -> Option<(GroupId, ValueId)> {
     match (&node.op, &node.inputs[..]) {
         (Op::Shard { axis: 0, group }, &[x]) => Some((*group, x)),
@@ -297,10 +301,11 @@ fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     Some(Rewrite::Node(Op::Collective(scatter), vec![x]))
 }
 
-/// The most element-wise nodes between a shard and what it is moved to.
+/// The most element-wise nodes that a shard moves across.
 const MOST_MOVED: usize = 8;
 
-/// How many copies it takes to compute the piece of a value from pieces: none of a gather, or of a sum that nothing else needs.
+/// The number of copies needed to compute the piece of a value from pieces. A gather needs none, and neither
+/// does a sum without other readers.
 fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, depth: usize) -> usize {
     let has_piece = |c: &Collective| {
         let takes = match c.kind {
@@ -320,7 +325,7 @@ fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, dept
     }
 }
 
-/// Whether an op that gives `v` computes a piece of it from pieces of its operands.
+/// Whether the op that gives `v` can compute a piece of it from pieces of its operands.
 fn computes_by_pieces(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
     op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
 }
