@@ -1,9 +1,10 @@
-//! Which rows see a column at all, and what those have that do not.
+//! Computes which rows see a column at all, and the result of rows that do not.
 //!
-//! A row whose scores are all replaced by one lowest number has equal weights: the mean of the values. Attention with
-//! bounds gives such a row zeros, or what a mask that is left lets it see. So where it cannot be shown that each row sees
-//! a column, that is computed: of what the bounds leave of a row, an interval, the columns that the rest lets through are
-//! counted by cumulative sums. Nothing of this is as large as the scores.
+//! A row whose scores are all replaced by one lowest number has equal weights, which give the mean of the
+//! values. Attention with bounds gives such a row zeros, or what the remaining mask lets it see. If it
+//! cannot be shown that each row sees a column, visibility is computed: the bounds leave an interval of
+//! columns for a row, and cumulative sums count the columns in it that the remaining mask keeps. No
+//! intermediate value is as large as the scores.
 
 use symmc_ir::{BinaryOp, BoundSide, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId, infer};
 
@@ -11,8 +12,8 @@ use super::bounds::{ConditionSplit, PendingBound};
 use super::operands::{self, emit_binary, emit_binary_scalar, emit_dim, emit_row_index, row_and_column_axes};
 use crate::rewrite::Rewriter;
 
-/// A bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` where what is left of the
-/// condition depends on rows.
+/// Emits a bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` if the
+/// rest of the condition depends on rows.
 pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[Dim]) -> Option<ValueId> {
     let [row, _] = row_and_column_axes(scores)?;
     let columns = scores.last()?;
@@ -57,7 +58,7 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
     Some(cx.emit("sees", Op::Binary(BinaryOp::Gt), &[high, low], TensorType::new(DType::Bool, shape)))
 }
 
-/// Where a bound is for each row, as i64 `[.., l, 1]`.
+/// Emits the column at which a bound lies in each row, as i64 `[.., l, 1]`.
 fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
     let bound = &limit.bound;
     let mut at = match bound.row {
@@ -83,7 +84,8 @@ fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) 
     Some(at)
 }
 
-/// How many of a bool mask `[.., s]` are true before each column and before the end, `[.., s + 1]`.
+/// Emits the number of true elements of a bool mask `[.., s]` before each column and before the end, as
+/// `[.., s + 1]`.
 fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
     let mut shape = cx.shape(mask).to_vec();
     let axis = shape.len().checked_sub(1)?;
@@ -94,7 +96,7 @@ fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
     Some(cx.emit("counts", Op::Concat { axis }, &[none, sums], TensorType::new(DType::I64, shape)))
 }
 
-/// The elements of `[.., 1, n]` at the positions `[.., l, 1]`.
+/// Emits the elements of `[.., 1, n]` at the positions `[.., l, 1]`.
 fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
     let at = emit_transpose(cx, at)?;
     let (from, to) = (cx.shape(x).to_vec(), cx.shape(at).to_vec());
@@ -107,7 +109,7 @@ fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
     emit_transpose(cx, found)
 }
 
-/// With the last two axes in turn.
+/// Swaps the last two axes.
 fn emit_transpose(cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
     let mut ty = cx.ty(x).clone();
     let [row, column] = row_and_column_axes(&ty.shape)?;
@@ -117,7 +119,7 @@ fn emit_transpose(cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
     Some(cx.emit("axes", Op::Permute { perm }, &[x], ty))
 }
 
-/// What attention gives, but for the rows that do not see a column the mean of the values `[.., g, s, f]`.
+/// Replaces rows of an attention's result that see no column by the mean of the values `[.., g, s, f]`.
 pub fn emit_mean_for_hidden_rows(
     cx: &mut Rewriter,
     y: ValueId,
@@ -130,7 +132,7 @@ pub fn emit_mean_for_hidden_rows(
     let shape = mean.shape.clone();
     let op = Op::Reduce { op: ReductionKind::Mean, axes: vec![axis], keep: true };
     let mut even = cx.emit("mean", op, &[v], mean);
-    // Heads that share values.
+    // Groups of heads share values.
     if let (Some(own), Some(heads)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
         let (groups, heads) = (shape[own].clone(), ty.shape[heads].clone());
         if groups != heads && groups.as_const() != Some(1) {
