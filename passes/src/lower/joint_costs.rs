@@ -1,4 +1,4 @@
-//! What it costs collectives to run as one step with others, and by which variant they do so best.
+//! The cost of running collectives as one step, and the best variant for it.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,11 @@ use symmc_ir::{
 
 use super::context::{LowerContext, RegionSurroundings};
 
-/// What is lost, in microseconds, if a collective runs with others by each of [`Collectives::VARIANTS`]; none where it cannot.
+/// The microseconds that a collective loses if it runs with others, for each of
+/// [`CollectiveLimits::VARIANTS`]; `None` for variants that cannot run it.
 pub type JointLosses = [Option<f64>; CollectiveLimits::VARIANTS.len()];
 
-/// What running with others costs a collective besides its bytes.
+/// The cost of running with others, apart from the collective's own bytes.
 pub struct JointLossModel<'a> {
     graph: &'a Graph,
     context: &'a LowerContext,
@@ -22,7 +23,7 @@ pub struct JointLossModel<'a> {
     /// The inputs that the planner can put into symmetric memory.
     bound: &'a BTreeSet<InputId>,
     returned: BTreeSet<ValueId>,
-    /// Collectives that are one kernel with the step that reads their result.
+    /// Results of collectives that can be one kernel with the step that reads them.
     added: BTreeSet<ValueId>,
 }
 
@@ -40,7 +41,8 @@ impl<'a> JointLossModel<'a> {
         }
     }
 
-    /// The losses of a collective: copies into symmetric memory and out of it, and the step that its own kernel would do.
+    /// The losses of a collective: copies into and out of symmetric memory, and the separate step that its
+    /// own kernel would include.
     pub fn collective_losses(&self, node: &Node, collective: &Collective) -> JointLosses {
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else {
             return JointLosses::default();
@@ -71,7 +73,7 @@ impl<'a> JointLossModel<'a> {
     }
 }
 
-/// The best variant for collectives that run as one step, with its time and what is lost.
+/// The best variant for collectives that run as one step, with its time including losses.
 pub fn best_joint_variant(
     context: &LowerContext,
     collectives: &[(&Collective, u64)],

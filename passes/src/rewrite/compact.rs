@@ -1,6 +1,6 @@
-//! Dead code removal: a graph of what the outputs need, with unique names.
+//! Dead code removal: keeps the nodes that outputs need, with unique names.
 //!
-//! All inputs stay. A value keeps its name unless an earlier one has it; then a number is put behind it.
+//! All inputs stay. If an earlier value has the same name, a number is appended to a value's name.
 
 use std::collections::{HashMap, HashSet};
 
@@ -64,7 +64,7 @@ impl UniqueNames {
         self.taken.insert(name.to_string());
     }
 
-    /// `wanted`, or `wanted` with the smallest free number from 1 behind it.
+    /// `wanted`, or `wanted` followed by the smallest free number from 1 on.
     pub fn unique(&mut self, wanted: &str) -> String {
         if !self.taken.contains(wanted) {
             self.taken.insert(wanted.to_string());

@@ -1,8 +1,8 @@
-//! What passes that build a changed copy of a graph have in common.
+//! Helpers of passes that build a changed copy of a graph.
 
 use symmc_ir::{EntityMap, Graph, GraphOutput, Op, ValueId};
 
-/// The value of a copy that stands for each value of a graph, once there is one.
+/// For each value of a graph, its replacement in the copy, once there is one.
 pub type ValueMap = EntityMap<ValueId, Option<ValueId>>;
 
 /// A graph with the inputs of another and without nodes.
@@ -17,7 +17,8 @@ pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
     (to, map)
 }
 
-/// The outputs of a graph as those of its copy; `None` if a value is missing there, which would change the outputs.
+/// The outputs of a graph as outputs of its copy. `None` if a value is missing there, because the outputs
+/// would change.
 pub fn copy_outputs(graph: &Graph, map: &ValueMap) -> Option<Vec<GraphOutput>> {
     graph.outputs.iter().map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind })).collect()
 }

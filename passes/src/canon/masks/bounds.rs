@@ -34,11 +34,11 @@ pub enum BoundOperand {
     Sum(Vec<(i64, ElementRef)>),
     /// A row sees nothing if this is false for it.
     Rows(AtomWitness),
-    /// The start of the chunk of `of` minus `less`; the end of the chunk for a bound with the side below.
+    /// The start of the chunk of `of`, or its end for a bound with the side below, minus `less`.
     Chunk {
         /// A position that depends on the row.
         of: LinearExpr,
-        /// The offset of the chunks of columns.
+        /// The offset that the atom adds to the column before it determines the column's chunk.
         less: LinearExpr,
         /// The number of positions in a chunk.
         by: i64,
