@@ -1,11 +1,11 @@
-//! Why a graph cannot be compiled.
+//! The errors of a compilation.
 
 use symmc_passes::PassError;
 use symmc_plan::Plan;
 use symmc_planner::PlanError;
 use thiserror::Error;
 
-/// The result of what fails with a [`DriverError`], or with another error where one is named.
+/// A result with [`DriverError`] as its default error.
 pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 #[derive(Debug, Error)]
@@ -18,7 +18,7 @@ pub enum DriverError {
     Pass(#[from] PassError),
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// No plan was found whose symmetric arena keeps to the limit.
+    /// No plan was found whose symmetric arena fits the limit.
     #[error(
         "the symmetric arena takes {least} bytes where barriers are kept and collectives do not overlap{}; the limit is \
          {limit}",
@@ -27,12 +27,12 @@ pub enum DriverError {
     SymmLimit {
         limit: u64,
         least: u64,
-        /// What of it is fixed: landing zones and bound inputs.
+        /// The fixed part: landing zones and bound inputs.
         fixed: u64,
     },
     #[error("{message}")]
     Unsupported {
-        /// The first step that it cannot run, by its node.
+        /// The node of the first unsupported step.
         node: String,
         op: String,
         message: String,
@@ -44,7 +44,7 @@ pub enum DriverError {
         findings_text(findings)
     )]
     Unsafe { plan: Box<Plan>, findings: Vec<String> },
-    /// A plan that was just made cannot be read, which is a defect.
+    /// A plan that was just made cannot be read: a defect.
     #[error("{0}")]
     Defect(String),
 }

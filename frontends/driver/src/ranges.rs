@@ -15,11 +15,12 @@ use crate::pipeline::{BucketVariantChoice, VariantChoice, lower_config};
 
 const MAX_BUCKETS: usize = 4096;
 
-/// The most of which nobody asks: each is planned, checked and kept.
+/// The most buckets that are made without being requested: each is planned, checked and stored.
 pub const MAX_UNASKED: usize = 16;
 
-/// The ranges of each bucket of a program in canonical form: as asked for, and of symbols of which nothing is asked divided
-/// where dispatches change, and where other variants become faster, as long as these are few.
+/// The ranges of each bucket of a program in canonical form. Symbols with requested buckets are divided as
+/// requested. All others are divided where dispatches change and where other variants become faster, up to
+/// [`MAX_UNASKED`] buckets.
 pub fn initial_buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<BucketRequest>> {
     Ok(divided_ranges(canonical, options)?.into_iter().map(BucketRequest::new).collect())
 }
@@ -88,7 +89,7 @@ impl VariantChooser for PointVariantChooser<'_> {
     }
 }
 
-/// The ranges up to this size of a symbol, and those beyond it.
+/// The ranges up to a size of a symbol, and those beyond it.
 fn split_at_size(of: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<SymbolRanges> {
     let Some(&(low, high)) = of.get(&symbol).filter(|(low, high)| (low..high).contains(&&size)) else {
         return vec![of.clone()];

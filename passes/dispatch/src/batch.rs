@@ -1,5 +1,5 @@
-//! Matrix products of one left operand as one step, as queries, keys and values are, with the rotary embeddings of what they give
-//! where rows are few.
+//! Groups matrix products that share a left operand into one step, such as queries, keys and values. If rows
+//! are few, the rotary embeddings of their results join them.
 
 use symmc_ir::dispatch::{batch_key, find_rotated_product};
 use symmc_ir::{Dim, DispatchForm, NodeId, Op};
@@ -8,12 +8,13 @@ use crate::facts::DispatchFacts;
 use crate::product::SkinnyProduct;
 use crate::walk::{DispatchWalk, UnitAssignment};
 
-/// How many steps may stand between two of them.
+/// The most steps between two of them.
 const REACH: usize = 8;
 
-/// The nodes that are no views, in an order in which products of one left operand stand side by side where others stood
-/// between them, as the norms of heads do between queries, keys and values. None where that is program order. What is
-/// element-wise between them is left there: it may be their epilogue.
+/// All nodes except views, in an order in which products of one left operand are adjacent even if other
+/// nodes separate them in the program, as the norms of heads separate queries, keys and values. `None` if
+/// that is program order. Element-wise nodes between products do not count as separating: they may be their
+/// epilogue.
 pub fn batched_node_order(facts: &DispatchFacts<'_>) -> Option<Vec<NodeId>> {
     facts.capabilities().batch?;
     let nodes = || facts.graph.nodes.keys().filter(|&n| !facts.is_view(n));
@@ -25,7 +26,8 @@ pub fn batched_node_order(facts: &DispatchFacts<'_>) -> Option<Vec<NodeId>> {
     (!nodes().eq(out.iter().copied())).then_some(out)
 }
 
-/// Where a product stands beside the last one of its left operand, if it may and does not stand there already.
+/// The position right after the last product of the same left operand; `None` if the product may not move
+/// there or needs no move.
 fn position_after_batched(facts: &DispatchFacts<'_>, before: &[NodeId], id: NodeId) -> Option<usize> {
     let alike = |&&n: &&NodeId| {
         is_matrix_product(facts, n) && batch_key(facts.graph, n) == batch_key(facts.graph, id)
@@ -65,7 +67,7 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     )
 }
 
-/// What becomes of a rotary embedding of what a product gives.
+/// Assigns a rotary embedding of a product's result.
 fn assign_rotary(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
     let of = find_rotated_product(facts.graph, &facts.users, id)?;
@@ -73,7 +75,7 @@ fn assign_rotary(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> 
     are_few(facts, products(facts, &walk.units[unit].nodes)).then_some(UnitAssignment::Joins(unit, of.views))
 }
 
-/// The rows of products that may be one step with rotary embeddings, and how many of them.
+/// The rows of products that may be one step with rotary embeddings, and the most rows for which they are.
 pub fn batch_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     let Some(limits) = facts.capabilities().batch.and_then(|b| b.rotary) else { return Vec::new() };
     let of = |id| {
@@ -96,7 +98,7 @@ fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bo
     alike && is_narrow(facts, all.iter().map(|p| p.columns).sum())
 }
 
-/// Whether turning what they give is worth it for products with so many columns.
+/// Whether it pays for products with this many columns to include rotary embeddings of their results.
 fn is_narrow(facts: &DispatchFacts<'_>, columns: u64) -> bool {
     let multiprocessors = u64::from(facts.profile.multiprocessors.unwrap_or(1));
     let limits = facts.capabilities().batch.and_then(|b| b.rotary);
@@ -110,7 +112,7 @@ fn products<'a>(
     nodes.iter().copied().filter(|&n| facts.node(n).op == Op::MatMul)
 }
 
-/// Whether a node is a product by one matrix.
+/// Whether a node is a product with one matrix as its right operand.
 fn is_matrix_product(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
     node.op == Op::MatMul && node.inputs.get(1).is_some_and(|&v| facts.graph.ty(v).rank() == 2)

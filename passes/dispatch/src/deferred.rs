@@ -1,16 +1,17 @@
-//! The order in which nodes are divided into units: program order, except that reductions over rows come after what else reads
-//! their operands.
+//! The order in which nodes are divided into units: program order, except that reductions over rows come
+//! after other readers of their operands.
 //!
-//! A node that reads what a unit gives closes it. The gradient of a weight or bias, a reduction over rows, stands between the steps of
-//! the gradient that goes on along the rows, and would divide them. Nothing in the program waits for such a gradient except what
-//! becomes of it until it is returned.
+//! A node that reads a result of a unit closes the unit. The gradient of a weight or bias is a reduction
+//! over rows. It stands between the steps that continue the gradient along the rows, and would divide them.
+//! Nothing in the program waits for such a gradient except its own path to an output.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{EntityMap, NodeId, Op};
 
 use crate::facts::DispatchFacts;
 
-/// All nodes that are no views. Reductions over rows at the end of the program, and the nodes that read their results, come last.
+/// All nodes except views. Reductions over rows at the end of the program, and the readers of their results,
+/// come last.
 pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     let graph = facts.graph;
     let ends = find_trailing_nodes(facts);
@@ -27,15 +28,15 @@ pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     first
 }
 
-/// Whether a node is a reduction that leaves the last axis.
+/// Whether a node is a reduction that keeps the last axis.
 fn reduces_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
     let rank = node.inputs.first().map_or(0, |&x| facts.graph.ty(x).rank());
     matches!(&node.op, Op::Reduce { axes, .. } if !axes.contains(&rank.saturating_sub(1)))
 }
 
-/// The nodes of which nothing but small steps up to results of the program needs what they give. Collectives that run as one step are
-/// never among them, because the whole set and its operands would have to be.
+/// The nodes whose results reach only program outputs, through small steps. Collectives that run as one step
+/// are never among them, because the whole set and its operands would have to be.
 fn find_trailing_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
     let graph = facts.graph;
     let mut out = EntityMap::filled(false, graph.nodes.len());
@@ -50,7 +51,7 @@ fn find_trailing_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
     out
 }
 
-/// Puts units into an order in which they can run, near to that of their last nodes.
+/// Sorts units into an executable order close to that of their last nodes.
 pub fn order_runnable<U>(
     facts: &DispatchFacts<'_>,
     units: Vec<U>,
