@@ -168,7 +168,7 @@ fn lower_coalesced(
         return lower_regions(graph, scope, &schedule, config);
     }
     let CoalescedProgram { graph: coalesced, names } = coalesced_graph::coalesce_sets(graph, sets)
-        .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
+        .ok_or_else(|| PassError::Internal("a set of collectives cannot be coalesced".into()))?;
     coalesce::rename_in_schedule(graph, sets, &names, &mut schedule);
     let (out, decisions, mut report) = lower_regions(&coalesced, scope, &schedule, config)?;
     report.fired.insert(COALESCE.into(), sets.len());
@@ -381,7 +381,7 @@ fn build_context(graph: &Graph, config: &LowerConfig) -> Result<LowerContext, Pa
 
 fn unsolved_error(graph: &Graph, region: &RewriteRegion) -> PassError {
     let name = region.nodes.first().map_or("", |&n| graph.node_name(n));
-    PassError::Internal(format!("no way was found to run the region of %{name}"))
+    PassError::Internal(format!("no variant can run the region of %{name}"))
 }
 
 fn to_plan_decision(collective: &str, decided: &RegionDecision, names: &[String]) -> Decision {

@@ -125,7 +125,7 @@ mod tests {
         let mut plan = plan.into_plan();
         plan.buckets[0].steps.clear();
         let error = check_plan(plan.clone()).expect_err("no step computes %y");
-        assert!(error.to_string().contains("the plan that symmc made does not check"), "{error}");
+        assert!(error.to_string().contains("symmc made a plan that its check rejects"), "{error}");
         let DriverError::Unsafe { plan: refused, findings } = error else { panic!("{error}") };
         assert!(*refused == plan && !findings.is_empty());
     }

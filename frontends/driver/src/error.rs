@@ -10,7 +10,7 @@ pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 #[derive(Debug, Error)]
 pub enum DriverError {
-    #[error("the number of ranks is open; fix it before compiling")]
+    #[error("the number of ranks is open: set it before compiling")]
     OpenRanks,
     #[error("{0}")]
     Option(String),
@@ -20,8 +20,8 @@ pub enum DriverError {
     Plan(#[from] PlanError),
     /// No plan was found whose symmetric arena fits the limit.
     #[error(
-        "the symmetric arena takes {least} bytes where barriers are kept and collectives do not overlap{}; the limit is \
-         {limit}",
+        "the smallest symmetric arena found, with exit barriers kept and without overlap, takes {least} bytes{}; \
+         the limit is {limit} bytes",
         fixed_part(*fixed)
     )]
     SymmLimit {
@@ -38,8 +38,8 @@ pub enum DriverError {
         message: String,
     },
     #[error(
-        "the plan that symmc made does not check. This is a defect of symmc, not of the program; \
-         please report it with the program, the command and the following, {}:\n{}",
+        "symmc made a plan that its check rejects. This is a defect of symmc, not of the program; \
+         please report it with the program, the options and the following {}:\n{}",
         counted(findings),
         findings_text(findings)
     )]

@@ -138,17 +138,17 @@ fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>> {
     let mut ranges = Vec::new();
     for &high in upper {
         if !(*min..=*max).contains(&high) {
-            let message = format!("bucket {name}={high} is out of range: expected {min} to {max}");
+            let message = format!("bucket bound {high} of symbol {name} is out of range: expected {min} to {max}");
             return Err(DriverError::Option(message));
         }
         if high < low {
-            return Err(DriverError::Option(format!("the buckets of {name} must ascend: {upper:?}")));
+            return Err(DriverError::Option(format!("the bucket bounds of symbol {name} must ascend, found {upper:?}")));
         }
         ranges.push((low, high));
         low = high + 1;
     }
     if ranges.is_empty() {
-        return Err(DriverError::Option(format!("the buckets of {name} are empty")));
+        return Err(DriverError::Option(format!("symbol {name} needs at least one bucket bound, found none")));
     }
     Ok(ranges)
 }

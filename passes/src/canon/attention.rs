@@ -17,8 +17,8 @@ pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "attention",
         equation: "matmul(softmax(c*tanh(matmul(q * s, transpose(k) * t) * r / c) + mask), v) = attention(q, k, v) with \
-                   scale s*t*r, cap c, and the bounds that the mask is, where rows that see no column get the mean of v; \
-                   else the mask where its numbers are finite; scores and weights need not be rounded",
+                   scale s*t*r, cap c, and the mask as bounds, where rows that see no column get the mean of v; if the mask \
+                   cannot be bounds, it stays if its numbers are finite; scores and weights are not rounded",
         apply: recognize_attention,
     },
     RewriteRule {
@@ -28,9 +28,9 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "mask_of_positions",
-        equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .., where these compare the column \
-                   with what does not depend on it; select(m, x, -inf) is the mask m with x added, and so is \
-                   select(m, x, lowest) where x is of moderate size, but for rows that see no column: these get the mean of v",
+        equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .. if each of these compares the \
+                   column with a value independent of it; select(m, x, -inf) counts as the mask m with x added; so does \
+                   select(m, x, lowest) for x of moderate size, except that rows that see no column get the mean of v",
         apply: mask_of_positions,
     },
     RewriteRule {

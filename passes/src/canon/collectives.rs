@@ -23,14 +23,14 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "element_wise_of_gathers",
-        equation: "f(all_gather(x), all_gather(y)) = all_gather(f(x, y)) on one group, where nothing else needs the gathers and the \
-                   result has no wider type",
+        equation: "f(all_gather(x), all_gather(y)) = all_gather(f(x, y)) on one group, if the gathers have no other readers and \
+                   the result has no wider type",
         apply: element_wise_of_gathers,
     },
     RewriteRule {
         name: "concat_of_collectives",
-        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), also if these are reshaped, and so of \
-                   all_gathers along another axis than theirs, where nothing else needs them and they are small",
+        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), also if these are reshaped, and the \
+                   same for all_gathers along an axis other than theirs, if they are small and have no other readers",
         apply: concat_of_collectives,
     },
 ];

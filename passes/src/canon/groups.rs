@@ -15,7 +15,7 @@ use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "equal_groups",
-        equation: "a collective or a shard = the same on another group with the same cells, where the program has that",
+        equation: "a collective or a shard = the same on another group with the same cells, if the program has one",
         apply: equal_groups,
     },
     RewriteRule {

@@ -95,12 +95,12 @@ pub fn collective_changes(
 const SHOWN: usize = 500;
 
 fn partial_use_text(part: &str, whole: &str) -> String {
-    let what = "only what is used of it is communicated";
+    let what = "only the used part is communicated";
     if part.len() + whole.len() > SHOWN { what.into() } else { format!("{what}: {part} of {whole}") }
 }
 
 fn unused(name: &str) -> ReplacedCollective {
-    let what = "nothing needs what it gives any more".to_string();
+    let what = "its result is no longer needed".to_string();
     ReplacedCollective { collective: name.into(), rule: UNUSED, what, by: Vec::new() }
 }
 

@@ -17,13 +17,13 @@ use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "collective_of_replicated",
-        equation: "a collective of x, which the ranks of a cell all have, = x, n * x, x n times, or pieces of these",
+        equation: "a collective of a value x that is the same on all ranks of a cell = x, n * x, x n times, or pieces of these",
         apply: collective_of_replicated,
     },
     RewriteRule {
         name: "gather_of_shards",
-        equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, where the ranks \
-                   of a cell all have x, f works element by element, and y is small",
+        equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, if all \
+                   ranks of a cell have x, f works element by element, and y is small",
         apply: gather_of_shards,
     },
     RewriteRule {
@@ -33,13 +33,13 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "shard_of_all_reduce",
-        equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, where nothing else needs the sum",
+        equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, if the sum has no other readers",
         apply: shard_of_all_reduce,
     },
     RewriteRule {
         name: "shard_of_moved",
-        equation: "shard(f(x, y)) = f(shard(x), shard(y)) where f works element by element or permutes axes, nothing else needs its \
-                   result, and the pieces of all operands but one need no copy",
+        equation: "shard(f(x, y)) = f(shard(x), shard(y)) if f works element by element or permutes axes, its result has \
+                   no other readers, and the pieces of all operands except one need no copy",
         apply: shard_of_moved,
     },
 ];

@@ -22,7 +22,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "reshape_of_reduction",
-        equation: "reshape(reduce(x)) = reduce(x) that keeps its axes, where only those come back and nothing else needs the reduction",
+        equation: "reshape(reduce(x)) = reduce(x) with kept axes, if only these axes are added and the reduction has no other readers",
         apply: reshape_of_reduction,
     },
     RewriteRule {
@@ -37,7 +37,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "reshape_of_transpose",
-        equation: "reshape(transpose(x)) = transpose(reshape(x)) of the last two axes, where only those before change",
+        equation: "reshape(transpose(x)) = transpose(reshape(x)) of the last two axes, if only the axes before them change",
         apply: reshape_of_transpose,
     },
     RewriteRule {
@@ -47,7 +47,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "reshape_of_expand",
-        equation: "reshape(expand(x)) = expand(reshape(x)) where only axes of extent 1 come and go",
+        equation: "reshape(expand(x)) = expand(reshape(x)) if only axes of extent 1 are added or removed",
         apply: reshape_of_expand,
     },
     RewriteRule {
@@ -77,7 +77,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "index_of_positions",
-        equation: "take or index of x at numbers and at series along axes of their own = slice(x) with its axes moved",
+        equation: "take or index of x at constants and at arithmetic series, each along a separate axis = slice(x) with its axes moved",
         apply: index_of_positions,
     },
     RewriteRule {
