@@ -109,11 +109,10 @@ pub struct CanonicalForms {
 /// Returns the canonical forms of a program. The driver knows the sizes and the machine, and chooses one.
 pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
     let usual = canonicalize_for_sizes(graph, JudgedSizes::Largest)?;
-    let for_small_sizes = match usual.depends_on_sizes {
-        true => {
-            Some(canonicalize_for_sizes(graph, JudgedSizes::Smallest)?.graph).filter(|g| *g != usual.graph)
-        }
-        false => None,
+    let for_small_sizes = if usual.depends_on_sizes {
+        Some(canonicalize_for_sizes(graph, JudgedSizes::Smallest)?.graph).filter(|g| *g != usual.graph)
+    } else {
+        None
     };
     Ok(CanonicalForms { default_form: usual.graph, for_small_sizes, replaced: usual.report.replaced })
 }

@@ -132,11 +132,12 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
     let mut graph = narrow_to_bucket(graph, config)?;
-    let groups_of_both = match config.numerics.allows(NumericsClass::Reassociate) {
-        true => merged_all_reduce_groups(&mut graph),
-        false => BTreeMap::new(),
+    let merged_groups = if config.numerics.allows(NumericsClass::Reassociate) {
+        merged_all_reduce_groups(&mut graph)
+    } else {
+        BTreeMap::new()
     };
-    let context = LowerContext { merged_groups: groups_of_both, ..build_context(&graph, config)? };
+    let context = LowerContext { merged_groups, ..build_context(&graph, config)? };
     let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
     let schedule = AssumedSchedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
     let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, schedule.clone(), config)?;
@@ -304,8 +305,8 @@ impl<'a> RegionSolver<'a> {
             let new = self.solutions[at].new_all_reduces(&regions[r].key.form);
             let credits: Vec<FusionCredit> = new
                 .flat_map(|step| {
-                    let of = variants.get(names[r][step].as_str()).into_iter().flatten();
-                    of.map(move |&variant| (step, variant))
+                    let fusible = variants.get(names[r][step].as_str()).into_iter().flatten();
+                    fusible.map(move |&variant| (step, variant))
                 })
                 .collect();
             if credits.is_empty() {

@@ -72,14 +72,15 @@ impl PlanAttempt {
                 .resolve_steps(bucket)
                 .collect::<Result<_, ResolveError>>()
                 .map_err(|e| e.to_string())?;
-            let mut beside: HashMap<&str, f64> = HashMap::new();
+            let mut overlapped_us: HashMap<&str, f64> = HashMap::new();
             for communication in &estimate.communication {
                 // Each collective of a step overlaps with all computation that the step overlaps with.
                 let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
-                beside.extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
+                overlapped_us
+                    .extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
             }
             seen.push(ObservedSchedule {
-                overlap: scheduled_overlap(bucket, &beside),
+                overlap: scheduled_overlap(bucket, &overlapped_us),
                 exits_kept: kept_exit_barriers(program, bucket).map_err(|e| e.to_string())?,
             });
         }
@@ -122,10 +123,10 @@ pub fn communication_us(graph: &Graph, profile: &MachineProfile) -> f64 {
     times.fold(0, u64::saturating_add) as f64 / 1000.0
 }
 
-fn scheduled_overlap(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
-    let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
+fn scheduled_overlap(bucket: &Bucket, overlapped_us: &HashMap<&str, f64>) -> Overlap {
+    let node_us = |name: &String| overlapped_us.get(name.as_str()).copied().unwrap_or(0.0);
     let decisions = bucket.decisions.iter();
-    Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(of).sum())).collect())
+    Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(node_us).sum())).collect())
 }
 
 /// The collectives of the source whose droppable exit barriers the bucket keeps.

@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn gpus_fuse_the_residuals_that_variants_are_credited_with() {
-        let (axis, light) = ("axis=1 log=false\n", "bf16[8, 4096] = softmax");
+        let axis = "axis=1 log=false\n";
+        let light = "bf16[8, 4096] = softmax";
         let two = format!("%a: {light} %b {axis}%c: {light} %a {axis}");
         for (text, expected) in [
             (LAYERS.to_string(), &["y", "u"][..]),

@@ -62,7 +62,8 @@ pub trait VariantChooser {
 pub fn divide_ranges<C: VariantChooser>(
     of: &SymbolRanges,
     symbols: &[SymbolId],
-    (nodes, most): (usize, usize),
+    nodes: usize,
+    most: usize,
     chooser: &C,
 ) -> Result<Vec<SymbolRanges>, C::Error> {
     let points = (NODES / nodes.max(1)).clamp(16, POINTS);
@@ -218,8 +219,8 @@ impl SizeGrid {
 }
 
 /// The best cut of a section, as its axis and the last size of the lower part. The cut puts the most losing
-/// points into the lower part, and among equal cuts the fewest other points. Along a single axis, this is at
-/// the largest losing size.
+/// points into the lower part, which gets a form of its own, and among equal cuts the fewest other points.
+/// Along a single axis, this is at the largest losing size.
 fn best_cut(section: &GridSection, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usize)> {
     let cuts = section.iter().enumerate();
     let cuts = cuts.flat_map(|(axis, &(first, last))| (first..last).map(move |cut| (axis, cut)));

@@ -33,7 +33,8 @@ pub fn estimate_at(
     sizes: &SymbolBindings,
 ) -> Result<BucketEstimate> {
     let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
-        let missing = || DriverError::Option(format!("symbol {} has no size: set the size of the symbol", symbol.name));
+        let missing =
+            || DriverError::Option(format!("symbol {} has no size: set the size of the symbol", symbol.name));
         Ok((symbol.name.clone(), sizes.get(id).ok_or_else(missing)?))
     });
     let named: IndexMap<String, i64> = named.collect::<Result<_>>()?;

@@ -203,9 +203,7 @@ impl<'a> LimitSearch<'a> {
             }
             (None, Some((least, fixed)), _) => Err(DriverError::SymmLimit { limit, least, fixed }),
             (None, None, Some(error)) => Err(error.into()),
-            (None, None, None) => {
-                Err(DriverError::defect("the search for a memory limit tried no plan"))
-            }
+            (None, None, None) => Err(DriverError::defect("the search for a memory limit tried no plan")),
         }
     }
 }

@@ -50,7 +50,7 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Sym
     let mut out: Vec<SymbolRanges> = Vec::new();
     for (done, of) in all.iter().enumerate() {
         let most = MAX_UNASKED.saturating_sub(out.len() + all.len() - done - 1);
-        out.extend(divide::divide_ranges(of, &symbols, (canonical.nodes.len(), most), &chooser)?);
+        out.extend(divide::divide_ranges(of, &symbols, canonical.nodes.len(), most, &chooser)?);
     }
     Ok(out)
 }
@@ -138,17 +138,22 @@ fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>> {
     let mut ranges = Vec::new();
     for &high in upper {
         if !(*min..=*max).contains(&high) {
-            let message = format!("bucket bound {high} of symbol {name} is out of range: expected {min} to {max}");
+            let message =
+                format!("bucket bound {high} of symbol {name} is out of range: expected {min} to {max}");
             return Err(DriverError::Option(message));
         }
         if high < low {
-            return Err(DriverError::Option(format!("the bucket bounds of symbol {name} must ascend, found {upper:?}")));
+            return Err(DriverError::Option(format!(
+                "the bucket bounds of symbol {name} must ascend, found {upper:?}"
+            )));
         }
         ranges.push((low, high));
         low = high + 1;
     }
     if ranges.is_empty() {
-        return Err(DriverError::Option(format!("symbol {name} needs at least one bucket bound, found none")));
+        return Err(DriverError::Option(format!(
+            "symbol {name} needs at least one bucket bound, found none"
+        )));
     }
     Ok(ranges)
 }

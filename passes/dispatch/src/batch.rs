@@ -29,10 +29,11 @@ pub fn batched_node_order(facts: &DispatchFacts<'_>) -> Option<Vec<NodeId>> {
 /// The position right after the last product of the same left operand; `None` if the product may not move
 /// there or needs no move.
 fn position_after_batched(facts: &DispatchFacts<'_>, before: &[NodeId], id: NodeId) -> Option<usize> {
-    let alike = |&&n: &&NodeId| {
+    let has_same_left = |&&n: &&NodeId| {
         is_matrix_product(facts, n) && batch_key(facts.graph, n) == batch_key(facts.graph, id)
     };
-    let back = before.iter().rev().take(REACH).position(|n| is_matrix_product(facts, id) && alike(&n))?;
+    let back =
+        before.iter().rev().take(REACH).position(|n| is_matrix_product(facts, id) && has_same_left(&n))?;
     let between = &before[before.len() - back..];
     let sources: Vec<NodeId> = facts.node(id).inputs.iter().filter_map(|&v| facts.defining_node(v)).collect();
     let op = |n: &NodeId| &facts.node(*n).op;
@@ -49,7 +50,8 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     if !is_matrix_product(walk.facts, id) {
         return None;
     }
-    let (read, facts) = (walk.units_read_by(id), walk.facts);
+    let facts = walk.facts;
+    let read = walk.units_read_by(id);
     let joins = |&u: &usize| {
         let nodes = &walk.units[u].nodes;
         let mut products = products(facts, nodes);
@@ -70,23 +72,24 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
 /// Assigns a rotary embedding of a product's result.
 fn assign_rotary(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
-    let of = find_rotated_product(facts.graph, &facts.users, id)?;
-    let unit = walk.open_producer(*facts.node(of.product).outputs.first()?, DispatchForm::Batch)?;
-    are_few(facts, products(facts, &walk.units[unit].nodes)).then_some(UnitAssignment::Joins(unit, of.views))
+    let rotated = find_rotated_product(facts.graph, &facts.users, id)?;
+    let unit = walk.open_producer(*facts.node(rotated.product).outputs.first()?, DispatchForm::Batch)?;
+    are_few(facts, products(facts, &walk.units[unit].nodes))
+        .then_some(UnitAssignment::Joins(unit, rotated.views))
 }
 
 /// The rows of products that may be one step with rotary embeddings, and the most rows for which they are.
 pub fn batch_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     let Some(limits) = facts.capabilities().batch.and_then(|b| b.rotary) else { return Vec::new() };
-    let of = |id| {
+    let row_limit = |id| {
         let product = find_rotated_product(facts.graph, &facts.users, id)?.product;
         let &[left, _] = &facts.node(product).inputs[..] else { return None };
-        let beside = facts.users[left].iter().filter(|&&n| is_matrix_product(facts, n));
-        let columns = beside.filter_map(|&n| Some(SkinnyProduct::full_product(facts, n)?.columns)).sum();
+        let products = facts.users[left].iter().filter(|&&n| is_matrix_product(facts, n));
+        let columns = products.filter_map(|&n| Some(SkinnyProduct::full_product(facts, n)?.columns)).sum();
         let rows = SkinnyProduct::full_product(facts, product)?.rows_of(facts);
         is_narrow(facts, columns).then_some((rows, u64::from(limits.rows)))
     };
-    facts.graph.nodes.keys().filter_map(of).collect()
+    facts.graph.nodes.keys().filter_map(row_limit).collect()
 }
 
 fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {
@@ -94,8 +97,8 @@ fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bo
     let all: Option<Vec<SkinnyProduct>> = nodes.map(|n| SkinnyProduct::full_product(facts, n)).collect();
     let all = all.unwrap_or_default();
     let Some(first) = all.first() else { return false };
-    let alike = first.rows <= most && all.iter().all(|p| p.can_share_kernel(first));
-    alike && is_narrow(facts, all.iter().map(|p| p.columns).sum())
+    let can_share = first.rows <= most && all.iter().all(|p| p.can_share_kernel(first));
+    can_share && is_narrow(facts, all.iter().map(|p| p.columns).sum())
 }
 
 /// Whether it pays for products with this many columns to include rotary embeddings of their results.

@@ -16,7 +16,8 @@ pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     let graph = facts.graph;
     let ends = find_trailing_nodes(facts);
     let mut deferred = EntityMap::filled(false, graph.nodes.len());
-    let (mut first, mut last) = (Vec::with_capacity(graph.nodes.len()), Vec::new());
+    let mut first = Vec::with_capacity(graph.nodes.len());
+    let mut last = Vec::new();
     for (id, node) in graph.nodes.iter() {
         let follows = node.inputs.iter().filter_map(|&v| graph.defining_node(v)).any(|n| deferred[n]);
         deferred[id] = ends[id] && (follows || reduces_rows(facts, id));
@@ -66,8 +67,8 @@ pub fn order_runnable<U>(
         .enumerate()
         .map(|(u, unit)| {
             let inputs = nodes(unit).iter().flat_map(|&n| &facts.node(n).inputs);
-            let of = inputs.filter_map(|&v| facts.defining_node(v)).map(|n| unit_of[n.index()]);
-            let mut needs: Vec<usize> = of.filter(|&n| n != usize::MAX && n != u).collect();
+            let sources = inputs.filter_map(|&v| facts.defining_node(v)).map(|n| unit_of[n.index()]);
+            let mut needs: Vec<usize> = sources.filter(|&n| n != usize::MAX && n != u).collect();
             needs.sort_unstable();
             needs.dedup();
             needs

@@ -43,15 +43,14 @@ impl<'a> DispatchFacts<'a> {
         {
             dispatch.nodes().for_each(|n| set_of[n] = Some(set));
         }
-        let (assumed, needs, users) = (None, graph.last_collectives(), graph.users());
         DispatchFacts {
             graph,
             base,
             profile,
-            assumed,
-            last_collectives: needs,
+            assumed: None,
+            last_collectives: graph.last_collectives(),
             communicated,
-            users,
+            users: graph.users(),
             returned,
             set_of,
         }
@@ -115,7 +114,8 @@ impl<'a> DispatchFacts<'a> {
     /// The reshapes between a value and the value before them.
     pub fn reshapes(&self, value: ValueId) -> Vec<NodeId> {
         let mut out = Vec::new();
-        let (mut at, first) = (value, self.skip_reshapes(value));
+        let first = self.skip_reshapes(value);
+        let mut at = value;
         while at != first {
             let Some(node) = self.graph.defining_node(at) else { break };
             out.push(node);

@@ -21,12 +21,12 @@ pub fn assign_gather(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignme
     match (&node.op, &node.inputs[..]) {
         (Op::Collective(_), _) => ranks(facts, id).map(|_| UnitAssignment::Begins(DispatchForm::Gather)),
         (Op::Reshape | Op::Copy, &[x]) => {
-            let of = walk.open_producer(x, DispatchForm::Gather)?;
-            let &[gather] = &walk.units[of].nodes[..] else { return None };
+            let producer = walk.open_producer(x, DispatchForm::Gather)?;
+            let &[gather] = &walk.units[producer].nodes[..] else { return None };
             let views = views_between(facts, gather, id)?;
             let row = row(facts, x, ranks(facts, gather)?)?;
             let bytes = row * Dim::from(facts.graph.ty(x).dtype.size() as i64);
-            bytes.is_divisible_by(unit).then_some(UnitAssignment::Joins(of, views))
+            bytes.is_divisible_by(unit).then_some(UnitAssignment::Joins(producer, views))
         }
         _ => None,
     }
@@ -43,7 +43,8 @@ fn ranks(facts: &DispatchFacts<'_>, id: NodeId) -> Option<i64> {
 
 /// The views between an all-gather and a copy of its result, if they have no other readers.
 fn views_between(facts: &DispatchFacts<'_>, gather: NodeId, copy: NodeId) -> Option<Vec<NodeId>> {
-    let (mut views, mut reader) = (Vec::new(), copy);
+    let mut views = Vec::new();
+    let mut reader = copy;
     loop {
         let &[value] = &facts.node(reader).inputs[..] else { return None };
         if facts.users[value][..] != [reader] || facts.returned[value] {
@@ -64,7 +65,8 @@ fn views_between(facts: &DispatchFacts<'_>, gather: NodeId, copy: NodeId) -> Opt
 /// The number of elements in a row, if a view of the gathered value of `ranks` ranks has the rows of all
 /// ranks interleaved.
 fn row(facts: &DispatchFacts<'_>, view: ValueId, ranks: i64) -> Option<Dim> {
-    let (shape, strides) = (&facts.graph.ty(view).shape, facts.layout(view)?.strides);
+    let shape = &facts.graph.ty(view).shape;
+    let strides = facts.layout(view)?.strides;
     // Contiguously nested axes count as one, with their total extent and the stride of the innermost.
     let mut axes: Vec<(Dim, Dim)> = Vec::new();
     for (extent, stride) in shape.iter().zip(strides).filter(|(extent, _)| extent.as_const() != Some(1)) {

@@ -14,7 +14,7 @@ use crate::walk::DispatchUnit;
 /// The fewest columns and the least K of a product.
 const LEAST: [u64; 2] = [32, 64];
 /// The most users of a left matrix that are searched for further products of it.
-const BESIDE: usize = 32;
+const MAX_USERS: usize = 32;
 
 /// Lets products join the units that read them.
 pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
@@ -71,23 +71,23 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     else {
         return Vec::new();
     };
-    let of = |(id, _): (NodeId, &Node)| {
+    let row_limit = |(id, _): (NodeId, &Node)| {
         let product = SkinnyProduct::new(facts, id)?;
         let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
         let SkinnyProduct { columns, k, .. } = product;
-        let beside = facts.users[product.left].iter().take(BESIDE);
-        let beside = beside.filter(|&&n| n != id && facts.node(n).op == Op::MatMul);
-        let alike = beside
+        let others = facts.users[product.left].iter().take(MAX_USERS);
+        let same_shape = others
+            .filter(|&&n| n != id && facts.node(n).op == Op::MatMul)
             .filter_map(|&n| SkinnyProduct::new(facts, n))
             .filter(|other| product.has_same_shape(other));
-        let all = alike.map(|other| other.parts).fold(product.parts, u64::saturating_add);
+        let all = same_shape.map(|other| other.parts).fold(product.parts, u64::saturating_add);
         let counts = product.parts..=all.min(u64::from(limits.products));
-        let most =
+        let most_rows =
             |count| limits.max_profitable_rows(&ProductShape { count, rows: 0, columns, k }, multiprocessors);
-        let most = counts.map(most).max().filter(|&most| read && most > 0)?;
+        let most = counts.map(most_rows).max().filter(|&most| read && most > 0)?;
         Some((product.rows_of(facts), most))
     };
-    facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(of).collect()
+    facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(row_limit).collect()
 }
 
 /// Whether a node may reject its data at run time. Kernels of products cannot report that.
@@ -150,9 +150,10 @@ impl SkinnyProduct {
             return None;
         }
         let users = &facts.users[result];
-        match users.iter().any(|&n| facts.is_view(n)) {
-            true => out.split_columns(facts, users)?,
-            false => out.readers.clone_from(users),
+        if users.iter().any(|&n| facts.is_view(n)) {
+            out.split_columns(facts, users)?;
+        } else {
+            out.readers.clone_from(users);
         }
         (out.columns >= LEAST[0]).then_some(out)
     }
@@ -163,7 +164,8 @@ impl SkinnyProduct {
         let &[left, right] = &facts.node(node).inputs[..] else { return None };
         let result = *facts.node(node).outputs.first()?;
         let ty = graph.ty(result);
-        let (leading, columns) = (&ty.shape[..ty.rank() - 1], ty.shape.last()?.as_const()?);
+        let leading = &ty.shape[..ty.rank() - 1];
+        let columns = ty.shape.last()?.as_const()?;
         let most = |d: &Dim| facts.bounds(d)[1];
         let k = graph.ty(left).shape.last()?.as_const()?;
         // Rows of the left matrix are contiguous, and the right matrix is contiguous along K.
@@ -237,7 +239,7 @@ impl SkinnyProduct {
 
     /// Whether one kernel can compute both, each with its own columns.
     pub fn can_share_kernel(&self, other: &SkinnyProduct) -> bool {
-        let of = |p: &SkinnyProduct| (p.left, p.dtype, p.across, p.k);
-        of(self) == of(other)
+        let shared = |p: &SkinnyProduct| (p.left, p.dtype, p.across, p.k);
+        shared(self) == shared(other)
     }
 }

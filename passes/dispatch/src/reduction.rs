@@ -84,10 +84,10 @@ fn assign_residual_sum(
     let first = facts.skip_reshapes(reduced);
     let ty = facts.graph.ty(facts.node(id).outputs[0]);
     let whole = |v: ValueId| facts.graph.ty(v) == ty && facts.is_run(v);
-    let of = as_fused_reduction(facts, reduce)?;
-    let rows = of.variant == CollectiveVariant::TwoShot
+    let fused = as_fused_reduction(facts, reduce)?;
+    let rows = fused.variant == CollectiveVariant::TwoShot
         || ty.numel().is_divisible_by(ROW)
-        || fits_block_row(facts, &of, ty.shape.last()?, ty.dtype);
+        || fits_block_row(facts, &fused, ty.shape.last()?, ty.dtype);
     let fits = facts.graph.defining_node(first) == Some(reduce)
         && whole(reduced)
         && whole(residual)
@@ -101,22 +101,27 @@ fn assign_residual_sum(
 fn assign_reduction_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
     let node = facts.node(id);
-    let (&x, weight) = (node.inputs.first()?, node.inputs.get(1));
+    let &x = node.inputs.first()?;
+    let weight = node.inputs.get(1);
     let unit = walk.open_producer(x, DispatchForm::Reduction)?;
     let nodes = &walk.units[unit].nodes;
     let (&reduce, &sum) = (nodes.first()?, nodes.last()?);
-    let of = as_fused_reduction(facts, reduce)?;
-    let (ty, added) = (facts.graph.ty(x), facts.skip_reshapes(x));
-    let fits = of.variant == CollectiveVariant::Ll
-        && !ProtocolThresholds::default().uses_two_rounds(of.bytes[0], of.ranks)
+    let fused = as_fused_reduction(facts, reduce)?;
+    let ty = facts.graph.ty(x);
+    let added = facts.skip_reshapes(x);
+    let fits = fused.variant == CollectiveVariant::Ll
+        && !ProtocolThresholds::default().uses_two_rounds(fused.bytes[0], fused.ranks)
         && facts.graph.defining_node(added) == Some(sum)
         && facts.node(sum).op == Op::Binary(BinaryOp::Add)
-        && fits_block_row(facts, &of, ty.shape.last()?, ty.dtype)
+        && fits_block_row(facts, &fused, ty.shape.last()?, ty.dtype)
         && is_faster_fused(facts, ty)
         && facts.graph.ty(*node.outputs.first()?) == ty
         && weight.is_none_or(|&w| {
-            let of = facts.graph.ty(w);
-            of.dtype == ty.dtype && of.rank() == 1 && facts.is_run(w) && walk.is_before(w, reduce)
+            let weight_ty = facts.graph.ty(w);
+            weight_ty.dtype == ty.dtype
+                && weight_ty.rank() == 1
+                && facts.is_run(w)
+                && walk.is_before(w, reduce)
         });
     fits.then(|| UnitAssignment::Joins(unit, facts.reshapes(x)))
 }

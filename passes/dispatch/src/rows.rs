@@ -137,16 +137,21 @@ fn fits_rows_unit(
     let node = facts.node(id);
     let shape = |v: ValueId| &facts.graph.ty(v).shape[..];
     let Some(own) = node.outputs.first().map(|&v| shape(v)) else { return false };
-    let read = |&v: &ValueId| match inside(v) {
-        true => facts.base[v] == v && (has_element_per_row(shape(v), row) || (own == row && shape(v) == row)),
-        false => is_contiguous_along_rows(facts, v),
+    let can_read = |&v: &ValueId| {
+        if inside(v) {
+            facts.base[v] == v && (has_element_per_row(shape(v), row) || (own == row && shape(v) == row))
+        } else {
+            is_contiguous_along_rows(facts, v)
+        }
     };
     match &node.op {
         Op::Reduce { .. } => {
             let &x = &node.inputs[0];
             shape(x) == row && (facts.base[x] == x || !inside(x)) && is_contiguous_along_rows(facts, x)
         }
-        op => op.fits_map() && (own == row || has_element_per_row(own, row)) && node.inputs.iter().all(read),
+        op => {
+            op.fits_map() && (own == row || has_element_per_row(own, row)) && node.inputs.iter().all(can_read)
+        }
     }
 }
 
@@ -192,8 +197,8 @@ fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[u
             return None;
         }
         for reader in facts.users[v].iter().filter(|n| !unit.nodes.contains(n)) {
-            let of = unit_of[reader.index()];
-            if of == usize::MAX || *found.get_or_insert(of) != of {
+            let unit = unit_of[reader.index()];
+            if unit == usize::MAX || *found.get_or_insert(unit) != unit {
                 return None;
             }
         }
@@ -232,7 +237,8 @@ pub fn unprofitable_reductions(
 fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
     let inside = |n: &NodeId| unit.nodes.contains(n);
     let size = |v: ValueId| facts.bounds(&facts.graph.ty(v).bytes())[end];
-    let (mut moved, mut rows) = (0u64, None);
+    let mut moved = 0u64;
+    let mut rows = None;
     let mut read = BTreeSet::new();
     for &id in &unit.nodes {
         let node = facts.node(id);

@@ -78,23 +78,25 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let product = skip_casts_and_reshapes(cx, before);
     let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
     let within = cx.shape(product)[..cx.shape(product).len() - 2].to_vec();
-    let ((q, of_q), (k, of_k)) = (match_scale(cx, q), match_transposed_keys(cx, k)?);
-    let of_node = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
-    let (q, k) =
-        (reshape_leading_axes(cx, q, &within, leading)?, reshape_leading_axes(cx, k, &within, leading)?);
-    let v = reshape_leading_axes(cx, v, of_node, leading)?;
+    let (q, q_scale) = match_scale(cx, q);
+    let (k, k_scale) = match_transposed_keys(cx, k)?;
+    let result_leading = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
+    let q = reshape_leading_axes(cx, q, &within, leading)?;
+    let k = reshape_leading_axes(cx, k, &within, leading)?;
+    let v = reshape_leading_axes(cx, v, result_leading, leading)?;
     // In attention, operands that the products broadcast have the heads of the query.
     let wide = |ty: &TensorType| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
-    let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
+    let key_shape = wide(cx.ty(k))?;
+    let value_shape = wide(cx.ty(v))?;
     let typed = |shape: &[Dim]| TensorType::new(node.ty.dtype, shape.to_vec());
-    let scale = FloatAttribute(scores.factor * within_cap * outer * of_q * of_k);
+    let scale = FloatAttribute(scores.factor * within_cap * outer * q_scale * k_scale);
     // Attention cannot express a cap of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false, log_sum_exp: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
-    let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
+    let types = [cx.ty(q), &typed(&key_shape), &typed(&value_shape)];
     let result = infer::infer_types(&plain, &types, None).ok()??.pop()?;
-    let alike = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
-    if !alike || cap.is_some() && scores.factor != 1.0 {
+    let fits = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
+    if !fits || cap.is_some() && scores.factor != 1.0 {
         return None;
     }
     let hides = match sink {
@@ -107,11 +109,10 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
         operands.push(reshape_leading_axes(cx, sink, &shape[..shape.len() - 2], leading)?);
     }
     let values = v;
-    let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
-    let (op, inputs) = (
-        Op::Attention { scale, cap, bounds, sink: sink.is_some(), log_sum_exp: false },
-        [vec![q, k, v], operands].concat(),
-    );
+    let k = cx.expand(k, key_shape);
+    let v = cx.expand(v, value_shape);
+    let op = Op::Attention { scale, cap, bounds, sink: sink.is_some(), log_sum_exp: false };
+    let inputs = [vec![q, k, v], operands].concat();
     if result == node.ty && rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
     }
@@ -141,9 +142,10 @@ fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)
     perm.swap(last - 1, last);
     let ty = cx.ty(stored);
     let ty = TensorType::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
-    let k = match perm.iter().copied().eq(0..=last) {
-        true => stored,
-        false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
+    let k = if perm.iter().copied().eq(0..=last) {
+        stored
+    } else {
+        cx.emit("heads", Op::Permute { perm }, &[stored], ty)
     };
     Some((k, outer * inner))
 }
@@ -152,11 +154,11 @@ fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)
 fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<ValueId> {
     let shape = cx.shape(value);
     let Some(rank) = shape.len().checked_sub(2).filter(|_| from != to) else { return Some(value) };
-    let (own, tail) = shape.split_at(rank);
+    let (own_leading, tail) = shape.split_at(rank);
     let one = Dim::from(1);
-    let leading = if own.iter().all(|d| *d == one) {
+    let leading = if own_leading.iter().all(|d| *d == one) {
         Vec::new()
-    } else if own == from {
+    } else if own_leading == from {
         to.to_vec()
     } else {
         return None;
@@ -266,13 +268,13 @@ fn hides_evenly(mask: &AdditiveMask) -> bool {
     matches!(&mask.visible[..], [(_, number)] if LOWEST.contains(number))
 }
 
-/// The bounds and the remaining mask of a float mask that is split as `split`. `beside` are the bounds that
+/// The bounds and the remaining mask of a float mask that is split as `split`. `existing` are the bounds that
 /// the attention already has. `zero_rows` says that rows that see nothing are zero.
 fn mask_bounds(
     cx: &mut Rewriter,
     mask: &AdditiveMask,
     split: &ConditionSplit,
-    beside: &[AttentionBound],
+    existing: &[AttentionBound],
     shape: &[Dim],
     zero_rows: bool,
 ) -> Option<VisibleBounds> {
@@ -280,10 +282,10 @@ fn mask_bounds(
     let moderate = mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
     let sees = split.rest.is_empty()
         && moderate
-        && bounds::every_row_has_visible_column(cx, new.chain(beside), shape);
+        && bounds::every_row_has_visible_column(cx, new.chain(existing), shape);
     let mut rows = None;
     if !sees && !zero_rows {
-        if !moderate || !beside.is_empty() || !hides_evenly(mask) {
+        if !moderate || !existing.is_empty() || !hides_evenly(mask) {
             return None;
         }
         rows = Some(row_visibility::emit_row_visibility(cx, split, shape)?);
@@ -375,7 +377,8 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
     for _ in 0..MAX_MASKS {
         let value = skip_casts_and_reshapes(cx, out.before);
         let Some((op, inputs)) = cx.def(value) else { break };
-        let (op, inputs) = (op.clone(), inputs.to_vec());
+        let op = op.clone();
+        let inputs = inputs.to_vec();
         match (op, &inputs[..]) {
             (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[x]) if scalar.as_f64().abs() < 1e6 => {
                 out.before = x;
@@ -537,8 +540,8 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
         // The sums of rows that see nothing would have to be replaced as well.
         return None;
     }
-    let (ty, v) = (node.ty.clone(), *parts.v);
-    let y = cx.emit("seen", op, &inputs, ty);
+    let v = *parts.v;
+    let y = cx.emit("seen", op, &inputs, node.ty.clone());
     Some(Rewrite::Value(mean_for_hidden_rows(cx, y, rows, v)?))
 }
 
@@ -588,7 +591,8 @@ fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, V
 
 fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Attention { .. }, [q, k, v, mask @ ..]) = (&node.op, &node.inputs[..]) else { return None };
-    let ((k, k_shape), (v, v_shape)) = (match_repeated_heads(cx, *k)?, match_repeated_heads(cx, *v)?);
+    let (k, k_shape) = match_repeated_heads(cx, *k)?;
+    let (v, v_shape) = match_repeated_heads(cx, *v)?;
     let heads = k_shape.len() - 3;
     // If k and v repeat heads differently, the heads do not form groups.
     if k_shape[heads] != v_shape[heads] {

@@ -96,9 +96,9 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Re
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| unshared_collective_of(cx, v)).collect();
     let found = found?;
     let gather = found[0].0.clone();
-    let alike = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
+    let are_equal = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
     let widest = found.iter().map(|(_, x)| cx.ty(*x).dtype.size()).max()?;
-    if gather.kind != CollectiveKind::AllGather || !alike || node.ty.dtype.size() > widest {
+    if gather.kind != CollectiveKind::AllGather || !are_equal || node.ty.dtype.size() > widest {
         return None;
     }
     let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();

@@ -120,9 +120,10 @@ impl RepeatedReduction {
     fn emit_reduction(self, cx: &mut Rewriter, x: ValueId) -> Rewrite {
         let ty = cx.ty(x).clone();
         let by = |op: BinaryOp, n: u32| {
-            let scalar = match ty.dtype.is_float() {
-                true => Scalar::Float(FloatAttribute(f64::from(n))),
-                false => Scalar::Int(i64::from(n)).wrap_to(ty.dtype),
+            let scalar = if ty.dtype.is_float() {
+                Scalar::Float(FloatAttribute(f64::from(n)))
+            } else {
+                Scalar::Int(i64::from(n)).wrap_to(ty.dtype)
             };
             Op::BinaryScalar { op, scalar, scalar_left: false }
         };
@@ -163,7 +164,8 @@ fn gather_of_shards(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
         // A gather of unchanged scattered sums is a question of cost, which the lowering decides.
         return None;
     }
-    let (cells, ranks) = (cx.graph().cells(*group)?, cx.graph().group_size(*group)?);
+    let cells = cx.graph().cells(*group)?;
+    let ranks = cx.graph().group_size(*group)?;
     let gathered = GatherOfPieces { group: *group, cells, ranks };
     gathered.emit_whole(cx, x).map(Rewrite::Value)
 }

@@ -139,7 +139,8 @@ fn reshape_of_transpose(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     let (Op::Reshape, Some((Op::Permute { perm }, &[x]))) = (&node.op, cx.def(*node.inputs.first()?)) else {
         return None;
     };
-    let (last, rank) = (perm.len().checked_sub(2)?, node.ty.rank());
+    let last = perm.len().checked_sub(2)?;
+    let rank = node.ty.rank();
     let transposes = perm[..last].iter().copied().eq(0..last) && perm[last..] == [last + 1, last];
     let kept = rank >= 2 && node.ty.shape[rank - 2..] == cx.shape(node.inputs[0])[last..];
     if !transposes || !kept {

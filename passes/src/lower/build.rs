@@ -29,8 +29,13 @@ pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph,
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
         let name = builder.names.unique(&value.name);
-        let (source, ty) = (input.source.clone(), value.ty.clone());
-        let new = builder.to.add_input(input.kind, name, source, ty, input.data.clone());
+        let new = builder.to.add_input(
+            input.kind,
+            name,
+            input.source.clone(),
+            value.ty.clone(),
+            input.data.clone(),
+        );
         builder.map[input.value] = Some(new);
     }
     for value in graph.values.values() {

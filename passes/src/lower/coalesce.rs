@@ -173,9 +173,8 @@ impl MemberRows {
             return None;
         }
         let facts = kind.facts();
-        let of = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
-        let (operand, result) = (of(facts.operand_pieces), of(facts.result_pieces));
-        Some(MemberRows { operand, result })
+        let rows = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
+        Some(MemberRows { operand: rows(facts.operand_pieces), result: rows(facts.result_pieces) })
     }
 }
 
@@ -253,27 +252,27 @@ fn candidates(
     config: &CoalesceConfig,
 ) -> HashMap<NodeId, JoinCandidate> {
     let mut numbers: HashMap<JoinKey, usize> = HashMap::new();
-    let mut of: Vec<Vec<NodeId>> = Vec::new();
+    let mut by_key: Vec<Vec<NodeId>> = Vec::new();
     for (id, node) in graph.nodes.iter() {
-        let Some(kinship) = join_key(graph, context, node, config.joining)
+        let Some(key) = join_key(graph, context, node, config.joining)
             .filter(|_| !config.kept.contains(graph.node_name(id)))
         else {
             continue;
         };
         let next = numbers.len();
-        let number = *numbers.entry(kinship).or_insert(next);
-        of.resize(numbers.len(), Vec::new());
-        of[number].push(id);
+        let number = *numbers.entry(key).or_insert(next);
+        by_key.resize(numbers.len(), Vec::new());
+        by_key[number].push(id);
     }
-    of.retain(|nodes| nodes.len() > 1 && !is_chain(graph, nodes));
-    if of.is_empty() {
+    by_key.retain(|nodes| nodes.len() > 1 && !is_chain(graph, nodes));
+    if by_key.is_empty() {
         return HashMap::new();
     }
     let copies = (config.joining == JoinMode::Packed).then(|| CopyCosts::new(graph, context));
     let losses = (config.joining == JoinMode::Together).then(|| JointLossModel::new(graph, context, bound));
     let mut taken = BTreeSet::new();
     let mut out = HashMap::new();
-    for (kin, nodes) in of.into_iter().enumerate() {
+    for (kin, nodes) in by_key.into_iter().enumerate() {
         for id in nodes {
             let node = &graph.nodes[id];
             let Some((collective, bytes)) = sized_collective(graph, context, node) else { continue };
@@ -328,10 +327,8 @@ pub fn sized_collective<'g>(
     context: &LowerContext,
     node: &'g Node,
 ) -> Option<(&'g Collective, u64)> {
-    let (collective, &[operand], &[result]) = (node.op.as_collective()?, &node.inputs[..], &node.outputs[..])
-    else {
-        return None;
-    };
+    let collective = node.op.as_collective()?;
+    let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return None };
     Some((collective, context.collective_bytes(&collective.kind, graph.ty(operand), graph.ty(result))))
 }
 
@@ -339,8 +336,9 @@ pub fn sized_collective<'g>(
 fn fastest(context: &LowerContext, collective: &Collective, bytes: u64) -> Option<f64> {
     let kind = &collective.kind;
     let variants = context.profile.supported_variants(kind).into_iter();
-    let of = |v| context.estimate_us(kind, collective.group, v, bytes, 0.0, RegionSurroundings::default());
-    variants.filter_map(of).min_by(f64::total_cmp)
+    let variant_us =
+        |v| context.estimate_us(kind, collective.group, v, bytes, 0.0, RegionSurroundings::default());
+    variants.filter_map(variant_us).min_by(f64::total_cmp)
 }
 
 struct CopyCosts<'a> {
@@ -374,14 +372,14 @@ impl<'a> CopyCosts<'a> {
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return 0.0 };
         let copied = !self.can_be_placed_in_operand(operand, rows.operand, taken);
         let out = self.returned.contains(&result) || !self.is_view(result, rows.result);
-        let of = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
+        let copy_us = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
         // Without fusion, the following step is a kernel of its own.
-        let follows = match &collective.kind {
+        let following_us = match &collective.kind {
             _ if !self.fused.contains(&result) => 0.0,
             CollectiveKind::AllGather => self.kernel_us(result),
             _ => self.context.copy_kernel_us(0),
         };
-        of(copied, operand) + of(out, result) + follows
+        copy_us(copied, operand) + copy_us(out, result) + following_us
     }
 
     fn kernel_us(&self, value: ValueId) -> f64 {
@@ -390,9 +388,10 @@ impl<'a> CopyCosts<'a> {
 
     /// Whether an operand can be computed directly in the coalesced operand.
     fn can_be_placed_in_operand(&self, operand: ValueId, rows: i64, taken: &mut BTreeSet<ValueId>) -> bool {
-        let (graph, layout) = (self.graph, &self.layouts[operand]);
-        let (own, base) = (graph.ty(operand), graph.ty(layout.base));
-        let whole = layout.is_contiguous(own) && own.numel() == base.numel();
+        let graph = self.graph;
+        let layout = &self.layouts[operand];
+        let ty = graph.ty(operand);
+        let whole = layout.is_contiguous(ty) && ty.numel() == graph.ty(layout.base).numel();
         let computed = graph.defining_node(layout.base).is_some() && !self.returned.contains(&layout.base);
         rows == 1 && whole && computed && taken.insert(layout.base)
     }
@@ -455,11 +454,17 @@ impl CoalesceWalk<'_> {
         let Some((slot, saved_us)) = best else {
             let slot = self.free_slot();
             let before = self.dependency_closure(self.needs[id.index()]);
-            let &JoinCandidate { kin, bytes, alone_us, copies_us, losses } = candidate;
-            let (members, since_us, needs) = (vec![id], now_us, before);
-            let open =
-                OpenSet { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, losses, since_us, needs };
-            self.open[slot] = Some(open);
+            self.open[slot] = Some(OpenSet {
+                kin: candidate.kin,
+                members: vec![id],
+                bytes: candidate.bytes,
+                saved_us: 0.0,
+                alone_us: candidate.alone_us,
+                copies_us: candidate.copies_us,
+                losses: candidate.losses,
+                since_us: now_us,
+                needs: before,
+            });
             return slot;
         };
         if let Some(open) = &mut self.open[slot] {

@@ -38,9 +38,10 @@ pub fn concurrent_compute_us(
     if context.profile.multiprocessors.is_none() {
         return vec![0; regions.len()];
     }
-    if let Overlap::Scheduled(beside) = &schedule.overlap {
-        let of = |n: &NodeId| beside.get(graph.node_name(*n)).copied().unwrap_or(0.0);
-        return regions.iter().map(|nodes| round_down_us(nodes.iter().map(of).sum::<f64>() as u64)).collect();
+    if let Overlap::Scheduled(overlap_us) = &schedule.overlap {
+        let scheduled_us = |n: &NodeId| overlap_us.get(graph.node_name(*n)).copied().unwrap_or(0.0);
+        let region_us = |nodes: &&[NodeId]| nodes.iter().map(scheduled_us).sum::<f64>();
+        return regions.iter().map(|nodes| round_down_us(region_us(nodes) as u64)).collect();
     }
     let before: Vec<Vec<usize>> = graph.nodes.values().map(|node| operands(graph, node)).collect();
     let words = group_into_words(regions);

@@ -52,14 +52,14 @@ impl AssumedSchedule {
     /// The computation concurrent with a step of these collectives, and whether the exit barrier of one of
     /// them is kept.
     pub fn surroundings_of<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> RegionSurroundings {
-        let beside_us = match &self.overlap {
+        let concurrent_us = match &self.overlap {
             Overlap::Possible => 0.0,
             Overlap::Scheduled(us) => {
                 names.clone().filter_map(|name| us.get(name)).fold(0.0, |most, &us| us.max(most))
             }
         };
         RegionSurroundings {
-            concurrent_us: beside_us,
+            concurrent_us,
             exit_kept: names.into_iter().any(|name| self.exits_kept.contains(name)),
         }
     }
@@ -146,14 +146,21 @@ impl LowerContext {
         if collectives.iter().any(is_large) {
             return None;
         }
-        let RegionSurroundings { concurrent_us: beside_us, exit_kept } = surroundings;
-        let time =
-            |exit| self.profile.estimate_added_us_of_collectives(collectives, variant, exit, n, beside_us);
+        let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
+        let time = |exit| {
+            self.profile.estimate_added_us_of_collectives(collectives, variant, exit, n, concurrent_us)
+        };
         let kept = time(Some(true))?;
         let mut plain = 0.0;
         for &(kind, bytes) in collectives {
-            plain +=
-                self.profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, beside_us)?;
+            plain += self.profile.estimate_added_us(
+                kind,
+                CollectiveVariant::Plain,
+                None,
+                bytes,
+                n,
+                concurrent_us,
+            )?;
         }
         let droppable =
             contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept + copy_us <= plain;

@@ -48,8 +48,8 @@ pub struct DecisionBuilder<'a> {
 impl DecisionBuilder<'_> {
     /// The sources of the results of the region's nodes.
     pub fn result_operands(&self, plan: &RegionPlan) -> Vec<Vec<Option<StepSource>>> {
-        let of = |&id: &Id| plan.class_operands.get(&self.graph.find(id)).copied();
-        self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
+        let source = |&id: &Id| plan.class_operands.get(&self.graph.find(id)).copied();
+        self.imported.nodes.iter().map(|n| n.results.iter().map(source).collect()).collect()
     }
 
     pub fn build_decisions(&self, form: &RegionForm, plan: &RegionPlan) -> Option<Vec<RegionDecision>> {
@@ -108,18 +108,17 @@ impl DecisionBuilder<'_> {
             let (StepSource::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
             let Lang::Collective(name, Some(variant), _) = node else { continue };
             if !claimed.contains(&step) {
-                let own = extract::node_cost(self.graph, class, node, self.uses)?;
-                sum += own;
+                sum += extract::node_cost(self.graph, class, node, self.uses)?;
                 root = root.or_else(|| self.served_node(class));
                 names.push(format!("{name}.{variant}"));
                 steps.push(step);
             }
         }
-        let equal = |d: &RegionDecision| {
+        let has_equal = |d: &RegionDecision| {
             plan.class_operands.contains_key(&self.graph.find(self.imported.nodes[d.node].class))
         };
         let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
-        let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
+        let Some(first) = absorbed.min_by_key(|d| has_equal(d)) else { return Some(()) };
         if !steps.is_empty() {
             first.root = root.unwrap_or(first.node);
             first.steps = steps;
@@ -191,8 +190,7 @@ impl DecisionBuilder<'_> {
         let mut sum = extract::node_cost(self.graph, class, node, self.uses)?;
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
             if !self.taken.contains_key(&child) {
-                let below = self.imported_cost(child, self.plain.get(&child)?)?;
-                sum += below;
+                sum += self.imported_cost(child, self.plain.get(&child)?)?;
             }
         }
         Some(sum)
@@ -222,13 +220,13 @@ impl DecisionBuilder<'_> {
         let mut parts = Vec::new();
         let mut sum = Cost::default();
         self.collect_costs(class, node, 0, &mut parts, &mut sum)?;
-        let own = match &self.imported.nodes[imported].node {
+        let imported_name = match &self.imported.nodes[imported].node {
             Lang::Collective(name, ..) => name.name(),
             _ => "",
         };
         let name = match &parts[..] {
             [] => return None,
-            [(kind, variant)] if *kind == own => variant.to_string(),
+            [(kind, variant)] if *kind == imported_name => variant.to_string(),
             _ => parts.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
         };
         Some((name, sum))
@@ -256,8 +254,7 @@ impl DecisionBuilder<'_> {
         if let Lang::Collective(name, Some(variant), _) = node {
             parts.push((name.name(), variant.name()));
         }
-        let own = extract::node_cost(self.graph, class, node, self.uses)?;
-        *sum += own;
+        *sum += extract::node_cost(self.graph, class, node, self.uses)?;
         Some(())
     }
 }

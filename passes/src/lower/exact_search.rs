@@ -95,7 +95,8 @@ impl ExtractionSearch<'_> {
 
     /// Whether a class needs another through chosen nodes.
     fn reaches(&self, from: Id, to: Id) -> bool {
-        let (mut open, mut seen) = (vec![from], BTreeSet::new());
+        let mut open = vec![from];
+        let mut seen = BTreeSet::new();
         while let Some(class) = open.pop() {
             if class == to {
                 return true;
@@ -111,7 +112,8 @@ impl ExtractionSearch<'_> {
 
     /// The choices for a class, cheapest first, and plain first among equal ones.
     fn class_choices(&mut self, class: Id) -> &[ClassChoice] {
-        let (graph, uses) = (self.graph, self.uses);
+        let graph = self.graph;
+        let uses = self.uses;
         self.options.entry(class).or_insert_with(|| list_class_choices(graph, uses, class))
     }
 }

@@ -115,8 +115,8 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             let (collective, operands) = language::as_collective(graph, node)?;
             let contract = collective.variant?.contract(&collective.kind)?;
             let &x = operands.first()?;
-            let (operand, result) =
-                (language::class_value(graph, x)?, language::class_value(graph, class)?.ty()?);
+            let operand = language::class_value(graph, x)?;
+            let result = language::class_value(graph, class)?.ty()?;
             let fixed = !operand.placeable || uses.outputs.contains(&graph.find(x));
             // Variants without a symmetric operand pay for a strided one as well.
             let packing = if operand.contiguous { 0.0 } else { copy(x)? };
@@ -125,7 +125,8 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             let out = contract.symmetric_result && uses.outputs.contains(&class);
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
-            let (kind, variant) = (&collective.kind, collective.variant?);
+            let kind = &collective.kind;
+            let variant = collective.variant?;
             let around = uses.surroundings;
             let run = context.estimate_us(kind, collective.group, variant, bytes, moving + out, around)?;
             let copy_us = packing + moving + out;
@@ -165,12 +166,13 @@ pub fn best_nodes_given(graph: &LangEGraph, uses: &CostModel, taken: &Extraction
 /// The cheapest node of a class that runs the same collective on the same operands by some variant.
 pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Lang {
     let Lang::Collective(name, ..) = node else { return node.clone() };
-    let found = |n: &Lang| n.clone().map_children(|child| graph.find(child));
-    let of = found(node);
-    let alike = |n: &Lang| {
-        matches!(n, Lang::Collective(other, Some(_), _) if other == name) && n.children() == of.children()
+    let canonical = |n: &Lang| n.clone().map_children(|child| graph.find(child));
+    let node_now = canonical(node);
+    let is_same_collective = |n: &Lang| {
+        matches!(n, Lang::Collective(other, Some(_), _) if other == name)
+            && n.children() == node_now.children()
     };
-    let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(found).filter(alike).collect();
+    let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(canonical).filter(is_same_collective).collect();
     nodes.sort_by_key(|n| (!is_plain(n), n.clone()));
     let costs = nodes.into_iter().filter_map(|n| Some((node_cost(graph, class, &n, uses)?.us, n)));
     costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
@@ -218,9 +220,9 @@ impl CollectiveTraffic {
             };
             let gathers = |user: &Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
             let user = reduced.and_then(only_user);
-            let behind_cast =
+            let after_cast =
                 user.filter(|user| matches!(user, Lang::Cast(_))).and_then(class_of).and_then(only_user);
-            if behind_cast.or(user).is_some_and(gathers) {
+            if after_cast.or(user).is_some_and(gathers) {
                 continue;
             }
             let operand = language::class_value(graph, *operands.first()?)?.ty()?;

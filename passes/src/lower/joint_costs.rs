@@ -54,9 +54,10 @@ impl<'a> JointLossModel<'a> {
                 ValueDef::Node(..) => false,
             };
             let kernel_us = |is_needed: bool, v: ValueId| if is_needed { self.kernel_us(v) } else { 0.0 };
-            let added_us = match self.added.contains(&result) {
-                true => self.context.profile.compute_us(0, OperationCounts::default()),
-                false => 0.0,
+            let added_us = if self.added.contains(&result) {
+                self.context.profile.compute_us(0, OperationCounts::default())
+            } else {
+                0.0
             };
             let returned = self.returned.contains(&result);
             Some(
@@ -82,11 +83,12 @@ pub fn best_joint_variant(
 ) -> Option<(CollectiveVariant, f64)> {
     let (first, _) = collectives.first()?;
     let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
-    let of = |(&variant, lost_us): (&CollectiveVariant, &Option<f64>)| {
-        let us = context.estimate_joint_us(&all, first.group, variant, (*lost_us)?, surroundings)?;
-        Some((variant, us + (*lost_us)?))
+    let variant_us = |(&variant, &lost_us): (&CollectiveVariant, &Option<f64>)| {
+        let lost_us = lost_us?;
+        let us = context.estimate_joint_us(&all, first.group, variant, lost_us, surroundings)?;
+        Some((variant, us + lost_us))
     };
-    CollectiveLimits::VARIANTS.iter().zip(losses).filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1))
+    CollectiveLimits::VARIANTS.iter().zip(losses).filter_map(variant_us).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 pub fn sum_losses(a: JointLosses, b: JointLosses) -> JointLosses {

@@ -115,12 +115,13 @@ pub fn find_regions(
         context,
         schedule,
     );
-    let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
+    let keeps_exit =
+        |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
     let regions = pieces.into_iter().zip(hidden);
     regions
-        .map(|(nodes, beside)| {
-            let exit_kept = kept(&nodes);
-            build_region(graph, nodes, (beside, exit_kept), &facts)
+        .map(|(nodes, concurrent_us)| {
+            let exit_kept = keeps_exit(&nodes);
+            build_region(graph, nodes, concurrent_us, exit_kept, &facts)
         })
         .collect()
 }
@@ -251,7 +252,8 @@ struct RegionFacts<'a> {
 fn build_region(
     graph: &Graph,
     nodes: Vec<NodeId>,
-    (beside, exit_kept): (u64, bool),
+    concurrent_us: u64,
+    exit_kept: bool,
     facts: &RegionFacts<'_>,
 ) -> RewriteRegion {
     let fused = |&v: &ValueId| {
@@ -292,7 +294,7 @@ fn build_region(
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
     let form = Arc::new(RegionForm { nodes: keys, leaves: known });
-    RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us: beside, exit_kept } }
+    RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us, exit_kept } }
 }
 
 /// The facts about a leaf. The caller decides where outputs and inputs lie; only bound inputs lie in the

@@ -321,8 +321,15 @@ impl CheckedApplier {
         let (collective, operands) = language::as_collective(graph, &node)?;
         let ty = language::class_value(graph, *operands.first()?)?.ty()?;
         let context = &graph.analysis.context;
-        let (kind, bytes) = (&collective.kind, context.bytes(ty));
-        context.estimate_us(kind, collective.group, collective.variant?, bytes, 0.0, Default::default())?;
+        let bytes = context.bytes(ty);
+        context.estimate_us(
+            &collective.kind,
+            collective.group,
+            collective.variant?,
+            bytes,
+            0.0,
+            Default::default(),
+        )?;
         Some(())
     }
 }

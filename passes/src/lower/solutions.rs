@@ -128,8 +128,11 @@ impl SolutionScope {
     }
 
     fn solve(&self, key: &RegionKey, credits: &[FusionCredit]) -> Option<SolveOutcome> {
-        let (beside, exit_kept) = (key.concurrent_us, key.exit_kept);
-        let query = SolutionQuery { concurrent_us: beside, exit_kept, credits: credits.to_vec() };
+        let query = SolutionQuery {
+            concurrent_us: key.concurrent_us,
+            exit_kept: key.exit_kept,
+            credits: credits.to_vec(),
+        };
         let graphs = {
             let mut known = lock_cache(&self.known);
             let known = known.entry(key.form.clone()).or_default();

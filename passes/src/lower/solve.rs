@@ -75,9 +75,10 @@ pub fn solve_region(
     credits: &[FusionCredit],
 ) -> Option<RegionSolution> {
     let form = &*key.form;
-    let with_classes = match rules.all.len() == rules.exact.len() {
-        true => None,
-        false => graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref(),
+    let with_classes = if rules.all.len() == rules.exact.len() {
+        None
+    } else {
+        graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref()
     };
     let exact =
         || graphs.exact.get_or_init(|| SaturatedRegion::new(form, context, &rules.exact, false)).as_ref();
@@ -116,7 +117,7 @@ pub fn solve_region(
             let same = ways.imported.expression(ways.graph, class, &taken)?;
             Some((graph.lookup_expr(&same)?, name, variant))
         });
-        let uses = self::build_cost_model(&graph, &imported, key).with_fused(again);
+        let uses = build_cost_model(&graph, &imported, key).with_fused(again);
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
         }
@@ -135,8 +136,9 @@ fn credited_classes(
         let found = plan.class_operands.iter().find(|(_, at)| **at == StepSource::Step(step, 0));
         found.map(|(&class, _)| graph.find(class))
     };
-    let of = |&(step, variant): &FusionCredit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
-    credits.iter().filter_map(of).collect()
+    let credited =
+        |&(step, variant): &FusionCredit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
+    credits.iter().filter_map(credited).collect()
 }
 
 pub struct CompiledRules {

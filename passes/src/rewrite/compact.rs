@@ -16,8 +16,8 @@ pub fn compact(graph: &Graph) -> Graph {
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
         let name = names.unique(&value.name);
-        let (source, ty) = (input.source.clone(), value.ty.clone());
-        map[input.value] = Some(out.add_input(input.kind, name, source, ty, input.data.clone()));
+        let new = out.add_input(input.kind, name, input.source.clone(), value.ty.clone(), input.data.clone());
+        map[input.value] = Some(new);
     }
     for (_, node) in graph.nodes.iter().filter(|(n, _)| live[*n]) {
         let inputs = node.inputs.iter().filter_map(|&v| map[v]).collect();

@@ -11,8 +11,14 @@ pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
     let mut map: ValueMap = EntityMap::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
-        let (source, data) = (input.source.clone(), input.data.clone());
-        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
+        let new = to.add_input(
+            input.kind,
+            value.name.clone(),
+            input.source.clone(),
+            value.ty.clone(),
+            input.data.clone(),
+        );
+        map[input.value] = Some(new);
     }
     (to, map)
 }

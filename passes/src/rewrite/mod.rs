@@ -415,7 +415,9 @@ impl<'r> Rewriter<'r> {
         let of_rule = |rule: &RewriteRule| (rule.name, rule.equation.to_string());
         let (rule, what) = match self.first_rule {
             Some(rule) => of_rule(rule),
-            None if communicates => ("equal_nodes", "equal collectives of equal operands run once".to_string()),
+            None if communicates => {
+                ("equal_nodes", "equal collectives of equal operands run once".to_string())
+            }
             None => return,
         };
         // A replacement of a node that reads collectives may itself be a collective in their place.

@@ -186,18 +186,18 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
         }
     };
     // Integers wrap within their range.
-    match ty.dtype.is_float() {
-        false if found.0 < integers.0 || found.1 > integers.1 => integers,
-        _ => found,
-    }
+    if !ty.dtype.is_float() && (found.0 < integers.0 || found.1 > integers.1) { integers } else { found }
 }
 
 fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> (f64, f64) {
-    let hull = |all: &[f64]| match all.iter().any(|x| x.is_nan()) {
-        true => ANY,
-        false => all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x))),
+    let hull = |all: &[f64]| {
+        if all.iter().any(|x| x.is_nan()) {
+            ANY
+        } else {
+            all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x)))
+        }
     };
-    let mut of = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
+    let mut operand = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
     let two = |op: BinaryOp, (a, b): (f64, f64), (c, d): (f64, f64)| match op {
         BinaryOp::Add => (a + c, b + d),
         BinaryOp::Sub => (a - d, b - c),
@@ -209,38 +209,40 @@ fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> 
         _ => ANY,
     };
     match op {
-        Op::Binary(op) => two(*op, of(0), of(1)),
+        Op::Binary(op) => two(*op, operand(0), operand(1)),
         Op::BinaryScalar { op, scalar, scalar_left } => {
-            let (x, s) = (of(0), (scalar.as_f64(), scalar.as_f64()));
+            let x = operand(0);
+            let s = (scalar.as_f64(), scalar.as_f64());
             if *scalar_left { two(*op, s, x) } else { two(*op, x, s) }
         }
-        Op::Unary(UnaryOp::Neg) => two(BinaryOp::Sub, (0.0, 0.0), of(0)),
+        Op::Unary(UnaryOp::Neg) => two(BinaryOp::Sub, (0.0, 0.0), operand(0)),
         Op::Unary(UnaryOp::Abs) => {
-            let (a, b) = of(0);
+            let (a, b) = operand(0);
             (0.0, a.abs().max(b.abs()))
         }
-        Op::Unary(UnaryOp::Reciprocal) => two(BinaryOp::Div, (1.0, 1.0), of(0)),
+        Op::Unary(UnaryOp::Reciprocal) => two(BinaryOp::Div, (1.0, 1.0), operand(0)),
         Op::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh | UnaryOp::Sigmoid) => (-1.0, 1.0),
         Op::Unary(UnaryOp::Exp) => {
-            let (a, b) = of(0);
+            let (a, b) = operand(0);
             hull(&[a.exp(), b.exp()])
         }
         Op::Select => {
-            let ((a, b), (c, d)) = (of(1), of(2));
+            let (a, b) = operand(1);
+            let (c, d) = operand(2);
             (a.min(c), b.max(d))
         }
         Op::CumSum { axis } => {
             let extent = inputs.first().and_then(|&x| cx.shape(x).get(*axis));
             let most = extent.map_or(f64::INFINITY, |d| d.upper_bound(cx.symbols()) as f64);
-            let sum = two(BinaryOp::Mul, of(0), (1.0, most.max(1.0)));
+            let sum = two(BinaryOp::Mul, operand(0), (1.0, most.max(1.0)));
             (sum.0.min(0.0), sum.1.max(0.0))
         }
         Op::Concat { .. } => {
-            let all: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(of(i))).collect();
+            let all: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(operand(i))).collect();
             hull(&all)
         }
-        Op::Cast | Op::Copy | Op::Reshape | Op::Expand => of(0),
-        Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => of(0),
+        Op::Cast | Op::Copy | Op::Reshape | Op::Expand => operand(0),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => operand(0),
         _ => ANY,
     }
 }

@@ -81,20 +81,22 @@ fn is_implied(limit: &PendingBound, by: &PendingBound) -> bool {
         let near = b.row && !b.operand && b.chunk.is_none() && b.add.as_const().is_some_and(|c| c <= 1);
         return from_start && near && b.side == BoundSide::Below;
     }
-    let alike = (a.side, a.row, a.operand) == (b.side, b.row, b.operand) && limit.operand == by.operand;
-    let Some(behind) = (b.add.clone() - a.add.clone()).as_const() else { return false };
+    let same_position =
+        (a.side, a.row, a.operand) == (b.side, b.row, b.operand) && limit.operand == by.operand;
+    let Some(distance) = (b.add.clone() - a.add.clone()).as_const() else { return false };
     let within = match a.side {
-        BoundSide::Below => behind <= 1,
-        BoundSide::From => behind >= 0,
+        BoundSide::Below => distance <= 1,
+        BoundSide::From => distance >= 0,
     };
-    alike && a.chunk.is_some() && b.chunk.is_none() && within
+    same_position && a.chunk.is_some() && b.chunk.is_none() && within
 }
 
 /// Adds a bound unless it is already there. Bounds with the side below come first.
 fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
-    let alike =
+    let differs_by_offset =
         |b: &PendingBound| AttentionBound { add: limit.bound.add.clone(), ..b.bound.clone() } == limit.bound;
-    let same = |b: &&mut PendingBound| b.bound.chunk.is_none() && alike(b) && b.operand == limit.operand;
+    let same =
+        |b: &&mut PendingBound| b.bound.chunk.is_none() && differs_by_offset(b) && b.operand == limit.operand;
     if let Some(other) = bounds.iter_mut().find(same)
         && let Some(more) = (limit.bound.add.clone() - other.bound.add.clone()).as_const()
     {
@@ -105,8 +107,8 @@ fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
         return;
     }
     if !bounds.contains(&limit) {
-        let behind = bounds.iter().position(|b| b.bound.side == BoundSide::From).unwrap_or(bounds.len());
-        let at = if limit.bound.side == BoundSide::Below { behind } else { bounds.len() };
+        let first_from = bounds.iter().position(|b| b.bound.side == BoundSide::From).unwrap_or(bounds.len());
+        let at = if limit.bound.side == BoundSide::Below { first_from } else { bounds.len() };
         bounds.insert(at, limit);
     }
 }
@@ -277,9 +279,9 @@ pub fn every_row_has_visible_column<'a>(
         let ends = b.chunk.is_some() && b.side == BoundSide::Below;
         (i64::from(b.row), b.add.clone() + Dim::from(i64::from(ends)))
     };
-    let of = |side| bounds.iter().filter(move |b| b.side == side);
-    let below = of(BoundSide::Below).map(line).chain([(0, columns.clone())]);
-    let from: Vec<(i64, Dim)> = of(BoundSide::From).map(line).chain([(0, Dim::from(0))]).collect();
+    let on_side = |side| bounds.iter().filter(move |b| b.side == side);
+    let below = on_side(BoundSide::Below).map(line).chain([(0, columns.clone())]);
+    let from: Vec<(i64, Dim)> = on_side(BoundSide::From).map(line).chain([(0, Dim::from(0))]).collect();
     // If there is a row, there is a column.
     let filled = rows.provably_le(columns, symbols);
     below.into_iter().all(|(up, end)| {

@@ -94,9 +94,10 @@ impl IndexExpr {
             }
             (IndexExpr::Linear(a), IndexExpr::Max(all) | IndexExpr::Min(all)) => {
                 let all = each(all, &|y| a.add_scaled(sign, y))?;
-                match matches!(other, IndexExpr::Max(_)) == (sign > 0) {
-                    true => IndexExpr::Max(all),
-                    false => IndexExpr::Min(all),
+                if matches!(other, IndexExpr::Max(_)) == (sign > 0) {
+                    IndexExpr::Max(all)
+                } else {
+                    IndexExpr::Min(all)
                 }
             }
             (IndexExpr::Floor(x, by), IndexExpr::Floor(y, same)) if by == same && sign == -1 => {

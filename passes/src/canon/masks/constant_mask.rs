@@ -31,7 +31,8 @@ impl RunBoundary {
 
 /// The elements of a constant as a function of positions.
 pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Option<MaskFact> {
-    let (shape, size) = (data.shape(), data.dtype().size());
+    let shape = data.shape();
+    let size = data.dtype().size();
     let (&columns, outer) = shape.split_last()?;
     let rows = outer.last().copied().unwrap_or(1);
     if data.numel() == 0 || data.numel() > MAX_ELEMENTS {
@@ -45,7 +46,7 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
     }
     let first = &block[..size];
     let other = block.chunks_exact(size).position(|e| e != first)?;
-    let of = [scalar_at(data, 0)?, scalar_at(data, other)?];
+    let numbers = [scalar_at(data, 0)?, scalar_at(data, other)?];
     let seen = |value: &[u8]| {
         let runs = block
             .chunks_exact(columns * size)
@@ -57,11 +58,11 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
     if block.chunks_exact(size).any(|e| e != first && e != second) {
         return None;
     }
-    let (ends, of) = match seen(first) {
-        Some(ends) => (ends, of),
-        None => (seen(second)?, [of[1], of[0]]),
+    let ((from, below), numbers) = match seen(first) {
+        Some(ends) => (ends, numbers),
+        None => (seen(second)?, [numbers[1], numbers[0]]),
     };
-    Some(choice_fact(interval_condition(graph, value, ends), of, data.dtype()))
+    Some(choice_fact(interval_condition(graph, value, from, below), numbers, data.dtype()))
 }
 
 fn scalar_at(data: &Tensor, at: usize) -> Option<Scalar> {
@@ -101,11 +102,7 @@ fn fit_boundaries(runs: &[(usize, usize)], columns: usize) -> Option<(RunBoundar
     from.iter().find_map(|&f| below.iter().find(|&&b| fits(f, b)).map(|&b| (f, b)))
 }
 
-fn interval_condition(
-    graph: &Graph,
-    value: ValueId,
-    (from, below): (RunBoundary, RunBoundary),
-) -> MaskCondition {
+fn interval_condition(graph: &Graph, value: ValueId, from: RunBoundary, below: RunBoundary) -> MaskCondition {
     let shape = &graph.ty(value).shape;
     let rank = shape.len();
     let one = Dim::from(1);
@@ -114,7 +111,8 @@ fn interval_condition(
             steps[axis] = by;
         }
     };
-    let (row, column) = (rank.checked_sub(2), rank.checked_sub(1));
+    let row = rank.checked_sub(2);
+    let column = rank.checked_sub(1);
     let mut atoms = Vec::new();
     // column - limit >= 0 and limit - 1 - column >= 0.
     for (end, sign) in [(from, 1), (below, -1)] {

@@ -107,7 +107,8 @@ fn compute_fact(cx: &Rewriter, value: ValueId) -> Option<MaskFact> {
         }
         Op::BinaryScalar { op, scalar, scalar_left } => {
             let stored = scalar::scalar_operand(*op, *scalar, cx.ty(first).dtype)?;
-            let (x, s) = (FactOperand::Value(first), FactOperand::Scalar(stored));
+            let x = FactOperand::Value(first);
+            let s = FactOperand::Scalar(stored);
             binary(cx, *op, if *scalar_left { [s, x] } else { [x, s] }, value)
         }
         Op::Select => select(cx, inputs, ty),

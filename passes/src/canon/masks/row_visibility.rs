@@ -21,7 +21,8 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
         return None;
     }
     let end = emit_dim(cx, columns, scores.len())?;
-    let (mut below, mut from): (ValueId, Option<ValueId>) = (end, None);
+    let mut below = end;
+    let mut from: Option<ValueId> = None;
     for limit in &split.bounds {
         let at = emit_bound_position(cx, limit, scores)?;
         match limit.bound.side {
@@ -61,9 +62,10 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
 /// Emits the column at which a bound lies in each row, as i64 `[.., l, 1]`.
 fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
     let bound = &limit.bound;
-    let mut at = match bound.row {
-        true => emit_row_index(cx, &bound.add, scores)?,
-        false => emit_dim(cx, &bound.add, scores.len())?,
+    let mut at = if bound.row {
+        emit_row_index(cx, &bound.add, scores)?
+    } else {
+        emit_dim(cx, &bound.add, scores.len())?
     };
     if bound.operand {
         let mut x = operands::emit_bound_operand(cx, limit, scores)?;
@@ -99,11 +101,13 @@ fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
 /// Emits the elements of `[.., 1, n]` at the positions `[.., l, 1]`.
 fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
     let at = emit_transpose(cx, at)?;
-    let (from, to) = (cx.shape(x).to_vec(), cx.shape(at).to_vec());
+    let from = cx.shape(x).to_vec();
+    let to = cx.shape(at).to_vec();
     let axis = to.len().checked_sub(1)?;
     let outer = infer::broadcast_shapes(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
     let wide = |last: &Dim| [&outer[..], std::slice::from_ref(last)].concat();
-    let (x, at) = (cx.expand(x, wide(&from[axis])), cx.expand(at, wide(&to[axis])));
+    let x = cx.expand(x, wide(&from[axis]));
+    let at = cx.expand(at, wide(&to[axis]));
     let ty = TensorType::new(DType::I64, cx.shape(at).to_vec());
     let found = cx.emit("counts", Op::GatherElements { axis }, &[x, at], ty);
     emit_transpose(cx, found)
@@ -126,21 +130,23 @@ pub fn emit_mean_for_hidden_rows(
     sees: ValueId,
     v: ValueId,
 ) -> Option<ValueId> {
-    let (ty, mut mean) = (cx.ty(y).clone(), cx.ty(v).clone());
+    let ty = cx.ty(y).clone();
+    let mut mean = cx.ty(v).clone();
     let axis = mean.shape.len().checked_sub(2)?;
     mean.shape[axis] = Dim::from(1);
     let shape = mean.shape.clone();
     let op = Op::Reduce { op: ReductionKind::Mean, axes: vec![axis], keep: true };
     let mut even = cx.emit("mean", op, &[v], mean);
     // Groups of heads share values.
-    if let (Some(own), Some(heads)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
-        let (groups, heads) = (shape[own].clone(), ty.shape[heads].clone());
+    if let (Some(group_axis), Some(head_axis)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
+        let groups = shape[group_axis].clone();
+        let heads = ty.shape[head_axis].clone();
         if groups != heads && groups.as_const() != Some(1) {
             let times = heads.exact_div(&groups)?;
-            let (before, behind) = shape.split_at(own + 1);
-            let narrow = [before, &[Dim::from(1)], behind].concat();
-            let wide = [before, &[times], behind].concat();
-            let whole = [&shape[..own], &[heads], behind].concat();
+            let (before, after) = shape.split_at(group_axis + 1);
+            let narrow = [before, &[Dim::from(1)], after].concat();
+            let wide = [before, &[times], after].concat();
+            let whole = [&shape[..group_axis], &[heads], after].concat();
             let each = cx.reshape(even, narrow);
             let each = cx.expand(each, wide);
             even = cx.reshape(each, whole);

@@ -209,13 +209,14 @@ impl<'g> ShardAnalysis<'g> {
         let extent = first.shard_extent(&self.terms).clone();
         // The axis as counted in the result.
         let axis = first.axis + rank - first_rank;
-        let (mut operands, mut by_reader) = (Vec::with_capacity(node.inputs.len()), false);
+        let mut operands = Vec::with_capacity(node.inputs.len());
+        let mut by_reader = false;
         for &v in &node.inputs {
             let aligned = |g: &&GatheredValue| g.axis + rank - value_rank(self.graph, v) == axis;
             let (shard, differs) = match self.as_gathered(v).filter(aligned).cloned() {
                 Some(g) => {
-                    let is_alike = (g.group, g.window) == (first.group, first.window);
-                    if !is_alike || *g.shard_extent(&self.terms) != extent {
+                    let is_same_part = (g.group, g.window) == (first.group, first.window);
+                    if !is_same_part || *g.shard_extent(&self.terms) != extent {
                         return None;
                     }
                     self.join_gathers(first.base, g.base);
