@@ -127,7 +127,14 @@ impl HeadSearch<'_> {
         let sums = self.readers(split)?;
         let over_copies = |&n: &NodeId| matches!(&self.graph.nodes[n].op, Op::Reduce { op: ReductionKind::Sum, axes, .. } if axes[..] == [heads + 1]);
         let summed = shape(split) == shape(wide) && !sums.is_empty() && sums.iter().all(over_copies);
-        let (single, sums) = (expected, sums.to_vec());
-        summed.then_some(RepeatedHeads { expand, flatten, single, narrow, gradient, split, sums })
+        summed.then(|| RepeatedHeads {
+            expand,
+            flatten,
+            single: expected,
+            narrow,
+            gradient,
+            split,
+            sums: sums.to_vec(),
+        })
     }
 }

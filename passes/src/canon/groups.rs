@@ -190,7 +190,7 @@ fn all_reduce_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
         (CollectiveReduceOp::Avg, _) | (CollectiveReduceOp::Sum | CollectiveReduceOp::Prod, true) => {
             return None;
         }
-        // Of zeros with both signs, the first one is taken.
+        // If zeros with both signs occur, the first one is taken.
         (CollectiveReduceOp::Max | CollectiveReduceOp::Min, true) => RankOrder::Given,
         (_, false) => RankOrder::Any,
     };

@@ -49,7 +49,7 @@ pub fn collective_changes(
     canonical: &Graph,
     recorded: Vec<ReplacedCollective>,
 ) -> Vec<CollectiveChange> {
-    let kept: BTreeMap<&str, &TensorType> =
+    let remaining: BTreeMap<&str, &TensorType> =
         collectives(canonical).map(|(name, node)| (name, result(canonical, node))).collect();
     let mut last: BTreeMap<String, ReplacedCollective> = BTreeMap::new();
     for record in recorded {
@@ -62,7 +62,7 @@ pub fn collective_changes(
     let mut out = Vec::new();
     for (name, node) in collectives(source) {
         let bytes = communicated_bytes(source, node);
-        let found = match kept.get(name) {
+        let found = match remaining.get(name) {
             Some(&ty) if ty == result(source, node) => continue,
             Some(&ty) => ReplacedCollective {
                 collective: name.into(),
@@ -81,7 +81,7 @@ pub fn collective_changes(
     // Leaves out collectives that a pass added and a later pass replaced.
     let of_source: BTreeSet<&str> = collectives(source).map(|(name, _)| name).collect();
     while let Some(name) = open.pop() {
-        if kept.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
+        if remaining.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
             continue;
         }
         let found = last.get(&name).cloned().unwrap_or_else(|| unused(&name));
@@ -115,6 +115,6 @@ fn result<'g>(graph: &'g Graph, node: &Node) -> &'g TensorType {
 
 fn communicated_bytes(graph: &Graph, node: &Node) -> Dim {
     let gathers = node.op.as_collective().is_some_and(|c| c.kind == symmc_ir::CollectiveKind::AllGather);
-    let of = if gathers { &node.outputs } else { &node.inputs };
-    of.first().map_or(Dim::from(0), |&v| graph.ty(v).bytes())
+    let values = if gathers { &node.outputs } else { &node.inputs };
+    values.first().map_or(Dim::from(0), |&v| graph.ty(v).bytes())
 }

@@ -68,18 +68,18 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
         Some(op) => Some(RepeatedReduction::new(op, node.ty.dtype, ranks)?),
         None => None,
     };
-    let mut own = x;
+    let mut local = x;
     if facts.operand_pieces {
         let mut ty = node.ty.clone();
         if facts.result_pieces {
             ty.shape[0] = ty.shape[0].exact_div(&Dim::from(i64::from(ranks)))?;
         }
-        own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
+        local = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
     }
     Some(match repeated {
-        Some(repeated) => repeated.emit_reduction(cx, own),
-        None if facts.result_pieces => copies(cx, own, ranks),
-        None => Rewrite::Value(own),
+        Some(repeated) => repeated.emit_reduction(cx, local),
+        None if facts.result_pieces => copies(cx, local, ranks),
+        None => Rewrite::Value(local),
     })
 }
 
@@ -258,8 +258,9 @@ impl GatherOfPieces {
                     cx.emit("reduced", Op::Collective(collective), &inputs, ty)
                 }
                 op => {
-                    let of = |v: &ValueId| if divided.contains(v) { whole.get(v).copied() } else { Some(*v) };
-                    let operands = inputs.iter().map(of).collect::<Option<Vec<ValueId>>>()?;
+                    let operand =
+                        |v: &ValueId| if divided.contains(v) { whole.get(v).copied() } else { Some(*v) };
+                    let operands = inputs.iter().map(operand).collect::<Option<Vec<ValueId>>>()?;
                     cx.emit("whole", op, &operands, ty)
                 }
             };
@@ -344,9 +345,9 @@ fn sharded_operands(
         return perm.get(axis).map(|&at| (0, at)).into_iter().collect();
     }
     let along = |v: &ValueId| {
-        let own = cx.shape(*v);
-        let at = (axis + own.len()).checked_sub(rank)?;
-        (own.get(at)?.as_const() != Some(1)).then_some(at)
+        let shape = cx.shape(*v);
+        let at = (axis + shape.len()).checked_sub(rank)?;
+        (shape.get(at)?.as_const() != Some(1)).then_some(at)
     };
     inputs.iter().enumerate().filter_map(|(i, v)| Some((i, along(v)?))).collect()
 }

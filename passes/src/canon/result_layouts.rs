@@ -92,10 +92,11 @@ fn lift_permutation(graph: &Graph, result: ValueId, read: ValueId, perm: &[usize
         return perm.to_vec();
     }
     let axes = |v: ValueId| non_unit_axes(&graph.ty(v).shape).map(|(axis, _)| axis).collect::<Vec<_>>();
-    let (own, seen) = (axes(result), axes(read));
-    let place = |axis: &usize| seen.iter().position(|s| s == axis).map(|place| own[place]);
-    let units = (0..graph.ty(result).rank()).filter(|axis| !own.contains(axis));
-    units.chain(perm.iter().filter_map(place)).collect()
+    let result_axes = axes(result);
+    let read_axes = axes(read);
+    let to_result_axis = |axis: &usize| read_axes.iter().position(|a| a == axis).map(|k| result_axes[k]);
+    let units = (0..graph.ty(result).rank()).filter(|axis| !result_axes.contains(axis));
+    units.chain(perm.iter().filter_map(to_result_axis)).collect()
 }
 
 /// The permutation that all these nodes apply to their operand, if it is the same one and keeps the last

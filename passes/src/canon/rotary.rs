@@ -226,13 +226,14 @@ fn match_sums(
     // The first member occurs in a product with a cosine and in one with a sine, and so does the second.
     let [own_a, other_b] = chains([first.own[0], first.other[0]]);
     let [own_b, other_a] = chains([second.own[0], second.other[0]]);
-    let of = |chain: &[RotaryPiece], root: &RotaryPiece| {
+    let sign_in = |chain: &[RotaryPiece], root: &RotaryPiece| {
         chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative)
     };
     let mut roots = pieces_at_distance(&own_a, &other_b, distance)
         .filter(|(a, _)| a.at.step == step && a.at.rows == wanted.rows);
-    let (a, negative_x) = roots
-        .find_map(|(a, b)| Some((a, [a.at.negative, b.at.negative, of(&own_b, b)?, of(&other_a, a)?])))?;
+    let (a, negative_x) = roots.find_map(|(a, b)| {
+        Some((a, [a.at.negative, b.at.negative, sign_in(&own_b, b)?, sign_in(&other_a, a)?]))
+    })?;
     let of_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
     let [cos_a, sin_a] = chains([first.own[1], first.other[1]]);
     let [cos_b, sin_b] = chains([second.own[1], second.other[1]]);

@@ -209,11 +209,11 @@ fn slice_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let wide = node.inputs[0];
     let x = match_expand(cx, wide)?;
     let added = cx.shape(wide).len() - cx.shape(x).len();
-    let own = axis.checked_sub(added).filter(|&a| cx.shape(x)[a].as_const() != Some(1));
-    let Some(own) = own else { return Some(Rewrite::Node(Op::Expand, vec![x])) };
+    let x_axis = axis.checked_sub(added).filter(|&a| cx.shape(x)[a].as_const() != Some(1));
+    let Some(x_axis) = x_axis else { return Some(Rewrite::Node(Op::Expand, vec![x])) };
     let mut ty = cx.ty(x).clone();
-    ty.shape[own] = node.ty.shape[*axis].clone();
-    let x = cx.emit("slice", Op::Slice { axis: own, start: start.clone(), step: *step }, &[x], ty);
+    ty.shape[x_axis] = node.ty.shape[*axis].clone();
+    let x = cx.emit("slice", Op::Slice { axis: x_axis, start: start.clone(), step: *step }, &[x], ty);
     Some(Rewrite::Node(Op::Expand, vec![x]))
 }
 
@@ -251,14 +251,14 @@ fn slice_of_pad(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 /// View rules that run last, because other passes match slices and concatenations.
 pub const LAST_RULES: &[RewriteRule] = &[RewriteRule {
     name: "concat_of_gathered_pieces",
-    equation: "concat(x[..m], x[m..2m], ..) along another axis, of the pieces that all ranks gave to an all_gather x = a reshape of a permuted \
+    equation: "concat(x[..m], x[m..2m], ..) along another axis, of the pieces of all ranks in an all_gather x = a reshape of a permuted \
                view of x",
     apply: concat_of_gathered_pieces,
 }];
 
 /// Concatenates the pieces of all ranks along an axis other than the first. The result is a view of the
 /// gathered value with its axes in another order. One kernel stores that view, or the all_gather stores it
-/// directly (`Form::Gather`).
+/// directly ([`symmc_ir::DispatchForm::Gather`]).
 fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
     let piece = cx.shape(*node.inputs.first()?).to_vec();
@@ -267,14 +267,18 @@ fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<
         return None;
     };
     let ranks = cx.graph().group_size(*group)?;
-    let own = |(k, &v): (usize, &ValueId)| match cx.def(v) {
+    let is_piece = |(k, &v): (usize, &ValueId)| match cx.def(v) {
         Some((Op::Slice { axis: 0, start, step: 1 }, &[of])) => {
             of == x && cx.shape(v) == piece && *start == piece[0].clone() * Dim::from(k as i64)
         }
         _ => false,
     };
     let all = cx.shape(x)[0] == piece[0].clone() * Dim::from(i64::from(ranks));
-    if axis == 0 || !all || node.inputs.len() != ranks as usize || !node.inputs.iter().enumerate().all(own) {
+    if axis == 0
+        || !all
+        || node.inputs.len() != ranks as usize
+        || !node.inputs.iter().enumerate().all(is_piece)
+    {
         return None;
     }
     let ranks = Dim::from(i64::from(ranks));

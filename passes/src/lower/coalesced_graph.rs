@@ -194,13 +194,13 @@ impl<'a> CoalescedBuilder<'a> {
 
     fn member(&self, id: NodeId, collective: &Collective, rows: MemberRows) -> Option<SetMember> {
         let node = &self.from.nodes[id];
-        let own = node.op.as_collective()?;
-        let same_cells = self.from.cells(own.group) == self.from.cells(collective.group);
+        let own_collective = node.op.as_collective()?;
+        let same_cells = self.from.cells(own_collective.group) == self.from.cells(collective.group);
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return None };
         let operand = self.map[operand]?;
         let columns = self.to.ty(operand).numel().exact_div(&Dim::from(rows.operand))?;
         let received = self.from.ty(result).numel().exact_div(&Dim::from(rows.result))?;
-        (own.kind == collective.kind && same_cells).then_some(SetMember {
+        (own_collective.kind == collective.kind && same_cells).then_some(SetMember {
             operand,
             result,
             columns,

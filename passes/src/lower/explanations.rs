@@ -36,18 +36,18 @@ impl DecisionExplainer<'_> {
 
     /// The rule of the variant of a collective that runs as the program has it.
     fn variant_rule(&self, decision: &RegionDecision) -> Option<String> {
-        let own = &self.imported.nodes[decision.node];
+        let imported = &self.imported.nodes[decision.node];
         if decision.root != decision.node {
             return None;
         }
-        let class = self.graph.find(own.class);
-        let (Lang::Collective(name, ..), Some(taken)) = (&own.node, self.taken.get(&class)) else {
+        let class = self.graph.find(imported.class);
+        let (Lang::Collective(name, ..), Some(taken)) = (&imported.node, self.taken.get(&class)) else {
             return None;
         };
-        let operands = own.node.children().iter().map(|&child| self.graph.find(child));
+        let operands = imported.node.children().iter().map(|&child| self.graph.find(child));
         let same = taken.children().iter().map(|&child| self.graph.find(child)).eq(operands);
         match taken {
-            Lang::Collective(of, Some(_), _) if of == name && same => {
+            Lang::Collective(taken_name, Some(_), _) if taken_name == name && same => {
                 let (collective, _) = language::as_collective(self.graph, taken)?;
                 Some(rules::variant_rule_name(&collective.kind, collective.variant?))
             }

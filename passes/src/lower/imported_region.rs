@@ -82,8 +82,8 @@ impl ImportedRegion {
 
     /// The node of the region with this class, or whose first result has it.
     pub fn node_of_class(&self, graph: &LangEGraph, class: Id) -> Option<usize> {
-        let of = |id: &Id| graph.find(*id) == class;
-        self.nodes.iter().position(|n| of(&n.class) || n.results.first().is_some_and(of))
+        let is_class = |id: &Id| graph.find(*id) == class;
+        self.nodes.iter().position(|n| is_class(&n.class) || n.results.first().is_some_and(is_class))
     }
 
     /// The classes of the results with a matching use, in program order.

@@ -61,7 +61,7 @@ pub fn attribute_count(name: CollectiveName) -> usize {
 }
 
 pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
-    let own = match kind {
+    let specific = match kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(LangAttribute::Reduce(*op)),
         CollectiveKind::AllGather => None,
         CollectiveKind::AllToAll(AllToAllSplits::Even) => Some(LangAttribute::Even),
@@ -69,7 +69,7 @@ pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
         CollectiveKind::Broadcast { root } => Some(LangAttribute::Root(*root)),
         CollectiveKind::Permute { pairs } => Some(LangAttribute::Pairs(pairs.clone())),
     };
-    own.into_iter().chain([LangAttribute::Group(group)]).collect()
+    specific.into_iter().chain([LangAttribute::Group(group)]).collect()
 }
 
 pub fn build_collective(

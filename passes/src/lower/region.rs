@@ -234,9 +234,12 @@ fn as_all_reduce(node: &Node) -> Option<CollectiveReduceOp> {
 fn used_outside(graph: &Graph, piece_of: &[Option<usize>], outputs: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
     let mut out = outputs.clone();
     for (n, node) in graph.nodes.iter() {
-        let of = |v: ValueId| graph.defining_node(v).and_then(|d| piece_of[d.index()]);
-        let elsewhere = |v: &ValueId| of(*v).is_some_and(|piece| piece_of[n.index()] != Some(piece));
-        out.extend(node.inputs.iter().copied().filter(elsewhere));
+        for &v in &node.inputs {
+            let defining_piece = graph.defining_node(v).and_then(|d| piece_of[d.index()]);
+            if defining_piece.is_some_and(|piece| piece_of[n.index()] != Some(piece)) {
+                out.insert(v);
+            }
+        }
     }
     out
 }

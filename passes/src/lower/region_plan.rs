@@ -106,14 +106,14 @@ impl RegionPlanner<'_> {
     fn place_sum(&self, class: Id, terms: &[Id], plan: &mut RegionPlan) -> Option<StepSource> {
         let mut total: Option<(StepSource, TensorType)> = None;
         for &term in terms {
-            let own = self.plan_class(self.graph.find(term), plan)?;
+            let source = self.plan_class(self.graph.find(term), plan)?;
             let ty = language::class_value(self.graph, term)?.ty()?;
             total = Some(match total {
-                None => (own, ty.clone()),
-                Some((sum, of)) => {
+                None => (source, ty.clone()),
+                Some((sum, sum_ty)) => {
                     let op = Op::Binary(BinaryOp::Add);
-                    let ty = infer::infer_types(&op, &[&of, ty], None).ok()??.into_iter().next()?;
-                    (plan.add_step(op, vec![sum, own], &ty), ty)
+                    let ty = infer::infer_types(&op, &[&sum_ty, ty], None).ok()??.into_iter().next()?;
+                    (plan.add_step(op, vec![sum, source], &ty), ty)
                 }
             });
         }

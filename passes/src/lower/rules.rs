@@ -72,12 +72,12 @@ pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: CollectiveVarian
 
 fn variant_rule(kind: &CollectiveKind, variant: CollectiveVariant) -> VariantRule {
     let name = kind.name();
-    let own = if language::attribute_count(kind.collective_name()) > 1 { "?own " } else { "" };
+    let attributes = if language::attribute_count(kind.collective_name()) > 1 { "?own " } else { "" };
     let operands = if kind.has_device_splits() { "?x ?sizes" } else { "?x" };
     VariantRule {
         name: variant_rule_name(kind, variant),
-        from: format!("({name} {own}?g {operands})"),
-        to: format!("({name}.{variant} {own}?g {operands})"),
+        from: format!("({name} {attributes}?g {operands})"),
+        to: format!("({name}.{variant} {attributes}?g {operands})"),
     }
 }
 

@@ -47,7 +47,7 @@ struct CacheCounts {
 
 impl fmt::Debug for SolutionCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Solutions").field("scopes", &lock_cache(&self.scopes).len()).finish()
+        f.debug_struct("SolutionCache").field("scopes", &lock_cache(&self.scopes).len()).finish()
     }
 }
 

@@ -162,7 +162,8 @@ fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
 impl<'r> Rewriter<'r> {
     fn new(graph: &Graph, rules: &'r [&'r [RewriteRule]]) -> Self {
         let mut out = graph.without_nodes();
-        let (mut known, mut replication) = (EntityMap::new(), EntityMap::new());
+        let mut known = EntityMap::new();
+        let mut replication = EntityMap::new();
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
             let ty = value.ty.clone();
@@ -368,8 +369,13 @@ impl<'r> Rewriter<'r> {
                 Some((CandidateNode { op: op.clone(), inputs: inputs.to_vec(), ty: ty.clone() }, 0))
             }
             Op::AttentionGradient { scale, bounds } => {
-                let (scale, bounds) = (*scale, bounds.clone());
-                let op = Op::Attention { scale, cap: None, bounds, sink: false, log_sum_exp: true };
+                let op = Op::Attention {
+                    scale: *scale,
+                    cap: None,
+                    bounds: bounds.clone(),
+                    sink: false,
+                    log_sum_exp: true,
+                };
                 let (&[_, result, _], forward) = inputs.split_first_chunk::<3>()?;
                 Some((CandidateNode { op, inputs: forward.to_vec(), ty: type_of(result) }, 3))
             }
@@ -412,9 +418,8 @@ impl<'r> Rewriter<'r> {
     fn record_replaced_collectives(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
         let by = find_collective(&self.graph, new).map(|v| self.graph.value_name(v).to_string());
         let own = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
-        let of_rule = |rule: &RewriteRule| (rule.name, rule.equation.to_string());
         let (rule, what) = match self.first_rule {
-            Some(rule) => of_rule(rule),
+            Some(rule) => (rule.name, rule.equation.to_string()),
             None if communicates => {
                 ("equal_nodes", "equal collectives of equal operands run once".to_string())
             }
@@ -426,8 +431,12 @@ impl<'r> Rewriter<'r> {
             read.map(|v| self.graph.value_name(v).to_string()).filter(|name| by.as_ref() != Some(name));
         let read: Vec<String> = read.filter(|_| self.first_rule.is_some()).collect();
         for collective in own.into_iter().chain(read) {
-            let (what, by) = (what.clone(), by.iter().cloned().collect());
-            self.replaced.push(ReplacedCollective { collective, rule, what, by });
+            self.replaced.push(ReplacedCollective {
+                collective,
+                rule,
+                what: what.clone(),
+                by: by.iter().cloned().collect(),
+            });
         }
     }
 

@@ -100,7 +100,7 @@ fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
     if let Some(other) = bounds.iter_mut().find(same)
         && let Some(more) = (limit.bound.add.clone() - other.bound.add.clone()).as_const()
     {
-        // Of two bounds that differ by a constant, the tighter one implies the other.
+        // If two bounds differ by a constant, the tighter one implies the other.
         if (more < 0) == (limit.bound.side == BoundSide::Below) {
             *other = limit;
         }

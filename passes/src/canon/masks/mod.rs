@@ -155,9 +155,9 @@ fn cast(cx: &Rewriter, x: ValueId, ty: &TensorType) -> Option<MaskFact> {
             let ends = [true, false].map(|b| scalar::convert_scalar(Scalar::Bool(b), to));
             Some(MaskFact::Select(mask_condition(cx, x), [ends[0]?, ends[1]?]))
         }
-        (MaskFact::Select(c, of), to) => {
-            let of = [scalar::convert_scalar(of[0], to)?, scalar::convert_scalar(of[1], to)?];
-            Some(choice_fact(c.clone(), of, to))
+        (MaskFact::Select(c, [x, y]), to) => {
+            let numbers = [scalar::convert_scalar(*x, to)?, scalar::convert_scalar(*y, to)?];
+            Some(choice_fact(c.clone(), numbers, to))
         }
         (MaskFact::Number(IndexExpr::Linear(n)), to) if !n.terms.is_empty() => {
             // Unknown elements fit any wider type.
@@ -178,10 +178,10 @@ fn unary(cx: &Rewriter, op: UnaryOp, x: ValueId, ty: &TensorType) -> Option<Mask
     match (op, ty.dtype) {
         (UnaryOp::Not, DType::Bool) => Some(MaskFact::Condition(mask_condition(cx, x).negate())),
         (UnaryOp::Neg, d) if d.is_float() => match &*mask_fact(cx, x) {
-            MaskFact::Select(c, of) => {
+            MaskFact::Select(c, numbers) => {
                 let zero = Scalar::Float(symmc_ir::FloatAttribute(0.0));
-                let of = of.map(|s| scalar::fold_binary(BinaryOp::Sub, zero, s, d));
-                Some(MaskFact::Select(c.clone(), [of[0]?, of[1]?]))
+                let negated = numbers.map(|s| scalar::fold_binary(BinaryOp::Sub, zero, s, d));
+                Some(MaskFact::Select(c.clone(), [negated[0]?, negated[1]?]))
             }
             _ => None,
         },
@@ -208,12 +208,12 @@ impl FactOperand {
         match self {
             FactOperand::Value(v) => {
                 let view = AxisView::broadcast(cx.shape(v), shape)?;
-                let of = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
+                let fact = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
                     (MaskFact::Unknown, DType::Bool) => MaskFact::Condition(mask_condition(cx, v)),
                     (MaskFact::Unknown, d) if !d.is_float() => MaskFact::Number(index_expr(cx, v)),
                     (known, _) => known.clone(),
                 };
-                fact_through_view(&of, &view)
+                fact_through_view(&fact, &view)
             }
             FactOperand::Scalar(Scalar::Bool(b)) => Some(MaskFact::Condition(MaskCondition::constant(b))),
             FactOperand::Scalar(s) => Some(MaskFact::Select(MaskCondition::constant(true), [s, s])),
@@ -389,11 +389,11 @@ fn indexed_fact(
 ) -> Option<MaskFact> {
     let ty = cx.ty(value);
     let rank = ty.rank();
-    let of = cx.shape(x).len();
-    let inner = (rank + indices.len()).checked_sub(of)?;
+    let operand_rank = cx.shape(x).len();
+    let inner = (rank + indices.len()).checked_sub(operand_rank)?;
     let shape = ty.shape.get(axis..axis + inner)?;
-    let mut places = Vec::with_capacity(of);
-    for a in 0..of {
+    let mut places = Vec::with_capacity(operand_rank);
+    for a in 0..operand_rank {
         let along = |to: usize| {
             let mut linear = LinearExpr::constant(0, rank);
             if ty.shape[to].as_const() != Some(1) {

@@ -24,8 +24,8 @@ pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim
             Some(cx.emit("limit", op, &[number], ty))
         }
         BoundOperand::Chunk { of, less, by } => {
-            let of = emit_linear(cx, of, scores)?;
-            let mut at = emit_binary_scalar(cx, BinaryOp::FloorDiv, of, *by);
+            let position = emit_linear(cx, of, scores)?;
+            let mut at = emit_binary_scalar(cx, BinaryOp::FloorDiv, position, *by);
             at = emit_binary_scalar(cx, BinaryOp::Mul, at, *by);
             if limit.bound.side == BoundSide::Below {
                 at = emit_binary_scalar(cx, BinaryOp::Add, at, *by);
@@ -150,17 +150,17 @@ fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis
         BoundSide::From => (0, ReductionKind::Min),
         BoundSide::Below => (1, ReductionKind::Max),
     };
-    let of = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
+    let i64_type = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
     let fill = if side == BoundSide::From { i64::MAX } else { 0 };
-    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], of(rooms.clone()));
-    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], of(vec![shape[axis].clone()]));
+    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], i64_type(rooms.clone()));
+    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], i64_type(vec![shape[axis].clone()]));
     let mut along = vec![Dim::from(1); shape.len()];
     along[axis] = shape[axis].clone();
     let at = cx.reshape(at, along);
     let at = cx.expand(at, shape.clone());
     let scatter = Op::ScatterElements { axis, combine: Some(combine) };
-    let ends = cx.emit("segment", scatter, &[none, sums, at], of(rooms));
-    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], of(shape)))
+    let ends = cx.emit("segment", scatter, &[none, sums, at], i64_type(rooms));
+    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], i64_type(shape)))
 }
 
 pub fn emit_binary_scalar(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
@@ -180,15 +180,15 @@ pub fn emit_dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
 
 /// Emits `count` consecutive integers from `start` on.
 fn emit_range(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
-    let of = |n: Dim| TensorType::new(DType::I64, vec![n]);
+    let i64_row = |n: Dim| TensorType::new(DType::I64, vec![n]);
     if let Some(start) = start.as_const() {
-        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], of(count)));
+        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], i64_row(count)));
     }
     if start.bounds(cx.symbols()).0 < 0 {
         return None;
     }
-    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], of(start.clone() + count.clone()));
-    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], of(count)))
+    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_row(start.clone() + count.clone()));
+    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_row(count)))
 }
 
 /// Emits the index of each row plus `start`, as i64 `[.., l, 1]`.

@@ -173,7 +173,7 @@ fn rebuild_graph(
     let mut names = UniqueNames::default();
     to.values.values_mut().for_each(|value| value.name = names.unique(&value.name));
     let by_gather = group_by_gather(graph, analysis, live);
-    let of = |&base: &NodeId| {
+    let record = |&base: &NodeId| {
         let terms = by_gather.get(&analysis.leader(base)).map_or(&[][..], Vec::as_slice);
         ReplacedCollective {
             collective: graph.node_name(base).to_string(),
@@ -182,7 +182,7 @@ fn rebuild_graph(
             by: emitted.collective_names(&analysis.terms, terms, &to),
         }
     };
-    let mut replaced: Vec<ReplacedCollective> = bases.iter().map(of).collect();
+    let mut replaced: Vec<ReplacedCollective> = bases.iter().map(record).collect();
     replaced.sort_by(|a, b| a.collective.cmp(&b.collective));
     Some((compact(&to), replaced))
 }

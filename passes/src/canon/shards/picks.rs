@@ -119,8 +119,8 @@ fn gather_offsets(
     extent: i64,
 ) -> Option<TermId> {
     let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
-    let own = terms.with_leading(place, 1);
-    terms.all_gather(x.group, own)
+    let local = terms.with_leading(place, 1);
+    terms.all_gather(x.group, local)
 }
 
 /// The elements that each rank has at this rank's positions, indexed by rank. Positions are gathered and
