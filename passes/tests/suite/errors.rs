@@ -1,4 +1,4 @@
-//! What the passes refuse, and how they say it.
+//! The graphs and configs that passes reject, and the error messages.
 
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, text};
