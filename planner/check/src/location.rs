@@ -11,7 +11,7 @@ use symmc_ir::{
     Dim, EntityMap, Graph, GroupId, InputKind, OutputKind, SymbolId, SymbolTable, TensorType, ValueDef,
     ValueId,
 };
-use symmc_plan::{ArenaKind, Bucket, FixedRole, MemoryRef, Plan, ResolvedPlacement};
+use symmc_plan::{ArenaKind, Bucket, MemoryRef, Plan, ResolvedPlacement};
 
 use super::error::CheckError;
 use super::findings::Findings;
@@ -279,8 +279,8 @@ impl LocationResolver<'_> {
             return None;
         }
         let written = matches!(graph.values[value].def, ValueDef::Node(..));
-        let landing = matches!(memory, MemoryRef::Fixed(f) if matches!(self.plan.fixed[f].role, FixedRole::Landing { .. }));
-        if written && (landing || matches!(memory, MemoryRef::Input(_))) {
+        // Landing zones and memory of inputs: the runtime gives the latter to callers and moves it to where theirs is.
+        if written && matches!(memory, MemoryRef::Fixed(_) | MemoryRef::Input(_)) {
             errors.push(CheckError::PlaceReadOnly { bucket, value: name.to_string(), found: memory });
             return None;
         }

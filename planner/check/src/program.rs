@@ -253,6 +253,13 @@ fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: 
     let count = |n: usize| n.to_string();
     differ("the number of inputs".into(), count(source.inputs.len()), count(planned.inputs.len()));
     differ("the number of outputs".into(), count(source.outputs.len()), count(planned.outputs.len()));
+    let names = |graph: &Graph| {
+        let mut names: Vec<String> = graph.symbols.values().map(|s| s.name.clone()).collect();
+        names.sort_unstable();
+        names.join(", ")
+    };
+    // Each run binds the symbols of the source. A program without one of them would compute the same at all its values.
+    differ("the symbols".into(), names(source), names(planned));
     let narrowed = narrowed(source, planned);
     for (i, (s, p)) in source.inputs.values().zip(planned.inputs.values()).enumerate() {
         differ(format!("the kind of input {i}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
