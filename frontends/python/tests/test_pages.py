@@ -1,7 +1,7 @@
-"""The blocks of docs/getting-started.md run in order, as they are printed.
+"""The blocks of docs/getting-started.md and docs/concepts.md run in order, as they are printed.
 
-A block of Python is a file, named in its first line. A block of sh runs in the folder of these files. A block of text holds lines of the
-output of the block of sh before it, in order: other lines may stand between them, and a line ``…`` is not compared.
+A block of Python is a file, named in its first line. A block of sh runs in the folder of these files. The first block of text after it
+has lines of its output, in order: other lines may stand between them, and a line ``…`` is not compared. Other blocks of text are pictures.
 """
 
 import importlib.util
@@ -13,8 +13,7 @@ import sys
 import tempfile
 import unittest
 
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "getting-started.md"
-NEEDED = ["torch", "onnx"]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def read_blocks(page: str) -> list[tuple[str, str]]:
@@ -47,24 +46,33 @@ class Pages(unittest.TestCase):
         self.assertEqual(ran.returncode, 0, ran.stdout)
         return ran.stdout
 
-    def test_getting_started(self):
-        missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-        if missing:
-            self.skipTest(f"not installed: {', '.join(missing)}")
-        output = ""
-        with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
-            for language, text in read_blocks(PAGE.read_text()):
+    def run_page(self, name: str) -> None:
+        """Runs the blocks of a page, in a folder that has the programs of the repository."""
+        output = None
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary)
+            for link in ["examples", "tests"]:
+                (folder / link).symlink_to(ROOT / link)
+            for language, text in read_blocks((ROOT / "docs" / name).read_text()):
                 with self.subTest(text):
                     if language == "python":
                         file, _ = re.fullmatch(r"# (\w+\.py)\n(.*)", text, re.DOTALL).groups()
                         (folder / file).write_text(text)
                     elif language == "sh":
                         output = self.run_script(text, folder)
-                    else:
-                        self.assertEqual(language, "text")
+                    elif language == "text" and output is not None:
                         line = first_missing_line(text, output)
                         self.assertIsNone(line, f"not in the output:\n{output}")
+                        output = None
+
+    def test_getting_started(self):
+        missing = [name for name in ["torch", "onnx"] if importlib.util.find_spec(name) is None]
+        if missing:
+            self.skipTest(f"not installed: {', '.join(missing)}")
+        self.run_page("getting-started.md")
+
+    def test_concepts(self):
+        self.run_page("concepts.md")
 
 
 if __name__ == "__main__":
