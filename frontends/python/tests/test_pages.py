@@ -21,7 +21,7 @@ def read_blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
-def first_missing_line(expected: str, output: str) -> "str | None":
+def first_missing_line(expected: str, output: str) -> str | None:
     """The first line that the output does not have after those before it."""
     rest = iter(output.splitlines())
     for line in expected.splitlines():
