@@ -56,7 +56,7 @@ pub(super) enum LastRun {
     Unknown,
     /// The next run uses this recording again.
     Same(Arc<Recording>),
-    /// The caller bound other memory for these ports since. Only they are resolved again.
+    /// The caller has since bound other memory for these ports. Only these ports are resolved again.
     Rebound(Arc<Recording>, Vec<Port>),
 }
 
