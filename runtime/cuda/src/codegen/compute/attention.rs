@@ -1,13 +1,14 @@
 //! Scaled dot-product attention: the geometry of its kernels.
 //!
-//! Query heads that share a head of keys form its rows, so that few queries still fill a block, and each
-//! key is read once for all of them. Where there are fewer blocks than the machine holds, the keys are
-//! split (split-KV, as in flash-decoding), and a second kernel combines the parts in a fixed order.
+//! The query heads that share a head of keys form its rows. A few queries can thus fill a block, and each key
+//! is read once for all of them. If there are fewer blocks than the machine can hold, the keys are split
+//! (split-KV, as in flash-decoding), and a second kernel combines the parts in a fixed order.
 //!
-//! bf16 and f16 go to tensor cores, which round the weights to the type of the values: many rows through shared
-//! memory ([`Algorithm::TensorCores`]), few straight from memory ([`Algorithm::Decode`]). All else is computed in f32
-//! or f64 by the lanes of warps. All take any bounds; keys that no row of a block sees are passed over. What cuDNN may
-//! do instead is [`fused`].
+//! bf16 and f16 use tensor cores, which round the weights to the type of the values. Many rows go through
+//! shared memory ([`AttentionAlgorithm::TensorCores`]), few rows are computed directly from memory
+//! ([`AttentionAlgorithm::Decode`]). All other cases are computed in f32 or f64 by the lanes of warps. All
+//! kernels support any bounds, and skip keys that no row of a block sees. The alternative by cuDNN is in
+//! [`library_attention`](super::library_attention).
 
 use std::fmt::Write as _;
 
@@ -31,16 +32,16 @@ use crate::error::{CudaError, Result};
 const WARPS: usize = 4;
 /// Keys of a tile.
 const KEYS: usize = 32;
-/// Parts of the keys of one block.
+/// The largest number of splits of the keys of one block.
 const MOST_SPLITS: usize = 64;
-/// Dynamic shared memory that a block may have.
+/// The largest dynamic shared memory of a block.
 pub(super) const MOST_SHARED: usize = 160 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AttentionSizes {
-    /// Heads of keys over the batch.
+    /// The number of key heads over the batch.
     pub heads: usize,
-    /// Query heads for each of them.
+    /// The number of query heads per key head.
     pub group: usize,
     pub queries: usize,
     pub keys: usize,
@@ -50,15 +51,15 @@ pub(super) struct AttentionSizes {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AttentionAlgorithm {
-    /// A lane scores a key; a warp works on this many rows.
+    /// A lane scores a key; a warp computes this many rows.
     CudaCores(usize),
-    /// Tensor cores on so many times 64 rows, and on 64 keys.
+    /// Tensor cores on this many times 64 rows, and on 64 keys.
     TensorCores(usize),
     /// Tensor cores on 16 rows, with a warp for every 16 keys.
     Decode,
 }
 
-/// From how many rows on they count as many.
+/// The number of rows from which tensor cores with shared memory are used.
 const MANY_ROWS: usize = 32;
 
 impl AttentionAlgorithm {
@@ -70,7 +71,7 @@ impl AttentionAlgorithm {
         }
     }
 
-    /// Keys of a tile: what a block takes at once.
+    /// The number of keys of a tile, which a block processes at once.
     fn keys(self) -> usize {
         match self {
             AttentionAlgorithm::CudaCores(_) => KEYS,
@@ -78,7 +79,7 @@ impl AttentionAlgorithm {
         }
     }
 
-    /// Bytes of shared memory of a block.
+    /// The shared memory of a block in bytes.
     fn shared(self, x: &AttentionSizes, dtype: DType) -> usize {
         match self {
             AttentionAlgorithm::CudaCores(_) => {
@@ -142,13 +143,13 @@ pub(super) fn extents(
     Ok(AttentionSizes { heads, group, queries: q[r - 2], keys: k[r - 2], e: q[r - 1], f: v[r - 1] })
 }
 
-/// The kernel for rows of an attention whose keys and values lie so.
+/// The kernel for the rows of an attention with this layout of keys and values.
 fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> AttentionAlgorithm {
     let rows = x.group * x.queries;
     let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
     let half = matches!(dtype, DType::BF16 | DType::F16) && whole;
-    // Positions are numbers of 32 bits there.
+    // These kernels use 32-bit positions.
     let small = rows.max(x.keys) < 1 << 30;
     if half && rows >= MANY_ROWS && short(x.e) && short(x.f) && small {
         return tensor_core_kernel(rows);
@@ -159,12 +160,13 @@ fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> At
     cuda_core_kernel(rows)
 }
 
-/// Each warp reads all keys and values, so twice the rows halve what shared memory gives.
+/// Each warp reads all keys and values, so twice the rows halve the shared memory traffic per row.
 fn tensor_core_kernel(rows: usize) -> AttentionAlgorithm {
     AttentionAlgorithm::TensorCores(if rows > 64 { 2 } else { 1 })
 }
 
-/// Whether the registers of a warp hold what [`Algorithm::Decode`] reads at once, in whole accesses.
+/// Whether the registers of a warp can hold the data that [`AttentionAlgorithm::Decode`] reads at once, in
+/// whole accesses.
 fn fits_decode(x: &AttentionSizes) -> bool {
     matches!(x.e, 32 | 64 | 96 | 128) && matches!(x.f, 64 | 128)
 }
@@ -184,7 +186,7 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
     let splits = match algorithm {
         AttentionAlgorithm::Decode => decode_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
         _ => {
-            // Two blocks of a multiprocessor work at once; a part is worth a block from a few tiles on.
+            // Two blocks per multiprocessor run concurrently. A split pays off from a few tiles on.
             let wanted = 2 * multiprocessors / blocks.max(1);
             wanted.min(tiles.div_ceil(4)).clamp(1, MOST_SPLITS)
         }
@@ -193,8 +195,8 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
     KeySplit { algorithm, splits: x.keys.div_ceil(chunk).max(1), chunk }
 }
 
-/// The fewest splits with which every multiprocessor has about as many blocks as the others and two at least, which
-/// ask for as much of memory as it gives; else as many as there may be.
+/// The smallest number of splits that gives every multiprocessor about equally many blocks, and at least two.
+/// These saturate the memory bandwidth. If there is no such number, the largest allowed one.
 fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     let even = |splits: &usize| {
         let (all, waves) = (blocks * splits, (blocks * splits).div_ceil(multiprocessors));
@@ -207,7 +209,7 @@ pub(super) fn accumulator_bytes(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
-/// What scores are, and which of them count.
+/// How scores are computed, and which of them count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScoreOptions<'a> {
     pub scale: FloatAttribute,
@@ -224,7 +226,7 @@ pub(super) fn workspace(
 ) -> usize {
     let Some(o) = AttentionOperands::from_operands(scores.bounds, scores.sink, operands) else { return 0 };
     let Ok(x) = extents(&o, result) else { return 0 };
-    // Which algorithm it is depends on addresses, which are not known yet.
+    // The algorithm depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
     let algorithms = [cuda_core_kernel(rows), tensor_core_kernel(rows), AttentionAlgorithm::Decode];
     let bytes =
@@ -268,13 +270,14 @@ struct AttentionLowering<'a> {
     x: AttentionSizes,
     dtype: DType,
     mask: Option<&'a LocatedTensor>,
-    /// Where q, k, v, the mask and the result lie.
+    /// The locations of q, k, v, the mask and the result.
     places: [HeadRows; 5],
-    /// The operands of the bounds, the sink, and where the log-sum-exp goes.
+    /// The operands of the bounds, the sink, and the destination of the log-sum-exp.
     operands: Vec<BoundPosition>,
-    /// The members of the layout that depend on neither algorithm nor split.
+    /// The members of the layout that depend on neither the algorithm nor the split.
     layout: String,
-    /// Whether keys and values lie still while the program runs, and no data say which are seen.
+    /// Whether keys and values do not change while the program runs, and the visible keys do not depend on
+    /// data.
     steady: bool,
 }
 
@@ -295,7 +298,7 @@ pub(super) fn lower(
     let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(few)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
-        // Sums of rows whose values have no elements are computed by no kernel.
+        // No kernel computes sums of rows whose values have no elements.
         return match sums {
             Some(sums) if !sums.shape.contains(&0) => {
                 Err(mismatch_error("attention with log_sum_exp", "values that have elements", x.f))
@@ -321,7 +324,7 @@ pub(super) fn lower(
     l.preludes();
     l.source.prelude(text::ATTENTION);
     let algorithm = match algorithm(&x, a.dtype, &a.places[1], &a.places[2]) {
-        // It keeps no sums.
+        // This algorithm keeps no sums.
         AttentionAlgorithm::Decode if sums.is_some() => cuda_core_kernel(x.group * x.queries),
         algorithm => algorithm,
     };
@@ -338,15 +341,15 @@ pub(super) fn lower(
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecomputeRows {
     All,
-    /// Those in which something is not finite: of every so manyth row, all elements are looked at.
+    /// The rows with a result that is not finite. All elements are checked in one of every this many rows.
     Damaged(usize),
 }
 
-/// Neighbouring rows that an instruction of the library multiplies at once, at least.
+/// The smallest number of neighbouring rows that an instruction of the library multiplies at once.
 const LIBRARY_TILE_ROWS: usize = 16;
 
 impl AttentionLowering<'_> {
-    /// The attention in both forms, if the library takes it.
+    /// Both forms of the attention, if the library supports it.
     fn candidates(
         &self,
         scores: &ScoreOptions<'_>,
@@ -390,8 +393,8 @@ impl AttentionLowering<'_> {
         }))
     }
 
-    /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of
-    /// keys side by side.
+    /// The kernel that recomputes rows into which hidden values leaked. The library may place query heads
+    /// that share a key head side by side.
     fn amend(&self, l: &mut KernelLowering<'_>) -> Result<KernelLaunch> {
         let x = &self.x;
         let rows = x.group * x.queries;
@@ -410,7 +413,7 @@ impl AttentionLowering<'_> {
         kernels.into_iter().next().ok_or_else(missing)
     }
 
-    /// The kernel that puts the parts of the splits of each row together.
+    /// The kernel that combines the splits of each row.
     fn combine(
         &self,
         layout: &str,
@@ -479,7 +482,7 @@ impl AttentionLowering<'_> {
         Ok(out)
     }
 
-    /// Adds the kernel's text; gives its name.
+    /// Adds the kernel's text; returns its name.
     fn entry(
         &self,
         algorithm: AttentionAlgorithm,
@@ -493,7 +496,7 @@ impl AttentionLowering<'_> {
             Some(DType::Bool) => 1,
             Some(_) => 2,
         };
-        // Only the few begin to read before what is in front has ended.
+        // Only this algorithm starts reading before the previous kernel has ended.
         let enter = if algorithm == AttentionAlgorithm::Decode { "" } else { "symmc_enter();\n    " };
         let call = match algorithm {
             AttentionAlgorithm::CudaCores(rows) => {
@@ -518,7 +521,7 @@ impl AttentionLowering<'_> {
     }
 }
 
-/// Parameters for so many addresses besides the others, and the elements of an array of them.
+/// The declarations of this many further address parameters, and the elements of an array of them.
 pub(super) fn extra_pointers(n: usize) -> (String, String) {
     let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
@@ -526,7 +529,7 @@ pub(super) fn extra_pointers(n: usize) -> (String, String) {
     (parameters, given)
 }
 
-/// An operand that broadcasts to rows of all query heads with so many columns.
+/// An operand that broadcasts to rows of all query heads with this many columns.
 fn broadcast_rows(
     v: &LocatedTensor,
     scores: &[usize],
@@ -564,7 +567,7 @@ pub(super) fn operand_rows(
     Ok([place(o.q, x.group), place(o.k, 1), place(o.v, 1), mask, place(result, x.group)])
 }
 
-/// Where the operands of the bounds lie.
+/// The locations of the operands of the bounds.
 pub(super) fn bound_operands(
     x: &AttentionSizes,
     o: &AttentionOperands<'_, LocatedTensor>,
@@ -582,7 +585,7 @@ pub(super) fn bound_operands(
     o.positions.iter().map(one).collect()
 }
 
-/// Where the sinks of the rows lie.
+/// The location of the sinks of the rows.
 fn sink(
     x: &AttentionSizes,
     v: &LocatedTensor,
@@ -596,7 +599,7 @@ fn sink(
     Ok(BoundPosition { at, dtype: v.dtype })
 }
 
-/// Where the log-sum-exp of each row goes.
+/// The destination of the log-sum-exp of each row.
 pub(super) fn log_sum_exp_operand(
     x: &AttentionSizes,
     v: &LocatedTensor,
@@ -615,7 +618,7 @@ pub(super) fn log_sum_exp_operand(
     Ok(BoundPosition { at: HeadRows::new(l.address_of(v), &shape, &strides, x.group), dtype: v.dtype })
 }
 
-/// The members of the layout struct that all kernels of an attention have.
+/// The members of the layout struct that all kernels of an attention share.
 pub(super) fn layout(
     x: &AttentionSizes,
     scores: &ScoreOptions<'_>,

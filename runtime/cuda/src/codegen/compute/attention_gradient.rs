@@ -1,9 +1,10 @@
 //! The gradients of attention: the geometry of their kernels.
 //!
-//! Two kernels, neither of which stores scores or adds to memory that another block adds to, so that each run gives the same bits.
-//! The first takes rows: it sums the gradient times the result of each, for the second, and computes the gradient of the
-//! queries over all keys. The second takes keys: it computes the gradients of keys and values over all rows of the query
-//! heads that share them. What cuDNN may do instead is [`fused`].
+//! There are two kernels. Neither stores scores, or adds to memory that another block adds to, so each run
+//! gives the same bits. The first kernel works by rows: it sums the gradient times the result of each row for
+//! the second kernel, and computes the gradient of the queries over all keys. The second kernel works by
+//! keys: it computes the gradients of keys and values over all rows of the query heads that share them. The
+//! alternative by cuDNN is in [`library_attention`](super::library_attention).
 
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::{DType, FloatAttribute, Op, Scalar};
@@ -25,10 +26,10 @@ use crate::cudnn::{self, VisibleBand};
 use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::{CudaError, Result};
 
-/// Rows and keys of a tile.
+/// The number of rows and of keys of a tile.
 const TILE: usize = 32;
 
-/// The operands before those of the attention.
+/// The operands before the operands of the attention.
 struct ForwardResult<'a> {
     gradient: &'a LocatedTensor,
     result: &'a LocatedTensor,
@@ -60,7 +61,7 @@ pub(super) fn workspace(
     means + cudnn::attention::gradient_workspace(x.heads * x.group, o.k.shape[rank - 3], sizes)
 }
 
-/// The bytes of a number for each row.
+/// The size in bytes of one number per row.
 fn row_means_bytes(x: &AttentionSizes, size: usize) -> usize {
     (x.heads * x.group * x.queries * size).next_multiple_of(256)
 }
@@ -85,7 +86,7 @@ pub(super) fn lower(
         }
     }
     if [x.heads * x.group * x.queries, x.keys, x.f].contains(&0) {
-        // Nothing is summed.
+        // There are no terms to sum.
         return zeros(results, l);
     }
     if x.e == 0 {
@@ -108,7 +109,7 @@ fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
     Ok(out)
 }
 
-/// The gradients in both forms, if the library takes them: without a mask, and where each row sees a key.
+/// Both forms of the gradients, if the library supports them: no mask, and each row sees a key.
 fn candidates(
     scores: &ScoreOptions<'_>,
     x: &AttentionSizes,
@@ -178,7 +179,7 @@ impl GradientOperands {
         })
     }
 
-    /// The members of the layout that say where they lie.
+    /// The members of the layout that give the locations.
     fn layout(&self) -> String {
         let named = [
             ("g", &self.gradient),
@@ -257,7 +258,7 @@ fn gradient_kernels(
     Ok(kernels.map(kernel).to_vec())
 }
 
-/// The numbers that a block has in shared memory.
+/// The number of elements that a block holds in shared memory.
 fn shared_elements(x: &AttentionSizes) -> usize {
     let rows = TILE * (x.e + x.f);
     let keys = TILE * (x.e + 1 + x.f + 1);

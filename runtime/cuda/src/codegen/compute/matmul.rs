@@ -1,8 +1,8 @@
-//! Matrix products: which way each takes.
+//! Matrix products: the choice of kernel or library for each.
 //!
-//! Floats whose matrices have a unit stride go to cuBLASLt ([`Gemm`]), as one product where the leading
-//! axes join into one stride; few rows (skinny GEMM, GEMV) go to a kernel that reads the right matrix once. Integers
-//! and other layouts go to a generated kernel that reads any strides.
+//! Floats whose matrices have a unit stride use cuBLASLt ([`Gemm`]), as one product if the leading axes join
+//! into one stride. Few rows (skinny GEMM, GEMV) use a kernel that reads the right matrix once. Integers and
+//! other layouts use a generated kernel that supports any strides.
 
 use smallvec::SmallVec;
 use symmc_ir::DType;
@@ -17,15 +17,15 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::Result;
 
-/// The most products of the library that one step becomes.
+/// The largest number of library products for one step.
 const MOST_PRODUCTS: usize = 64;
-/// Rows and columns of the tile that a block of the generated kernel computes.
+/// The rows and columns of the tile that a block of the generated kernel computes.
 const TILE: usize = 64;
 
 #[derive(Clone)]
 struct ProductOperand {
     at: DevicePtr,
-    /// Rows and columns.
+    /// The rows and the columns.
     matrix: [IterationAxis; 2],
     batch: Strides,
 }
@@ -66,7 +66,7 @@ pub(super) fn lower(
     Ok(vec![tiled(&p, l)])
 }
 
-/// The product as one of the library, if it is one, with rows of the result as its rows.
+/// The product as a single library product, if possible, with the same rows as the result.
 pub(super) fn single_library_product(
     x: &LocatedTensor,
     y: &LocatedTensor,
@@ -120,7 +120,7 @@ fn product(
     Ok(out)
 }
 
-/// A batch of products with one right matrix is one product where rows of the batch lie at one stride.
+/// A batch of products with one right matrix is one product if the rows of the batch have one stride.
 fn fold(p: &mut BatchedProduct) {
     while let Some(&n) = p.batch.last() {
         let last = p.batch.len() - 1;
@@ -142,7 +142,7 @@ fn fold(p: &mut BatchedProduct) {
     }
 }
 
-/// The order of a matrix that the library can read.
+/// The order of a matrix, if the library can read it.
 fn order(matrix: &[IterationAxis; 2]) -> Option<(MatrixOrder, usize)> {
     let [rows, columns] = *matrix;
     let step = |fast: IterationAxis, slow: IterationAxis| {
@@ -156,11 +156,12 @@ fn order(matrix: &[IterationAxis; 2]) -> Option<(MatrixOrder, usize)> {
     step(rows, columns).map(|step| (MatrixOrder::Columns, step))
 }
 
-/// The product as products of the library; none if it cannot read a layout or would be called too often.
+/// The product as library products; `None` if the library cannot read a layout, or there would be too many
+/// calls.
 fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let (mut a, mut b, mut c) = (p.a.clone(), p.b.clone(), p.c.clone());
     if order(&c.matrix)?.0 == MatrixOrder::Columns {
-        // The transpose of the result is the product of the transposes in turn.
+        // The transpose of the result is the product of the transposes in reverse order.
         std::mem::swap(&mut a, &mut b);
         [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
     }
@@ -229,7 +230,7 @@ fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::PRODUCT);
     let entry = l.source.function("product", out);
-    // The batch is in x, where a grid has the most blocks.
+    // The batch is in x, the grid axis with the largest limit.
     let blocks = tiles * m.n.div_ceil(TILE) * batch;
     let params = vec![p.a.at.into(), p.b.at.into(), p.c.at.into()];
     GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params))

@@ -1,4 +1,4 @@
-//! Sorting along an axis: sort and top-k, with positions.
+//! Sorts along an axis: sort and top-k, with positions.
 
 use std::fmt::Write as _;
 
@@ -11,15 +11,15 @@ use super::text::{self, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 
-/// The longest row that is sorted in shared memory; elements of a tile of longer ones.
+/// The longest row that is sorted in shared memory. Longer rows are sorted in tiles of this many elements.
 const TILE: usize = 4096;
 
-/// Bytes of the key of an element.
+/// The size of the sort key of an element in bytes.
 fn key(dtype: DType) -> usize {
     if dtype.size() == 8 { 8 } else { 4 }
 }
 
-/// Bytes of one copy of keys, at a multiple of 256, and of one of keys and positions.
+/// The bytes of one copy of the keys, at a multiple of 256, and of one copy of keys and positions.
 fn buffer_bytes(axis: usize, x: &LocatedTensor) -> (usize, usize) {
     let n: usize = x.shape.iter().product();
     if x.shape.get(axis).is_none_or(|&n| n <= TILE) {
@@ -33,8 +33,8 @@ pub(super) fn workspace(axis: usize, x: &LocatedTensor) -> usize {
     2 * buffer_bytes(axis, x).1
 }
 
-/// The first elements along `axis` in ascending or descending order, as many as the results have, and
-/// their positions.
+/// Selects the first elements along `axis` in ascending or descending order, as many as the results have,
+/// with their positions.
 pub(super) fn lower(
     axis: usize,
     descending: bool,
@@ -102,7 +102,7 @@ struct SortJob {
 }
 
 impl SortJob {
-    /// A function that calls `call` with as many of the parameters `a`, `b`, … as there are addresses.
+    /// A function that calls `call` with one of the parameters `a`, `b`, … for each address.
     fn launch(
         &self,
         what: &str,
@@ -121,7 +121,7 @@ impl SortJob {
         GpuCommand::Kernel(KernelLaunch::flat(l.source.function(what, text), blocks, threads, params))
     }
 
-    /// Rows longer than a tile.
+    /// Sorts rows that are longer than a tile.
     fn sort_long_rows(
         &self,
         (keys, copy): (usize, usize),
