@@ -29,7 +29,7 @@ pub enum ProgressReporting {
 /// session destroys neither.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BorrowedHandles {
-    /// The stream where runs begin and end.
+    /// The stream on which runs begin and end.
     pub stream: Option<BorrowedStream>,
     /// A communicator for plain collectives.
     pub communicator: Option<BorrowedCommunicator>,

@@ -57,8 +57,7 @@ fn image(x: &Placed) -> Vec<u8> {
     out
 }
 
-/// Reads the tensor with this layout from `memory`, if nothing else was written there. 77 The name of the
-/// case.
+/// Reads the tensor with this layout from `memory`, if nothing else was written there.
 fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
     let size = x.tensor.dtype().size();
     let mut data = Vec::with_capacity(x.tensor.data().len());
@@ -76,9 +75,8 @@ fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
 /// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its name.
+    /// The name of the case.
     pub case: String,
-    /// What is wrong.
     pub what: String,
 }
 
