@@ -24,7 +24,8 @@ fn run(words: &[String]) -> Result<usize, CudaError> {
     let started = Instant::now();
     let (failures, by_library) = check::run(&device, &cases)?;
     failures.iter().for_each(|f| println!("{f}"));
-    let (n, failed) = (cases.len(), failures.len());
+    let n = cases.len();
+    let failed = failures.len();
     let seconds = started.elapsed().as_secs_f64();
     println!(
         "{}: {n} cases, {failed} failed, {by_library} attentions by cuDNN, {seconds:.1} s",

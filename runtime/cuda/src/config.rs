@@ -72,15 +72,17 @@ impl CudaConfig {
             None if self.gpus.is_empty() => rank,
             None => {
                 let given = self.gpus.len();
-                return Err(CudaError::Unsupported(format!("{ranks} ranks, but GPUs for {given} are named")));
+                let text = format!("{given} GPUs are named for {ranks} ranks: expected one GPU per rank");
+                return Err(CudaError::Unsupported(text));
             }
         };
         if gpu < found {
             return Ok(gpu);
         }
-        Err(CudaError::Unsupported(match self.gpus.is_empty() {
-            true => format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}"),
-            false => format!("rank {rank} is to run on GPU {gpu}; this process sees {found}, from 0"),
+        Err(CudaError::Unsupported(if self.gpus.is_empty() {
+            format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}")
+        } else {
+            format!("rank {rank} is assigned to GPU {gpu}; this process sees {found} GPUs, numbered from 0")
         }))
     }
 }

@@ -75,7 +75,8 @@ impl RankBench<'_> {
                 Err(text) => (None, Some(text)),
             };
             let CollectiveCase { kind, bytes, variant, exit, blocks } = case;
-            let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
+            let collective = kind.name().to_string();
+            let variant = variant.name().to_string();
             collectives.push(MeasuredCollective { collective, variant, exit, bytes, blocks, us, failed });
         }
         let norms = self.measure_norms(&config.norms, config.replays, alive)?;

@@ -180,7 +180,7 @@ impl RankBench<'_> {
         let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
         let residual = small_integers(self.dtype, elements, RESIDUAL_SEED)?;
         let weights: Vec<f64> = (0..hidden).map(weight).collect();
-        let none = || CudaError::Unsupported(format!("no numbers of dtype {}", self.dtype));
+        let none = || CudaError::Unsupported(format!("dtype {} holds no numbers", self.dtype));
         let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights).ok_or_else(none)?;
         let poison = vec![0x7f; elements * self.dtype.size()];
         let stream = &self.resources.streams.compute;

@@ -107,7 +107,9 @@ impl<'a> RankBench<'a> {
             links: device.links()?,
         };
         let addresses = AddressMap::without_ports(memory.address() + local as Address, arena.address());
-        let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
+        let nccl = Communicators::default();
+        let _arena = arena;
+        let _memory = memory;
         let resources = resources::ResourceParts {
             programs: vec![],
             streams,
@@ -139,7 +141,8 @@ impl<'a> RankBench<'a> {
     ) -> Result<Result<(), String>> {
         let kind = CollectiveKind::AllGather;
         let steps = self.case_steps(&CollectiveCase { kind, bytes: 0, variant, exit: None, blocks: None });
-        let (device, exchange) = (self.resources.device.clone(), self.exchange);
+        let device = self.resources.device.clone();
+        let exchange = self.exchange;
         let arena = (self.resources.arena.address(), self.resources.arena.len());
         let making = CommunicatorContext { exchange, device: &device, arena, limit, lent: None };
         prepared_on_all_ranks(self.resources.nccl.create_missing(&steps, &making), exchange)
@@ -225,7 +228,8 @@ impl<'a> RankBench<'a> {
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>)> {
-        let (kind, bytes) = (&case.kind, case.bytes);
+        let kind = &case.kind;
+        let bytes = case.bytes;
         let base = if case.variant == CollectiveVariant::Plain {
             self.addresses.ordinary
         } else {
@@ -297,7 +301,7 @@ impl<'a> RankBench<'a> {
     }
 
     pub fn record(&self) -> Result<ExecutableGraph> {
-        let missing = || CudaError::Unsupported("nothing was prepared".into());
+        let missing = || CudaError::Unsupported("no program was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;
         program.record(PortBases::NONE, &self.resources.streams, &self.resources.nccl, 1)
     }
@@ -331,7 +335,7 @@ impl<'a> RankBench<'a> {
         match collective::read_missed_peer(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",
-                format!("rank {} did not come to call {}", m.peer, m.step),
+                format!("rank {} did not arrive at call {}", m.peer, m.step),
             ))),
             None => Ok(()),
         }
@@ -402,5 +406,5 @@ pub(super) fn small_integers(dtype: DType, elements: usize, rank: u32) -> Result
     let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
     let numbers: Vec<f64> = (0..elements).map(number).collect();
     Tensor::from_f64(dtype, vec![elements], &numbers)
-        .ok_or_else(|| CudaError::Unsupported(format!("no numbers of dtype {dtype}")))
+        .ok_or_else(|| CudaError::Unsupported(format!("dtype {dtype} holds no numbers")))
 }

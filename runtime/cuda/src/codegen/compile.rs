@@ -45,7 +45,10 @@ impl KernelSource {
     /// # Panics
     /// The text of a kernel contains no such call.
     pub fn function(&mut self, what: &str, text: String) -> String {
-        assert!(!text.contains("__global__") || text.contains("symmc_enter("), "{what} does not enter");
+        assert!(
+            !text.contains("__global__") || text.contains("symmc_enter("),
+            "{what} does not call symmc_enter"
+        );
         if let Some(name) = self.known.get(&text) {
             return name.clone();
         }

@@ -148,7 +148,8 @@ fn unsupported_collective(call: &ResolvedCollective, gpus: &[u32]) -> Option<Cud
     let gpu = |rank: &u32| gpus.get(*rank as usize);
     let shares = |k: usize| call.cell[..k].iter().find(|r| gpu(r).is_some() && gpu(r) == gpu(&call.cell[k]));
     let (k, other) = (1..call.cell.len()).find_map(|k| Some((k, shares(k)?)))?;
-    let (rank, gpu) = (call.cell[k], gpu(other)?);
+    let rank = call.cell[k];
+    let gpu = gpu(other)?;
     Some(CudaError::Unsupported(format!(
         "the variant {} is NCCL's, which takes one rank for each GPU; ranks {other} and {rank} share GPU {gpu}",
         call.variant

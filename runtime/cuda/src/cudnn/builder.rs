@@ -44,7 +44,7 @@ pub(super) fn data_type(dtype: DType) -> Result<i32> {
         DType::BF16 => Ok(BF16),
         DType::F16 => Ok(F16),
         DType::F32 => Ok(F32),
-        other => Err(CudaError::Unsupported(format!("cuDNN's attention has no {other}"))),
+        other => Err(CudaError::Unsupported(format!("cuDNN's attention does not support {other}"))),
     }
 }
 
@@ -300,7 +300,8 @@ impl CudnnGraphBuilder {
     }
 
     pub(super) fn band(&mut self, mut scores: GraphTensor, x: &CudnnAttention) -> Result<GraphTensor> {
-        let far = || CudaError::Unsupported(format!("cuDNN's attention has no band as far as {:?}", x.band));
+        let far =
+            || CudaError::Unsupported(format!("cuDNN's attention does not support the band {:?}", x.band));
         if let Some(below) = x.band.below {
             let (mut row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
             // Column `row + below - 1` is the last visible one.

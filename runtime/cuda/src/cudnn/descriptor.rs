@@ -170,7 +170,8 @@ impl CudnnDescriptor {
     ) -> Result<Vec<CudnnDescriptor>> {
         let mut count = 0i64;
         let call = format!("reading {attribute:?} of {:?}", self.kind);
-        let (get, attribute) = (self.cudnn.functions.get, attribute as i32);
+        let get = self.cudnn.functions.get;
+        let attribute = attribute as i32;
         // SAFETY: the descriptor is alive; without room the library only writes the number of values.
         let got = unsafe { get(self.at, attribute, DESCRIPTOR, 0, &mut count, ptr::null_mut()) };
         self.cudnn.check(&call, got)?;

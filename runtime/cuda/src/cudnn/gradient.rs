@@ -33,8 +33,9 @@ impl CudnnGraphBuilder {
         self.product([q, turned_k, scores])?;
         let scale = self.float(x.scale)?;
         scores = self.pointwise_float(PointwiseMode::Mul, &[scores, scale])?;
-        let sums =
-            x.sums.ok_or_else(|| CudaError::Unsupported("gradients of attention without sums".into()))?;
+        let sums = x.sums.ok_or_else(|| {
+            CudaError::Unsupported("gradients of attention need the log-sum-exp, found none".into())
+        })?;
         let sums = self.sums(x, sums)?;
         scores = self.pointwise_float(PointwiseMode::Sub, &[scores, sums])?;
         scores = self.band(scores, x)?;

@@ -75,7 +75,7 @@ impl AttentionPlanner {
         if device.capability() >= FAULTY {
             let [major, minor] = device.capability();
             return Err(CudaError::Unsupported(format!(
-                "cuDNN's attention is not taken on compute capability {major}.{minor}; expected less than 10.0"
+                "cuDNN's attention is not used on compute capability {major}.{minor}; expected less than 10.0"
             )));
         }
         let cudnn = CudnnLibrary::load()?;
@@ -113,15 +113,18 @@ impl AttentionPlanner {
 
     /// The first plan that the library can make.
     fn plan(&self, x: &CudnnAttention) -> Result<AttentionPlan> {
-        let (cudnn, handle) = (self.context.cudnn, self.context.handle());
+        let cudnn = self.context.cudnn;
+        let handle = self.context.handle();
         if cudnn.version == 91_400 && x.band.from.is_some() && x.band.below != Some(1) {
             let text = "windows that are not causal are wrong in cuDNN 9.14.0";
             return Err(CudaError::Unsupported(text.into()));
         }
         // For these, the library's own frontend hides columns after the last key with an additional mask.
         if x.gradient.is_some() && cudnn.version <= 91_500 && !x.keys.is_multiple_of(128) {
-            let text =
-                format!("gradients of {} keys, which are no multiple of 128, in cuDNN before 9.15.1", x.keys);
+            let text = format!(
+                "gradients of {} keys, not a multiple of 128, are wrong in cuDNN before 9.15.1",
+                x.keys
+            );
             return Err(CudaError::Unsupported(text));
         }
         let mut parts =
@@ -151,7 +154,8 @@ impl AttentionPlanner {
                 Ok(plan) => {
                     let workspace = usize::try_from(plan.get_int(DescriptorAttribute::PlanWorkspace)?)
                         .unwrap_or(usize::MAX);
-                    let (context, data) = (self.context.clone(), parts.data.clone());
+                    let context = self.context.clone();
+                    let data = parts.data.clone();
                     let _parts = (vec![config, heuristics, graph], parts);
                     return Ok(AttentionPlan { context, plan, workspace, data, _parts });
                 }
@@ -176,7 +180,8 @@ struct VariantPack {
 impl PlannedPart {
     /// The pack of a run with ports at these bases.
     fn pack(&self, workspace: Address, bases: PortBases<'_>) -> Result<VariantPack> {
-        let (plan, x) = (&self.plan, &self.attention);
+        let plan = &self.plan;
+        let x = &self.attention;
         let constants: Box<[[u8; 4]]> = plan
             .data
             .iter()
@@ -218,7 +223,8 @@ impl PlannedPart {
     unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<()> {
         let VariantPack { pack, _constants } = self.pack(workspace, bases)?;
         let context = &self.plan.context;
-        let (cudnn, handle) = (context.cudnn, context.handle.lock().unwrap_or_else(PoisonError::into_inner));
+        let cudnn = context.cudnn;
+        let handle = context.handle.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the handle and the stream are alive.
         let set = unsafe { (cudnn.functions.set_stream)(handle.0, stream.handle().cast()) };
         cudnn.check("taking a stream", set)?;

@@ -114,7 +114,7 @@ impl CudnnLibrary {
 
     fn open(path: &Path) -> Result<CudnnLibrary, String> {
         if path.is_absolute() && !path.exists() {
-            return Err("is not there".into());
+            return Err("does not exist".into());
         }
         trust::check_library(path, "libcudnn.so")
             .map_err(|e| format!("is not loaded: {e}; {}", e.remedy()))?;
@@ -170,8 +170,8 @@ fn missing(tried: &str) -> String {
 /// Describes the expected library to users.
 pub(crate) fn expected() -> String {
     format!(
-        "libcudnn.so.9 of {} or newer, as `pip install nvidia-cudnn-cu13` leaves it, or {PATH_VARIABLE} to name it or its \
-         folder",
+        "libcudnn.so.9 of version {} or newer, for example from `pip install nvidia-cudnn-cu13`, or {PATH_VARIABLE} set \
+         to its file or folder",
         version_text(OLDEST)
     )
 }
@@ -216,7 +216,7 @@ mod tests {
         let Err(tried) = CudnnLibrary::find(&search) else { panic!("it is no library") };
         let tried = tried.join("; ");
         assert!(tried.contains("libcudnn.so.9 does not load ("), "{tried}");
-        assert!(tried.contains("libcudnn.so is not there"), "{tried}");
+        assert!(tried.contains("libcudnn.so does not exist"), "{tried}");
         assert!(missing(&tried).contains(PATH_VARIABLE));
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(version_text(91_900), "9.19.0");

@@ -72,7 +72,8 @@ impl SymmetricArena {
             ArenaSource::Vmm => Self::mapped(device, exchange, len)?,
             ArenaSource::Nccl => {
                 let memory = WindowMemory::new(device, exchange, len, limit)?;
-                let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
+                let addresses = memory.addresses().to_vec();
+                let len = memory.bytes();
                 SymmetricArena {
                     memory: Arc::new(ArenaMemory::Window { _memory: memory }),
                     addresses,
@@ -173,7 +174,7 @@ impl PhysicalMemory {
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         // SAFETY: all arguments live through the call.
         let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &wanted, option) };
-        check_call(|| "asking for the granularity of shared memory".into(), asked)?;
+        check_call(|| "querying the granularity of shared memory".into(), asked)?;
         let len = len.max(1).next_multiple_of(unit.max(1));
         let mut handle = 0;
         // SAFETY: as above.
@@ -224,7 +225,8 @@ struct Mapping {
 impl Mapping {
     fn new(device: &Arc<Device>, memory: &PhysicalMemory, rank: usize) -> Result<Mapping> {
         let what = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
-        let (len, mut at) = (memory.len, 0);
+        let len = memory.len;
+        let mut at = 0;
         // SAFETY: reserves addresses only.
         check_call(what, unsafe { sys::cuMemAddressReserve(&mut at, len, 0, 0, 0) })?;
         // SAFETY: the range was just reserved and is as long as the memory.
@@ -240,7 +242,7 @@ impl Mapping {
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         // SAFETY: the range is mapped.
         let allowed = unsafe { sys::cuMemSetAccess(at, len, &access, 1) };
-        let reach = || format!("reaching the memory of rank {rank} from GPU {}", device.ordinal());
+        let reach = || format!("enabling access to the memory of rank {rank} from GPU {}", device.ordinal());
         check_call(reach, allowed)?;
         Ok(mapping)
     }

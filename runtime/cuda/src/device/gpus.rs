@@ -62,7 +62,7 @@ pub fn machine() -> Result<GpuInventory> {
 
 fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
     use sys::CUdevice_attribute as A;
-    let what = || format!("asking for GPU {ordinal}");
+    let what = || format!("querying GPU {ordinal}");
     let handle = check_driver_result(what, result::device::get(ordinal as i32))?;
     // SAFETY: the device exists.
     let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
@@ -99,7 +99,7 @@ fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<GpuPeerAcces
     if ordinal == other {
         return Ok(GpuPeerAccess::Atomic);
     }
-    let what = || format!("asking for the link from GPU {ordinal} to GPU {other}");
+    let what = || format!("querying the link from GPU {ordinal} to GPU {other}");
     let peer = check_driver_result(what, result::device::get(other as i32))?;
     let (mut reached, mut atomics) = (0, 0);
     // SAFETY: both devices exist; the call writes one integer.

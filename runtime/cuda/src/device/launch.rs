@@ -45,7 +45,8 @@ impl KernelLaunch {
         threads: usize,
         params: Vec<KernelParam>,
     ) -> KernelLaunch {
-        let (grid, block) = ([blocks as u32, 1, 1], [threads as u32, 1, 1]);
+        let grid = [blocks as u32, 1, 1];
+        let block = [threads as u32, 1, 1];
         KernelLaunch { entry, grid, block, cluster: 1, shared: 0, params }
     }
 
@@ -313,8 +314,10 @@ impl TensorMap {
 
     pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
-        let (sizes, steps) = ([self.columns, self.rows], [self.step]);
-        let (box_sizes, every) = ([COLUMNS, self.box_rows as u32], [1, 1]);
+        let sizes = [self.columns, self.rows];
+        let steps = [self.step];
+        let box_sizes = [COLUMNS, self.box_rows as u32];
+        let every = [1, 1];
         let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
         // SAFETY: two sizes, one step and two sizes of a box are read, and the map is written; the memory is not touched.
         let encoded = unsafe {

@@ -139,7 +139,7 @@ pub fn nccl() -> Result<FoundNccl, UnusableLibrary> {
 }
 
 /// The end of a message about a missing file.
-const ABSENT: &str = " is not there";
+const ABSENT: &str = " does not exist";
 /// Up to this many missing files are named; more are only counted.
 const NAMED: usize = 2;
 
@@ -151,7 +151,7 @@ fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String 
     let (absent, refused): (Vec<String>, Vec<String>) = tried.partition(absent);
     match (refused.as_slice(), absent.as_slice()) {
         ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
-        ([], many) => format!("{name} is at none of the {} places where it is looked for", many.len()),
+        ([], many) => format!("{name} was not found in any of the {} searched places", many.len()),
         (all, _) => format!("no usable {name}: {}", all.join("; ")),
     }
 }
@@ -213,13 +213,13 @@ mod tests {
     fn what_is_there_and_refused_is_named() {
         let of = |tried: &[&str]| describe_attempts("libx.so", tried.iter().map(ToString::to_string));
         let absent = [
-            "/a/libx.so is not there",
+            "/a/libx.so does not exist",
             "libx.so: libx.so: cannot open shared object file: No such file or directory",
-            "/c/libx.so is not there",
+            "/c/libx.so does not exist",
         ];
         let old = "/b/libx.so: found version 2.18.3, expected 2.27.0 or newer";
         assert_eq!(of(&[absent[0], old, absent[1]]), format!("no usable libx.so: {old}"));
-        assert_eq!(of(&absent), "libx.so is at none of the 3 places where it is looked for");
-        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so is not there");
+        assert_eq!(of(&absent), "libx.so was not found in any of the 3 searched places");
+        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so does not exist");
     }
 }

@@ -113,7 +113,7 @@ impl DevicePtr {
 
 impl From<Address> for DevicePtr {
     fn from(address: Address) -> DevicePtr {
-        debug_assert!(address & PORT_TAG == 0, "{address:#x} is no address of a device");
+        debug_assert!(address & PORT_TAG == 0, "{address:#x} is not a device address");
         DevicePtr(address & !PORT_TAG)
     }
 }

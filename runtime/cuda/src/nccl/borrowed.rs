@@ -42,13 +42,13 @@ impl BorrowedCommunicator {
             nccl.check_code("ncclCommUserRank", (f.comm_user_rank)(self.comm, &mut number))?;
         }
         let there = usize::try_from(number).ok().and_then(|n| self.ranks.get(n));
-        match usize::try_from(count) == Ok(self.ranks.len()) && there == Some(&rank) {
-            true => Ok(self.comm),
-            false => Err(CudaError::Unsupported(format!(
-                "the lent communicator has {count} ranks, of which this is number {number}: expected rank {rank} \
-                 of {:?}",
-                self.ranks
-            ))),
+        if usize::try_from(count) == Ok(self.ranks.len()) && there == Some(&rank) {
+            return Ok(self.comm);
         }
+        Err(CudaError::Unsupported(format!(
+            "the caller's communicator has {count} ranks, and this process is its rank {number}: expected rank \
+             {rank} of the plan in {:?}",
+            self.ranks
+        )))
     }
 }

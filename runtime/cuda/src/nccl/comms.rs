@@ -143,7 +143,7 @@ impl Communicators {
             ((ALL_RANKS, CollectiveVariant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
         self.create_or_abort(nccl, key, &cell, making)?;
         let window = self.made.get(&key).and_then(|made| made.window);
-        window.ok_or_else(|| CudaError::Unsupported("a communicator without a window".into()))
+        window.ok_or_else(|| CudaError::Unsupported("the communicator has no window".into()))
     }
 
     /// Creates a communicator, or removes the incomplete one after a failure.
@@ -170,7 +170,8 @@ impl Communicators {
         cell: &[u32],
         making: &CommunicatorContext<'_>,
     ) -> Result<()> {
-        let (exchange, variant) = (making.exchange, key.1);
+        let exchange = making.exchange;
+        let variant = key.1;
         // A rank that cannot create one reports this, so that no rank waits for it.
         let mine = able(nccl, variant).and_then(|()| Ok(nccl.unique_id()?));
         let bytes = mine.as_ref().map_or([0; UniqueId::BYTES], |id| id.to_bytes());
@@ -187,7 +188,8 @@ impl Communicators {
         let (Some(id), Some(number)) = (id, number) else {
             return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
         };
-        let (ranks, id) = (cell.len() as u32, UniqueId::from_bytes(id));
+        let ranks = cell.len() as u32;
+        let id = UniqueId::from_bytes(id);
         let comm = nccl.comm_init_rank(ranks, id, number as u32, &config(variant))?;
         self.made.insert(key, CommunicatorEntry { comm, window: None, lent: false });
         let alive = || exchange.expect_running();
@@ -208,12 +210,12 @@ impl Communicators {
     pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
         let made = self.made.get(&(group, variant));
         let missing =
-            || CudaError::Unsupported(format!("a group without a communicator for the variant {variant}"));
+            || CudaError::Unsupported(format!("the group has no communicator for the variant {variant}"));
         made.map(|m| m.comm).ok_or_else(missing)
     }
 
     pub(super) fn library(&self) -> Result<&'static Nccl> {
-        self.library.ok_or_else(|| CudaError::Unsupported("a call of NCCL without a communicator".into()))
+        self.library.ok_or_else(|| CudaError::Unsupported("NCCL is called without a communicator".into()))
     }
 
     /// Waits until the library has enqueued a call, which returned `code`.
@@ -339,14 +341,14 @@ fn register(
     unsafe { patience.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
     // SAFETY: the library no longer uses it.
     let window = unsafe { *Box::from_raw(place) };
-    match usable(nccl.version(), window) {
-        true => Ok(window),
-        false => Err(CudaError::Unsupported(format!(
-            "NCCL {} makes no symmetric window of the arena here: expected peer access between all GPUs of the \
-             group, and NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE unset or 1",
-            nccl.version()
-        ))),
+    if usable(nccl.version(), window) {
+        return Ok(window);
     }
+    Err(CudaError::Unsupported(format!(
+        "NCCL {} created no symmetric window of the arena: expected peer access between all GPUs of the group, \
+         and NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE unset or 1",
+        nccl.version()
+    )))
 }
 
 /// Whether a window is usable. If symmetric memory is not supported, registration still succeeds, with a null
@@ -376,7 +378,10 @@ fn warm(
     const PIECE: usize = 16;
     let (at, bytes) = making.arena;
     if bytes < ranks * PIECE {
-        return Err(CudaError::Unsupported(format!("a symmetric arena of {bytes} bytes for {ranks} ranks")));
+        return Err(CudaError::Unsupported(format!(
+            "the symmetric arena has {bytes} bytes: expected at least {} for {ranks} ranks",
+            ranks * PIECE
+        )));
     }
     let stream = Stream::new(making.device)?;
     let receive = at as usize as *mut c_void;

@@ -52,7 +52,8 @@ impl WindowMemory {
         let own = WindowAddress(library.mem_alloc(len)?);
         let at = own.0 as usize as Address;
         // From here on, dropping this value after a failure frees the memory.
-        let (addresses, communicators) = (vec![at], Communicators::default());
+        let addresses = vec![at];
+        let communicators = Communicators::default();
         let mut memory = WindowMemory { library, own, addresses, len, communicators };
         let making = CommunicatorContext { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
@@ -87,7 +88,7 @@ impl WindowMemory {
             check_driver_result(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
             if found != number(rank) {
                 let version = self.library.version();
-                let text = format!("NCCL {version}: the window does not show the memory of rank {rank}");
+                let text = format!("NCCL {version}: the window does not map the memory of rank {rank}");
                 return Err(CudaError::Unsupported(text));
             }
         }
@@ -120,7 +121,7 @@ fn mapped_address(library: &Nccl, window: Window, rank: u32) -> Result<Address> 
             check_driver_result(|| "reading NCCL's window".into(), read)?;
             Ok(parse_window_address(&bytes, rank))
         }
-        Err(missing) => Err(CudaError::Unsupported(format!("an arena of NCCL: {missing}"))),
+        Err(missing) => Err(CudaError::Unsupported(format!("an arena allocated by NCCL: {missing}"))),
     }
 }
 

@@ -64,7 +64,7 @@ fn a_lent_communicator_has_the_ranks_that_were_said() {
     let other = lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
         other.to_string(),
-        "the lent communicator has 4 ranks, of which this is number 2: expected rank 5 of [4, 5, 6, 7]"
+        "the caller's communicator has 4 ranks, and this process is its rank 2: expected rank 5 of the plan in [4, 5, 6, 7]"
     );
     assert!(lent(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
     assert!(lent(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");

@@ -29,7 +29,7 @@ impl CallDeadline<'_> {
             (self.alive)()?;
             if start.elapsed() > self.limit {
                 let ms = self.limit.as_millis();
-                let detail = format!("not done within {ms} ms: a rank of the group did not come");
+                let detail = format!("not done within {ms} ms: a rank of the group did not arrive");
                 return Err(CudaError::Library { call: what.into(), detail });
             }
             std::thread::sleep(pause);
@@ -86,7 +86,7 @@ mod tests {
         let error = patience.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
         assert_eq!(
             error.to_string(),
-            "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not come"
+            "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not arrive"
         );
     }
 }

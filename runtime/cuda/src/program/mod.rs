@@ -74,7 +74,7 @@ pub struct ProgramChoices {
 
 impl std::fmt::Debug for ProgramChoices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settled").finish_non_exhaustive()
+        f.debug_struct("ProgramChoices").finish_non_exhaustive()
     }
 }
 

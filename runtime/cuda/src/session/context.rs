@@ -72,7 +72,8 @@ impl ExecutionContext {
             links: device.links()?,
             ..peers_with_limit(limit, chaos)
         };
-        let (span, lent) = ((arena.address(), arena.len()), gpu.borrowed.communicator.as_ref());
+        let span = (arena.address(), arena.len());
+        let lent = gpu.borrowed.communicator.as_ref();
         let making = CommunicatorContext { exchange, device, arena: span, limit, lent };
         let nccl = Communicators::new(sizes.steps(), &making)?;
         let machine = KernelTarget {
@@ -109,7 +110,8 @@ impl ExecutionContext {
         exchange: Option<&dyn RankExchange>,
         (gpu, limit): (&GpuConfig, Duration),
     ) -> Result<()> {
-        let (found, has) = (collective::control_of(steps), self.peers.control);
+        let found = collective::control_of(steps);
+        let has = self.peers.control;
         if found.groups > has.groups || found.max_exchange_ranks > has.max_exchange_ranks {
             return Err(CudaError::Run(RunError::Defect(format!(
                 "flags of the session: expected at most {has:?}, found {found:?}"

@@ -95,7 +95,8 @@ impl CudaSession {
         config: &HostConfig,
     ) -> Result<CudaSession, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
-        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
+        let _span = enter_rank_span(group.rank());
+        let started = Instant::now();
         let opened = check_supported(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
             let device = Device::open(ordinal)?;

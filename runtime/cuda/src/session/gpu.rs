@@ -132,8 +132,8 @@ impl GpuConfig {
             ("cuDNN", cudnn::version().map_or_else(|_| "none".into(), |version| version.to_string())),
             ("arena", format!("{:?}", self.arena)),
             ("products", format!("{:?}", self.products)),
-            ("kept runs", self.cached_recordings.to_string()),
-            ("lent communicators", usize::from(self.borrowed.communicator.is_some()).to_string()),
+            ("cached recordings", self.cached_recordings.to_string()),
+            ("communicators of the caller", usize::from(self.borrowed.communicator.is_some()).to_string()),
         ];
         Ok(terms.map(|(name, value)| JoinTerm::text(name, value)).into())
     }

@@ -78,12 +78,12 @@ impl CudaSession {
         for at in [given.address, given.address.saturating_add(last as Address)] {
             let found = match self.device.memory_holder(at)? {
                 MemoryHolder::Gpu(gpu) if gpu == self.device.ordinal() => continue,
-                MemoryHolder::Gpu(gpu) => format!("that of GPU {gpu}"),
-                MemoryHolder::Host => "memory of the host, or nobody's".to_string(),
+                MemoryHolder::Gpu(gpu) => format!("memory of GPU {gpu}"),
+                MemoryHolder::Host => "host memory, or no memory".to_string(),
             };
             let DeviceRange { address, bytes } = given;
             return Err(RunError::Invalid(format!(
-                "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found at {at:#x} {found}",
+                "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found {found} at {at:#x}",
                 self.ports.state(port).name,
                 self.device.ordinal()
             )));
@@ -122,7 +122,8 @@ impl CudaSession {
     /// Resolves the memory of all ports for the next run.
     pub(super) fn resolve(&mut self) -> Result<ResolvedPorts, RunError> {
         let SizedProgram { program: bound, text, .. } = self.ports.sized_program()?;
-        let (bound, sizes) = (bound.clone(), text.clone());
+        let bound = bound.clone();
+        let sizes = text.clone();
         self.ports.check_bound_memory()?;
         if let Some(resolved) = self.resolve_rebound()? {
             return Ok(resolved);

@@ -53,11 +53,13 @@ impl CudaSession {
             return invalid(format!("the session has {ranks} ranks, the plan is for {}", plan.ranks));
         }
         if self.config.callers > 0 {
-            return invalid("symmetric memory for the caller: a session of several programs has none".into());
+            return invalid(
+                "a session of several programs cannot have symmetric memory for the caller".into(),
+            );
         }
         if !self.context()?.resources.programs.captured.is_empty() {
             return invalid(
-                "a graph of the caller holds a run of the session: its arenas cannot be allocated anew"
+                "the arenas cannot be reallocated: a graph of the caller contains a run of the session"
                     .into(),
             );
         }
@@ -109,7 +111,8 @@ impl CudaSession {
                 }
             }
             for (input, offset, bytes) in found {
-                let (mut data, context) = (vec![0; bytes], self.context()?);
+                let mut data = vec![0; bytes];
+                let context = self.context()?;
                 // SAFETY: the input has that many bytes there, and no run is in progress.
                 unsafe { context.resources.streams.compute.download(&mut data, context.symmetric(offset))? };
                 kept.push(SavedInput { program, input, data });
@@ -134,9 +137,10 @@ impl CudaSession {
     }
 
     fn ports_of_program(&mut self, program: usize) -> Option<&mut SessionPorts<DeviceBuffer>> {
-        match program == self.program {
-            true => self.arrangement.is_open(program).then_some(&mut self.ports),
-            false => self.parked.get_mut(program)?.as_mut().map(|parked| &mut parked.ports),
+        if program == self.program {
+            self.arrangement.is_open(program).then_some(&mut self.ports)
+        } else {
+            self.parked.get_mut(program)?.as_mut().map(|parked| &mut parked.ports)
         }
     }
 
@@ -147,7 +151,8 @@ impl CudaSession {
 
     /// The sizes of the context for all open programs.
     pub(super) fn context_sizes(&self) -> Result<ContextSizes, RunError> {
-        let (own, rank) = (self.ports.plan(), self.comm()?.rank());
+        let own = self.ports.plan();
+        let rank = self.comm()?.rank();
         if self.arrangement.program_count() == 1 {
             return ContextSizes::for_plan(own, rank).with_callers(own, self.config.callers);
         }

@@ -47,10 +47,10 @@ impl PendingRuns {
 
     /// Makes a stream wait for the pending runs, unless they are on the same stream.
     pub fn wait_before(&self, stream: &Stream, context: &ExecutionContext) -> Result<()> {
-        match self.pending {
-            true if self.stream != Some(stream.handle().addr()) => stream.wait(&self.end)?,
-            true => {}
-            false => context.progress().store(0, Ordering::Relaxed),
+        if !self.pending {
+            context.progress().store(0, Ordering::Relaxed);
+        } else if self.stream != Some(stream.handle().addr()) {
+            stream.wait(&self.end)?;
         }
         Ok(())
     }

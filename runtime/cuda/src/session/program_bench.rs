@@ -59,7 +59,8 @@ impl CudaSession {
     /// Ranks synchronize before each replay.
     fn measure(&mut self, request: &SessionRequest<'_>, bench: &ProgramBench) -> Result<[f64; 3], RunError> {
         let _context = self.enter_device()?;
-        let (rank, comm) = (request.rank, request.rank.comm());
+        let rank = request.rank;
+        let comm = request.rank.comm();
         self.draw_inputs(request.plan.source_program(), request.bindings)?;
         let runs = self.record_runs(bench.runs)?;
         rank.start()?;
@@ -89,9 +90,10 @@ impl CudaSession {
             if matches!(memory.storage, PortStorage::Program(_)) {
                 continue;
             }
-            let (at, compute) = (memory.range.address, &self.context()?.resources.streams.compute);
+            let at = memory.range.address;
+            let compute = &self.context()?.resources.streams.compute;
             let sample = seeds.generate_sample(id, bound.rank(), SAMPLE);
-            let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be drawn: {e}")))?;
+            let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be generated: {e}")))?;
             let mut done = input.bytes.min(sample.data().len());
             if done == 0 {
                 continue;

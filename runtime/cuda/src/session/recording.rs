@@ -100,7 +100,8 @@ impl Recording {
         is_noted: bool,
         (streams, nccl): (&LaneStreams, &Communicators),
     ) -> Result<Recording> {
-        let (mut nodes, mut copies) = (WorkNodes::default(), [None, None]);
+        let mut nodes = WorkNodes::default();
+        let mut copies = [None, None];
         let [before, after] = &key.copies;
         let graph = streams.compute.capture(|| {
             if !is_noted {

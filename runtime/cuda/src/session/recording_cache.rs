@@ -27,7 +27,10 @@ pub(super) struct RecordingCache {
 impl RecordingCache {
     /// An empty cache for `kept` recordings.
     pub fn new(kept: usize) -> RecordingCache {
-        let (retired, captured, refused, left) = (Vec::new(), Vec::new(), Vec::new(), LruCache::new(kept));
+        let retired = Vec::new();
+        let captured = Vec::new();
+        let refused = Vec::new();
+        let left = LruCache::new(kept);
         RecordingCache {
             recordings: LruCache::new(kept),
             retired,

@@ -103,15 +103,16 @@ impl<P, M> Drop for Resources<P, M> {
             // The library's kernels may wait for a peer that has left.
             self.nccl.abort();
         }
-        match holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
+        if holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
             // SAFETY: dropped once, here; no kernel uses the parts any more.
-            true => unsafe { ManuallyDrop::drop(&mut self.parts) },
-            false => eprintln!(
-                "note: kernels on GPU {} did not end within {} s after they were told to: what they use is \
+            unsafe { ManuallyDrop::drop(&mut self.parts) }
+        } else {
+            eprintln!(
+                "note: kernels on GPU {} did not end within {} s after they were asked to: their resources are \
                  freed when this process ends",
                 self.device.ordinal(),
                 SHUTDOWN_TIMEOUT.as_secs()
-            ),
+            );
         }
     }
 }

@@ -61,9 +61,10 @@ impl CudaSession {
             }
             stream => {
                 let recording = self.next_recording()?;
-                match recording.runs_as_graph {
-                    true => self.launch(&recording, stream, (&recording.executable.graph, 1)),
-                    false => self.launch_pieces(&recording, stream),
+                if recording.runs_as_graph {
+                    self.launch(&recording, stream, (&recording.executable.graph, 1))
+                } else {
+                    self.launch_pieces(&recording, stream)
                 }
             }
         };
@@ -106,7 +107,7 @@ impl CudaSession {
         let known = self.pending_runs.stream == Some(stream.handle().addr());
         if !known && !stream.is_of_device()? {
             return Err(RunError::Invalid(format!(
-                "the stream is not of the primary context of GPU {}",
+                "the stream does not belong to the primary context of GPU {}",
                 self.device.ordinal()
             )));
         }
@@ -115,7 +116,8 @@ impl CudaSession {
 
     fn announce(&mut self) -> Result<(), RunError> {
         let SizedProgram { digest, text, .. } = self.ports.sized_program()?;
-        let (comm, run) = (self.comm()?, self.runs);
+        let comm = self.comm()?;
+        let run = self.runs;
         let said = comm.expect_running().and_then(|()| comm.announce_run(run, *digest, &|| text.to_string()));
         said.map_err(|error| self.fail_session(error))
     }
@@ -199,7 +201,8 @@ impl CudaSession {
     ) -> Result<Arc<DeviceProgram>, RunError> {
         // Loading code may wait for running kernels, and timed candidates write to the arenas.
         self.wait_for_runs(None)?;
-        let (_span, started) = (self.enter_span(), Instant::now());
+        let _span = self.enter_span();
+        let started = Instant::now();
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized_program()?.program.clone();
         let limit = self.config.limit;
@@ -210,7 +213,8 @@ impl CudaSession {
         }
         let exchange = settled.is_none().then_some(ranks as &dyn RankExchange);
         context.extend_for(&bound.steps, exchange, (&self.gpu, limit))?;
-        let (resources, bases) = (&context.resources, PortBases(&key.bases));
+        let resources = &context.resources;
+        let bases = PortBases(&key.bases);
         let kept = input_ranges(&bound, &key.bases);
         let search = exchange.map(|exchange| GemmSearch {
             exchange,
@@ -251,7 +255,8 @@ impl CudaSession {
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized_program()?.program.clone();
         let is_noted = has_frontiers()?;
-        let (_span, started) = (self.enter_span(), Instant::now());
+        let _span = self.enter_span();
+        let started = Instant::now();
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
         let lanes = (&context.resources.streams, &context.resources.nccl);
         let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
@@ -320,7 +325,8 @@ impl CudaSession {
         let captured = context.resources.programs.captured.iter().chain(self.last_run.recording());
         let all = self.pending_runs.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
-            let (bound, assertions) = (&*executable.bound, executable.program.assertions());
+            let bound = &*executable.bound;
+            let assertions = executable.program.assertions();
             let (status, run, limit) =
                 (&context.resources.status, self.pending_runs.first, self.config.limit);
             StatusReport { status, bound, assertions, run, limit }.failure()
@@ -386,14 +392,16 @@ impl CudaSession {
         while !self.poll_runs()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
-                let (rank, run) = (self.comm()?.rank(), self.pending_runs.first);
+                let rank = self.comm()?.rank();
+                let run = self.pending_runs.first;
                 let _span = enter_rank_span(rank);
                 tracing::warn!(target: "symmc::run", run, ?limit, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run, limit_ms: limit.as_millis() as u64 });
             }
-            match elapsed > Duration::from_millis(2) {
-                true => std::thread::sleep(Duration::from_micros(50)),
-                false => std::hint::spin_loop(),
+            if elapsed > Duration::from_millis(2) {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                std::hint::spin_loop();
             }
         }
         Ok(())
@@ -460,7 +468,8 @@ impl DeviceSession for CudaSession {
             return Ok(());
         }
         let _context = self.enter_device()?;
-        let (arena, reserved) = (self.symmetric_arena().ok(), self.reserved());
+        let arena = self.symmetric_arena().ok();
+        let reserved = self.reserved();
         self.ports.bind_memory(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
@@ -487,7 +496,8 @@ impl DeviceSession for CudaSession {
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         let _context = self.enter_device()?;
         let comm = self.comm()?;
-        let (rank, asked) = (comm.rank(), comm.exchange_bytes(&(bytes as u64).to_le_bytes()));
+        let rank = comm.rank();
+        let asked = comm.exchange_bytes(&(bytes as u64).to_le_bytes());
         let asked = asked.map_err(|error| self.fail_session(error))?;
         let arena = self.context()?.resources.arena.clone();
         let range = self.ports.caller_arena().allocate_block(&asked, rank)?;
@@ -592,7 +602,8 @@ impl DeviceSession for CudaSession {
         if self.context.is_some() {
             return self.synchronize_ranks();
         }
-        let (sizes, comm) = (self.context_sizes()?, self.comm()?);
+        let sizes = self.context_sizes()?;
+        let comm = self.comm()?;
         let made = self.make_context(&sizes, comm);
         let context = made.map_err(|error| self.fail_session(error.into()))?;
         self.context = Some(context);

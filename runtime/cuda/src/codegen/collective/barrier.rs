@@ -100,7 +100,8 @@ pub(super) fn reduce_scatter(
     op: CollectiveReduceOp,
     exit: ExitBarrier,
 ) -> Result<KernelCall> {
-    let (piece, call) = (running.slice_bytes()?, reduce_scatter_part(running)?.params(running));
+    let piece = running.slice_bytes()?;
+    let call = reduce_scatter_part(running)?.params(running);
     let how = BarrierReduction { op, output_count: 1, elements: running.bound.elements / running.n, exit };
     Ok(reduction_kernel(
         running,
@@ -127,7 +128,8 @@ pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier)
         call.from[i] = running.operand_of(p, running.bytes)?;
         call.to[i] = running.result + (p * row) as Address;
     }
-    let (n, exit) = (running.n, exit == ExitBarrier::Kept);
+    let n = running.n;
+    let exit = exit == ExitBarrier::Kept;
     let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
     (call.count, call.row) = (running.bytes as u64, row as u64);
     Ok(KernelCall {
@@ -141,7 +143,8 @@ pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier)
 }
 
 pub(super) fn push(running: &RankCollective) -> Result<KernelCall> {
-    let (part, sends) = (push_part(running)?, SendPattern::of_kind(&running.bound.kind));
+    let part = push_part(running)?;
+    let sends = SendPattern::of_kind(&running.bound.kind);
     let how = BarrierMovement { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
     Ok(movement_kernel(running, part.params(running), how))
 }
@@ -261,7 +264,8 @@ pub(super) fn reduction_kernel(
     what: &str,
 ) -> KernelCall {
     let (element, operation) = reduction(running.bound.dtype, how.op);
-    let (outs, exit) = (how.output_count, how.exit == ExitBarrier::Kept);
+    let outs = how.output_count;
+    let exit = how.exit == ExitBarrier::Kept;
     let addresses = call.from[..running.n].iter().chain(&call.to[..outs]);
     let vector = all_multiples_of(addresses.copied(), 16);
     call.count = how.elements as u64;
@@ -284,7 +288,8 @@ struct BarrierMovement {
 
 fn movement_kernel(running: &RankCollective, mut call: BarrierParams, how: BarrierMovement) -> KernelCall {
     let bytes = how.bytes;
-    let (same, exit) = (how.sends == SendPattern::SameToAll, how.exit == ExitBarrier::Kept);
+    let same = how.sends == SendPattern::SameToAll;
+    let exit = how.exit == ExitBarrier::Kept;
     let n = running.n;
     let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), 0, bytes);
     call.count = bytes as u64;

@@ -52,7 +52,8 @@ impl GridLimits {
 
     /// The grid for `rows` rows of `units` units of work each; `None` if a row is too large.
     pub(super) fn rows(&self, rows: usize, units: usize) -> Option<RowGrid> {
-        let (rows, units) = (u32::try_from(rows).ok()?.max(1), u32::try_from(units).ok()?);
+        let rows = u32::try_from(rows).ok()?.max(1);
+        let units = u32::try_from(units).ok()?;
         let most_blocks = self.blocks.clamp(1, MAX_BLOCKS as u32);
         let most = self.most_threads.clamp(MAX_RANKS as u32, MAX_THREADS);
         let least = self.threads.clamp(MAX_RANKS as u32, most);

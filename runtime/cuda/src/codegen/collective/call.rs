@@ -52,7 +52,7 @@ impl<'a> RankCollective<'a> {
             );
         }
         if bytes.is_none() {
-            return Err(running.unsupported(format!("{} elements have no size", bound.elements)));
+            return Err(running.unsupported(format!("the size of {} elements is too large", bound.elements)));
         }
         Ok(RankCollective { me, ..running })
     }
@@ -94,7 +94,8 @@ impl<'a> RankCollective<'a> {
         let most = self.peers.thresholds.ll_bytes;
         // LL128 lies after all of LL, so neither ever finds data of the other in place of a flag.
         let before = if protocol == LlProtocol::Ll128 { ll_zone_bytes(most / n, n) as usize } else { 0 };
-        let (slot, room) = (units * 16, landing_zone_bytes(message as u64, n, most) as usize);
+        let slot = units * 16;
+        let room = landing_zone_bytes(message as u64, n, most) as usize;
         let used = before + slot * (self.n - 1) * rounds;
         if used > room {
             return Err(
@@ -135,7 +136,8 @@ impl<'a> RankCollective<'a> {
     pub fn exchange_areas(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize)> {
         let control = &self.peers.control;
         if self.n > control.max_exchange_ranks || self.bound.group >= control.groups {
-            let (ranks, groups) = (control.max_exchange_ranks, control.groups);
+            let ranks = control.max_exchange_ranks;
+            let groups = control.groups;
             return Err(self.unsupported(format!(
                 "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes, found {} of group {}",
                 self.n, self.bound.group
@@ -180,15 +182,13 @@ impl<'a> RankCollective<'a> {
     fn region_of(&self, what: &str, at: &ResolvedRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
         let offset = at.offset_on_rank(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
-        match inside && at.space == MemorySpace::Symmetric {
-            true => Ok((self.arena_of(p) + offset as Address).into()),
-            false => {
-                let arena = self.peers.arena;
-                Err(self.unsupported(format!(
-                    "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
-                )))
-            }
+        if inside && at.space == MemorySpace::Symmetric {
+            return Ok((self.arena_of(p) + offset as Address).into());
         }
+        let arena = self.peers.arena;
+        Err(self.unsupported(format!(
+            "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
+        )))
     }
 
     fn arena_of(&self, p: usize) -> Address {
@@ -197,12 +197,12 @@ impl<'a> RankCollective<'a> {
 
     /// The size in bytes of one of `n` equal slices of the operand.
     pub fn slice_bytes(&self) -> Result<usize> {
-        match self.bound.elements.is_multiple_of(self.n) {
-            true => Ok(self.bytes / self.n),
-            false => {
-                let (n, elements) = (self.n, self.bound.elements);
-                Err(self.unsupported(format!("expected a multiple of {n} elements, found {elements}")))
-            }
+        let n = self.n;
+        let elements = self.bound.elements;
+        if elements.is_multiple_of(n) {
+            Ok(self.bytes / n)
+        } else {
+            Err(self.unsupported(format!("expected a multiple of {n} elements, found {elements}")))
         }
     }
 

@@ -166,7 +166,8 @@ fn match_norm<'a>(norm: &'a StepWork, sum: &LocatedTensor) -> Option<TailNorm<'a
     let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
         return None;
     };
-    let (x, weight) = (operands.first()?, operands.get(1));
+    let x = operands.first()?;
+    let weight = operands.get(1);
     let result = results.first()?;
     let alike =
         |v: &LocatedTensor| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_contiguous(v);

@@ -100,7 +100,8 @@ pub fn lower_norm(
         return Ok(Some(GpuCommand::Kernel(prepared.launch(peers, source))));
     }
     let protocol = running.protocol(running.bytes);
-    let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
+    let rows = call.elements / norm.hidden;
+    let units = ll::units(protocol, row);
     let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
         return Ok(None);
     };
@@ -112,7 +113,8 @@ pub fn lower_norm(
     parameters.from[0] = norm.operand;
     let beside = Norm { share, ..beside };
     let (element, operation) = reduction(call.dtype, *op);
-    let (n, first) = (running.n, norm.round_first);
+    let n = running.n;
+    let first = norm.round_first;
     let prepared = KernelCall {
         what: format!("ll_norm_{}", call.dtype),
         body: format!(

@@ -53,7 +53,8 @@ pub fn lower(
 /// The elements of a row, if the view has all elements of an all-gather's result, with the rows of all ranks
 /// interleaved.
 fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Option<usize> {
-    let (ranks, all) = (call.cell.len(), call.elements.checked_mul(call.cell.len())?);
+    let ranks = call.cell.len();
+    let all = call.elements.checked_mul(call.cell.len())?;
     let at = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
     if !at || view.shape.iter().product::<usize>() != all {
         return None;

@@ -24,7 +24,8 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
     let row = bound.row_elements * bound.dtype.size();
     let capacity = bound.elements.checked_div(bound.row_elements).unwrap_or(0);
     if capacity * bound.row_elements != bound.elements {
-        let (row, elements) = (bound.row_elements, bound.elements);
+        let row = bound.row_elements;
+        let elements = bound.elements;
         return Err(running.unsupported(format!("expected whole rows of {row} elements, found {elements}")));
     }
     let (tables, staging, slot) = running.exchange_areas()?;
@@ -46,7 +47,8 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
         params.from[p] = running.operand_of(p, running.bytes)?;
     }
     let unit = unit(bound, row);
-    let (kernel, n) = (if pulls { "splits_pull" } else { "splits_staged" }, running.n);
+    let kernel = if pulls { "splits_pull" } else { "splits_staged" };
+    let n = running.n;
     let [blocks, threads] = running.grid(|b| &b.pull, running.units(running.bytes));
     Ok(KernelCall {
         what: bound.kind.name().into(),

@@ -27,8 +27,10 @@ pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result
     if let Some(slice) = pushed_slice_bytes(running) {
         return pushed_kernel(running, op, slice, None);
     }
-    let (size, elements) = (running.bound.dtype.size(), running.bound.elements);
-    let (units, unit) = (running.units(running.bytes), 16 / size);
+    let size = running.bound.dtype.size();
+    let elements = running.bound.elements;
+    let units = running.units(running.bytes);
+    let unit = 16 / size;
     let start = |p: usize| (units * p / running.n * unit).min(elements);
     let (from, to) = (start(running.me), start(running.me + 1));
     let offset = (from * size) as Address;
@@ -66,7 +68,8 @@ fn pushed_kernel(
     addition: Option<&Addition>,
 ) -> Result<KernelCall> {
     let (element, operation) = reduction(running.bound.dtype, op);
-    let (n, at) = (running.n, |p: usize| (p * slice) as Address);
+    let n = running.n;
+    let at = |p: usize| (p * slice) as Address;
     let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
     for (i, p) in running.peers_then_self().enumerate() {
         call.from[i] = running.operand + at(p);

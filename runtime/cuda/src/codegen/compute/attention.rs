@@ -199,7 +199,8 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
 /// These saturate the memory bandwidth. If there is no such number, the largest allowed one.
 fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     let even = |splits: &usize| {
-        let (all, waves) = (blocks * splits, (blocks * splits).div_ceil(multiprocessors));
+        let all = blocks * splits;
+        let waves = (blocks * splits).div_ceil(multiprocessors);
         waves >= 2 && 10 * all >= 9 * waves * multiprocessors
     };
     (1..most).find(even).unwrap_or(most)
@@ -287,7 +288,8 @@ pub(super) fn lower(
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let (result, sums) = (&results[0], results.get(1));
+    let result = &results[0];
+    let sums = results.get(1);
     let few = || {
         mismatch_error(
             "attention",
@@ -409,7 +411,7 @@ impl AttentionLowering<'_> {
         };
         let step = (LIBRARY_TILE_ROWS / x.group.next_power_of_two()).max(1);
         let kernels = self.kernels(algorithm, RecomputeRows::Damaged(step), l)?;
-        let missing = || CudaError::Unsupported("an attention without a kernel".into());
+        let missing = || CudaError::Unsupported("the attention has no kernel".into());
         kernels.into_iter().next().ok_or_else(missing)
     }
 
@@ -438,7 +440,8 @@ impl AttentionLowering<'_> {
         redo: RecomputeRows,
         l: &mut KernelLowering<'_>,
     ) -> Result<Vec<KernelLaunch>> {
-        let (x, dtype) = (&self.x, self.dtype);
+        let x = &self.x;
+        let dtype = self.dtype;
         let mut split = split(x, algorithm, l.machine.multiprocessors as usize);
         let step = match redo {
             RecomputeRows::All => 0,
@@ -459,7 +462,10 @@ impl AttentionLowering<'_> {
             _ => algorithm.shared(x, dtype),
         };
         if shared > MOST_SHARED {
-            let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
+            let text = format!(
+                "GPUs have no kernel for attention in {dtype} with heads of {} and {} elements",
+                x.e, x.f
+            );
             return Err(CudaError::Unsupported(text));
         }
         let partial = l.workspace_for("attention", partial_bytes(x, &split, dtype))?;

@@ -52,7 +52,7 @@ fn prepare_chosen(
     let prepare = |(x, &chosen): (&&AttentionCandidates, &bool)| {
         let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
         let prepared = planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)?;
-        let refused = || CudaError::Unsupported(format!("cuDNN does not compute {} any more", x.key()));
+        let refused = || CudaError::Unsupported(format!("cuDNN no longer supports {}", x.key()));
         prepared.map(Some).ok_or_else(refused)
     };
     let prepared = all.iter().zip(settled.chosen.iter()).map(prepare).collect::<Result<_, _>>()?;

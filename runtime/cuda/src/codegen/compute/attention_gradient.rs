@@ -222,8 +222,10 @@ fn gradient_kernels(
     l.source.prelude(text::ATTENTION_GRADIENT);
     let shared = shared_elements(x) * accumulator_bytes(dtype);
     if shared > MOST_SHARED {
-        let text =
-            format!("gradients of attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
+        let text = format!(
+            "GPUs have no kernel for gradients of attention in {dtype} with heads of {} and {} elements",
+            x.e, x.f
+        );
         return Err(CudaError::Unsupported(text));
     }
     let means = l.workspace_for("the gradient of attention", row_means_bytes(x, accumulator_bytes(dtype)))?;

@@ -29,9 +29,10 @@ pub fn lower(
     memory: &dyn Fn(&LocatedTensor) -> Option<usize>,
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
-    match steps.iter().any(|step| *step.op != Op::MatMul) {
-        true => rotary_products(steps, l),
-        false => plain_products(steps, memory, l).map(Some),
+    if steps.iter().any(|step| *step.op != Op::MatMul) {
+        rotary_products(steps, l)
+    } else {
+        plain_products(steps, memory, l).map(Some)
     }
 }
 
@@ -46,7 +47,8 @@ fn rotary_products(
         return Ok(Some(Vec::new()));
     }
     let Some((gemms, steady)) = library_products(&products, l)? else { return Ok(None) };
-    let (mut halves, mut found) = (SmallVec::<[Option<usize>; 4]>::new(), 0);
+    let mut halves = SmallVec::<[Option<usize>; 4]>::new();
+    let mut found = 0;
     let mut epilogue = ProductEpilogue::default();
     for (p, (product, gemm)) in products.iter().zip(&gemms).enumerate() {
         let mut of = None;

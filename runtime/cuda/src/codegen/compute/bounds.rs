@@ -107,7 +107,8 @@ pub(super) fn band(
     queries: usize,
     keys: usize,
 ) -> Option<(VisibleBand, usize)> {
-    let (mut band, mut keys) = (VisibleBand::default(), i64::try_from(keys).ok()?);
+    let mut band = VisibleBand::default();
+    let mut keys = i64::try_from(keys).ok()?;
     let last = i64::try_from(queries).ok()?.checked_sub(1)?;
     for &(bound, add) in bounds.iter().filter(|b| !b.0.operand) {
         match (bound.side, bound.row && last > 0) {

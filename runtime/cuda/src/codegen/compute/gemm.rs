@@ -244,7 +244,7 @@ impl GemmPlanner {
         let needed = found.workspaceSize.max(algorithm.workspace);
         if needed > workspace {
             let text =
-                format!("the matrix product {gemm:?} needs {needed} bytes of workspace, not {workspace}");
+                format!("the matrix product {gemm:?} needs {needed} bytes of workspace, found {workspace}");
             return Err(CudaError::Unsupported(text));
         }
         Ok(PreparedGemm { handle: self.handle.clone(), descriptors, algorithm: algo, gemm: *gemm, needed })
@@ -381,7 +381,7 @@ fn layout(
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
         DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
-        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not multiply {other}"))),
+        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not support {other}"))),
     };
     let (fast, slow) = match matrix.order {
         MatrixOrder::Rows => (columns, rows),
@@ -390,7 +390,8 @@ fn layout(
     let step = matrix.step.max(fast) as i64;
     let made = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
     let layout = made.map_err(|e| failed("cublasLtMatrixLayoutCreate", &e))?;
-    let (count, stride) = (gemm.batch as i32, matrix.batch as i64);
+    let count = gemm.batch as i32;
+    let stride = matrix.batch as i64;
     // SAFETY: the layout exists; the attributes are a 32-bit and a 64-bit integer.
     let set = unsafe {
         result::set_matrix_layout_attribute(

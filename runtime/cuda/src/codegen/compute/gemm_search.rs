@@ -77,7 +77,7 @@ pub(crate) struct GemmChoices {
 
 impl fmt::Debug for GemmSearch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Search").field("products", &self.products).finish_non_exhaustive()
+        f.debug_struct("GemmSearch").field("products", &self.products).finish_non_exhaustive()
     }
 }
 

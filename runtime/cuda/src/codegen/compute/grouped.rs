@@ -169,9 +169,10 @@ fn by_tensor_cores(
     let stage = (rows + COLUMNS) * TILE_K * x.dtype.size();
     let stages = STAGES.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
     let tiles = e.n.div_ceil(COLUMNS).max(1);
-    let call = match e.divide_k {
-        true => format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>"),
-        false => format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>"),
+    let call = if e.divide_k {
+        format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>")
+    } else {
+        format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>")
     };
     Some(GroupedKernel { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
 }

@@ -320,10 +320,12 @@ impl MapKernel {
             let _ = writeln!(body, "        const {kind} v{i} = {value};");
         }
         for (k, store) in self.stores.iter().enumerate() {
-            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let kind = self.kind(store.value);
+            let place = linear(&store.strides);
             let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
         }
-        let (declared, params) = (self.declared().collect(), self.addresses().collect());
+        let declared = self.declared().collect();
+        let params = self.addresses().collect();
         Some(ProductEpilogue { layouts: String::new(), declared, params, body })
     }
 
@@ -456,7 +458,8 @@ impl MapKernel {
             let _ = writeln!(out, "        if (bad) report(status, assertion{assertion}, 0);");
         }
         for (k, store) in self.stores.iter().enumerate() {
-            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let kind = self.kind(store.value);
+            let place = linear(&store.strides);
             let _ = writeln!(out, "        write<{kind}, {width}>(({kind} *)q{k} + ({place}), r{k});");
         }
     }

@@ -123,7 +123,9 @@ pub(super) fn kernel(
     let names: Vec<String> = (0..positions.len()).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
     let given = if names.is_empty() { "0".into() } else { names.join(", ") };
-    let (element, pitch, count) = (stored_type(numbers.dtype), pitch(numbers), element_count(numbers));
+    let element = stored_type(numbers.dtype);
+    let pitch = pitch(numbers);
+    let count = element_count(numbers);
     let text = format!(
         "namespace sc {{ struct @_L {{\n{layout}}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({THREADS}) @(const void *mask, void *numbers{parameters}) {{\n    \

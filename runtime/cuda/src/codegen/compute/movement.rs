@@ -122,7 +122,8 @@ pub(super) fn copy(x: &LocatedTensor, result: &LocatedTensor, l: &mut KernelLowe
         return Err(mismatch_error("the result of a copy", &x.shape, &result.shape));
     }
     let (from, to) = (StridedRegion::from_value(x, l), StridedRegion::from_value(result, l));
-    let (kind, size) = (moved_type(x.dtype), x.dtype.size());
+    let kind = moved_type(x.dtype);
+    let size = x.dtype.size();
     let work = if x.shape == result.shape {
         vec![transfer(&from, &to, kind, size, l)]
     } else if to.is_dense() {
@@ -145,7 +146,8 @@ pub(super) fn concat(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     let whole = StridedRegion::from_value(result, l);
-    let (mut start, mut parts) = (0, Vec::with_capacity(operands.len()));
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(operands.len());
     for x in operands {
         let rank = result.shape.len();
         let fits = axis < rank

@@ -220,7 +220,8 @@ fn launch(parts: &[RotaryPart], l: &mut KernelLowering<'_>) -> GpuCommand {
     let mut body = String::new();
     let mut first = 0;
     for (i, part) in parts.iter().enumerate() {
-        let (blocks, end) = (part.blocks, first + part.blocks);
+        let blocks = part.blocks;
+        let end = first + part.blocks;
         let _ = writeln!(
             body,
             "    if (blockIdx.x >= {first}u && blockIdx.x < {end}u) sc::turn<sc::@_L{i}>(x{i}, c{i}, s{i}, r{i}, blockIdx.x - {first}u, {blocks}u, {THREADS}u);"

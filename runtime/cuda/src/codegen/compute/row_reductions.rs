@@ -188,7 +188,8 @@ impl<'a> RowKernel<'a> {
             if result.space == MemorySpace::Inner || again {
                 continue;
             }
-            let (at, value) = (l.address_of(result), *value);
+            let at = l.address_of(result);
+            let value = *value;
             if self.has_full_shape(result) {
                 self.map.store(at, Strides::from_slice(&result.strides), value);
             } else {
@@ -376,7 +377,9 @@ impl<'k> PhaseWriter<'k> {
     fn store_phase(&self, out: &mut String) {
         let width = self.group.width;
         let stores: Vec<(&'static str, String, usize)> = self.kernel.map.stores().collect();
-        let (mut each, mut after, mut before) = (String::new(), String::new(), String::new());
+        let mut each = String::new();
+        let mut after = String::new();
+        let mut before = String::new();
         for (k, (kind, place, value)) in stores.iter().enumerate() {
             let _ = writeln!(before, "            Few<{kind}, {width}> r{k};");
             let _ = writeln!(each, "                r{k}.e[j] = v{value};");

@@ -266,7 +266,8 @@ impl ReductionPass {
         let all = vec![IterationAxis { n: pieces * self.rows, stride: 1 }];
         let by_piece = vec![IterationAxis { n: pieces, stride: self.rows as isize }];
         let op = if self.op == ReductionKind::Mean { ReductionKind::Sum } else { self.op };
-        let (rows, n) = (self.rows * pieces, self.n / pieces);
+        let rows = self.rows * pieces;
+        let n = self.n / pieces;
         let x = RowSplit { row, within, ..self.x };
         let first = ReductionPass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
         let x = partial(vec![IterationAxis { n: self.rows, stride: 1 }], by_piece);
@@ -274,7 +275,8 @@ impl ReductionPass {
     }
 
     fn launch(self, l: &mut KernelLowering<'_>) -> Vec<GpuCommand> {
-        let (accumulated, mean) = (computed_type(self.accumulator()), self.op == ReductionKind::Mean);
+        let accumulated = computed_type(self.accumulator());
+        let mean = self.op == ReductionKind::Mean;
         let params = [("x", self.x.at), ("r", self.r.at)];
         let count = format!("static const i64 COUNT = {};\n", self.count);
         let ReductionPass { rows, n, .. } = self;
@@ -317,7 +319,8 @@ pub(super) fn reduce(
     if n == 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(empty(op));
     }
-    let (x, r) = (RowSplit::new(x, inner, l), per_row_result(result, l));
+    let x = RowSplit::new(x, inner, l);
+    let r = per_row_result(result, l);
     let passes = ReductionPass { op, x, r, rows, n, count: n }.into_passes(l)?;
     Ok(passes.into_iter().flat_map(|pass| pass.launch(l)).collect())
 }
@@ -330,7 +333,8 @@ pub(super) fn arg_reduce(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     kept_axes(x, &[axis], result)?;
-    let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
+    let rows = result.shape.iter().product::<usize>();
+    let n = x.shape[axis];
     if rows == 0 {
         return Ok(Vec::new());
     }

@@ -109,13 +109,15 @@ pub(super) fn lower_index_put(
 
 /// Lowers index-puts: at most one kernel, after the copies of operands that are not in their result's place.
 pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
-    let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
+    let mut out = Vec::new();
+    let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
             return Err(no_kernel(step.op));
         };
         arity(step.op, step.operands.len(), step.results.len())?;
-        let (add, result) = (accumulate.then_some(ReductionKind::Sum), &step.results[0]);
+        let add = accumulate.then_some(ReductionKind::Sum);
+        let result = &step.results[0];
         out.extend(copy(x, result, l)?);
         parts.extend(index_put_part(axis, add, [x, src], indices, result, parts.len(), l)?);
     }
@@ -176,7 +178,8 @@ fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
     let declared = |i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}");
     let declared: Vec<String> = (0..parts.len()).map(declared).collect();
-    let (mut body, mut first) = (String::new(), 0);
+    let mut body = String::new();
+    let mut first = 0;
     for (i, part) in parts.iter().enumerate() {
         let end = first + part.blocks;
         let _ = writeln!(
@@ -255,7 +258,8 @@ fn places_text(
     }
     out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool say) { i64 place = 0;\n");
     for (k, index) in indices.iter().enumerate() {
-        let (kind, extent) = (stored_type(index.dtype), x.shape[axis + k]);
+        let kind = stored_type(index.dtype);
+        let extent = x.shape[axis + k];
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\

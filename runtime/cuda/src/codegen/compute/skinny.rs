@@ -100,7 +100,8 @@ impl ProductEpilogue {
     /// Stores the sums of products that are computed one after another.
     fn store(gemms: &[Gemm]) -> ProductEpilogue {
         let store = |(p, gemm): (usize, &Gemm)| {
-            let (ty, step) = (stored_type(gemm.dtype), gemm.c.step);
+            let ty = stored_type(gemm.dtype);
+            let step = gemm.c.step;
             format!("if (product == {p}) (({ty} *)c{p})[row * {step}ll + column] = Put<{ty}>::of(sum[0]);")
         };
         ProductEpilogue {
@@ -113,7 +114,9 @@ impl ProductEpilogue {
 
     /// Stores the sums of pairs of columns of product `p`, with any pairing.
     pub fn store_pairs(&mut self, p: usize, gemm: &Gemm) {
-        let (ty, step, n) = (stored_type(gemm.dtype), gemm.c.step, gemm.n);
+        let ty = stored_type(gemm.dtype);
+        let step = gemm.c.step;
+        let n = gemm.n;
         self.declared.push(format!("void *c{p}"));
         self.params.push(gemm.c.at.into());
         let _ = writeln!(
@@ -258,8 +261,10 @@ fn kernel(
 
 /// The function that maps a tile to its product and columns, and the number of tiles.
 fn tile_function(gemms: &[Gemm], arrangement: ProductArrangement<'_>, columns: usize) -> (String, usize) {
-    let (mut out, mut first) = (String::from("SC_FN Part part(u32 tile) {\n"), 0);
-    let (beside, gemms) = (arrangement.lines_per_column(gemms), arrangement.sequential_products(gemms));
+    let mut out = String::from("SC_FN Part part(u32 tile) {\n");
+    let mut first = 0;
+    let beside = arrangement.lines_per_column(gemms);
+    let gemms = arrangement.sequential_products(gemms);
     for (p, gemm) in gemms.iter().enumerate() {
         let (lines, half) = match arrangement {
             ProductArrangement::ColumnPairs(halves) => {
@@ -305,7 +310,8 @@ fn config(
 }
 
 fn by_columns(gemms: &[Gemm]) -> Option<SkinnyKernel> {
-    let (few, width) = (gemms[0].m <= MOST_ROWS_BY_COLUMNS, 16 / gemms[0].dtype.size());
+    let few = gemms[0].m <= MOST_ROWS_BY_COLUMNS;
+    let width = 16 / gemms[0].dtype.size();
     (few && gemms.iter().all(|g| g.n.is_multiple_of(width))).then(|| SkinnyKernel {
         call: "skinny_columns<@_L>(a, b, epilogue);",
         columns: COLUMNS,
@@ -359,7 +365,8 @@ fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'
     // Whether the columns of all products are computed one after another.
     let behind = arrangement != ProductArrangement::SideBySide || gemms.len() == 1;
     let given = arrangement != ProductArrangement::Sequential;
-    let (extents, multiprocessors) = (extents(gemms, arrangement), l.machine.multiprocessors);
+    let extents = extents(gemms, arrangement);
+    let multiprocessors = l.machine.multiprocessors;
     let whole = || {
         let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
         let mut lines = usize::try_from(lines).ok()?;
@@ -470,7 +477,8 @@ fn wgmma(
     arrangement: ProductArrangement<'_>,
     l: &KernelLowering<'_>,
 ) -> Option<SkinnyKernel> {
-    let (gemm, clusters) = (&gemms[0], l.machine.multiprocessors as usize / 2);
+    let gemm = &gemms[0];
+    let clusters = l.machine.multiprocessors as usize / 2;
     if !l.machine.wgmma
         || !LIMITS.is_profitable_with_split_k(&extents(gemms, arrangement), l.machine.multiprocessors)
     {
@@ -481,7 +489,8 @@ fn wgmma(
     if columns * beside > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
         return None;
     }
-    let (lines, rows) = (columns * beside, gemm.m.next_multiple_of(8));
+    let lines = columns * beside;
+    let rows = gemm.m.next_multiple_of(8);
     let stage = (lines + rows).max(MOST_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
     // The sums of the other block, and the padding to a multiple of 1024.
     let others = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
@@ -507,7 +516,8 @@ fn wgmma(
 
 /// The instruction for this many columns, which names every register.
 fn wgmma_instruction(dtype: DType, lines: usize) -> String {
-    let (sums, ty) = (lines / 2, if dtype == DType::BF16 { "bf16" } else { "f16" });
+    let sums = lines / 2;
+    let ty = if dtype == DType::BF16 { "bf16" } else { "f16" };
     let names = |of: fn(usize) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
     format!(
         "SC_WGMMA({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \

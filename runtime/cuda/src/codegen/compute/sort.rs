@@ -54,7 +54,8 @@ pub(super) fn lower(
     if !fits {
         return Err(mismatch_error("the results of sorting", &x.shape, (&values.shape, &positions.shape)));
     }
-    let (n, count) = (x.shape[axis], values.shape[axis]);
+    let n = x.shape[axis];
+    let count = values.shape[axis];
     let lines: usize = (0..rank).filter(|&a| a != axis).map(|a| x.shape[a]).product();
     if lines * count == 0 {
         return Ok(Vec::new());

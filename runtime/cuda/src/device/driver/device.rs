@@ -23,14 +23,14 @@ impl CallersContext {
     pub fn keep() -> Result<CallersContext> {
         count_gpus()?;
         let found =
-            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
+            check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
         Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
     }
 
     /// Makes the context of `device` current and saves the previous one; `None` if it is current already.
     pub fn switch_to(device: &Device) -> Result<Option<CallersContext>> {
         let found =
-            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
+            check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
         if found == Some(device.context) {
             return Ok(None);
         }
@@ -63,7 +63,7 @@ impl RelaxedCaptureMode {
         let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the call takes the new mode and writes the old one.
         let changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut callers) };
-        check_driver_result(|| "changing how this thread records".into(), changed.result())?;
+        check_driver_result(|| "changing the capture mode of this thread".into(), changed.result())?;
         Ok(RelaxedCaptureMode { callers, _of_thread: PhantomData })
     }
 }
@@ -133,7 +133,7 @@ impl Device {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         let (mut others, mut all) = (0, true);
         for ordinal in (0..count_gpus()?).filter(|&o| o != self.ordinal) {
-            let what = || format!("asking for the link to GPU {ordinal}");
+            let what = || format!("querying the link to GPU {ordinal}");
             let other = check_driver_result(what, result::device::get(ordinal as i32))?;
             let mut answer = 0;
             // SAFETY: both devices exist; the call writes one integer.
@@ -146,7 +146,9 @@ impl Device {
 
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context is retained as long as this value lives.
-        check_driver_result(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
+        check_driver_result(|| "making a context current".into(), unsafe {
+            result::ctx::set_current(self.context)
+        })
     }
 
     /// The id of its context. It is unique in this process, also among contexts that are created later.
@@ -155,7 +157,7 @@ impl Device {
         // SAFETY: the context is retained as long as this value lives; the call writes one integer.
         let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
         check_driver_result(
-            || format!("asking for the id of the context of GPU {}", self.ordinal),
+            || format!("querying the id of the context of GPU {}", self.ordinal),
             asked.result(),
         )?;
         Ok(id)
@@ -164,7 +166,7 @@ impl Device {
     /// Whether the context is the one that is current on this thread.
     pub fn is_current(&self) -> Result<bool> {
         let found =
-            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
+            check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
         Ok(found == Some(self.context))
     }
 
@@ -202,10 +204,7 @@ impl Device {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
         let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-        check_driver_result(
-            || format!("asking for the free memory of GPU {}", self.ordinal),
-            asked.result(),
-        )?;
+        check_driver_result(|| format!("querying the free memory of GPU {}", self.ordinal), asked.result())?;
         Ok(free)
     }
 
@@ -221,7 +220,7 @@ impl Device {
                 // Memory that is unknown to the driver.
                 sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
                 other => {
-                    check_driver_result(|| format!("asking for the memory at {address:#x}"), other.result())
+                    check_driver_result(|| format!("querying the memory at {address:#x}"), other.result())
                         .map(|()| Some(value))
                 }
             }
@@ -261,7 +260,7 @@ pub fn cuda_version() -> Result<[u32; 2]> {
     let mut version = 0;
     // SAFETY: the library is loaded, and the call writes one integer.
     let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
-    check_driver_result(|| "asking for the driver's version".into(), asked.result())?;
+    check_driver_result(|| "querying the driver's version".into(), asked.result())?;
     Ok([version as u32 / 1000, version as u32 % 1000 / 10])
 }
 

@@ -120,13 +120,13 @@ impl Stream {
         loop {
             // SAFETY: the stream exists and is not capturing.
             let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
-            check_driver_result(|| "beginning to record a graph".into(), begun)?;
+            check_driver_result(|| "beginning to capture a graph".into(), begun)?;
             let recorded = record();
             // SAFETY: the capture was begun above; ending it also ends a failed one.
             let ended = unsafe { result::stream::end_capture(self.handle) };
             let invalidated = matches!(&ended, Err(error) if error.0 == CAPTURE_INVALIDATED);
             if invalidated && attempt < CAPTURE_ATTEMPTS {
-                tracing::debug!(attempt, "another thread invalidated a capture, which is repeated");
+                tracing::debug!(attempt, "another thread invalidated a capture: repeating it");
                 // Threads that invalidate each other's captures repeat them at different times.
                 thread::sleep(Duration::from_micros(100 << attempt));
                 attempt += 1;
@@ -134,7 +134,7 @@ impl Stream {
             }
             let template = ended.map(|graph| CapturedGraph { graph });
             recorded?;
-            return check_driver_result(|| "recording a graph".into(), template);
+            return check_driver_result(|| "capturing a graph".into(), template);
         }
     }
 
@@ -155,7 +155,7 @@ impl Stream {
                 &mut count,
             )
         };
-        check_driver_result(|| "asking for the end of a recording".into(), asked.result())?;
+        check_driver_result(|| "querying the dependencies of a capture".into(), asked.result())?;
         if nodes.is_null() || count == 0 {
             return Ok(CaptureFrontier(SmallVec::new()));
         }
@@ -199,7 +199,7 @@ fn dependencies(node: sys::CUgraphNode) -> Result<CaptureFrontier> {
     let asked = unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
     };
-    check_driver_result(|| "asking for what a node follows".into(), asked.result())?;
+    check_driver_result(|| "querying the dependencies of a node".into(), asked.result())?;
     Ok(CaptureFrontier(nodes[..count.min(MOST_NODES)].into()))
 }
 
@@ -207,7 +207,7 @@ fn dependencies(node: sys::CUgraphNode) -> Result<CaptureFrontier> {
 fn query_driver<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut out = MaybeUninit::zeroed();
     let asked = ask(out.as_mut_ptr());
-    check_driver_result(|| format!("asking for {what}"), asked.result())?;
+    check_driver_result(|| format!("querying {what}"), asked.result())?;
     // SAFETY: the call wrote it.
     Ok(unsafe { out.assume_init() })
 }
@@ -297,7 +297,10 @@ impl ExecutableGraph {
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, node.0, &set, self.device.context) };
-        check_driver_result(|| format!("setting where a copy to {to:#x} goes in a graph"), done.result())
+        check_driver_result(
+            || format!("setting the addresses of a copy to {to:#x} in a graph"),
+            done.result(),
+        )
     }
 
     /// Updates a fill node to fill the same number of bytes at another address.
@@ -313,7 +316,7 @@ impl ExecutableGraph {
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemsetNodeSetParams(self.exec, node.0, set, self.device.context) };
-        check_driver_result(|| "setting what is filled in a graph".into(), done.result())
+        check_driver_result(|| "setting the address of a fill in a graph".into(), done.result())
     }
 
     /// Updates these nodes, which form a chain, to the parameters of the nodes `like`. Returns `false` if
@@ -359,14 +362,15 @@ impl ExecutableGraph {
     }
 
     pub fn copies(&self) -> Result<Vec<GraphCopy>> {
-        let (graph, mut count) = (self.template.graph, 0);
+        let graph = self.template.graph;
+        let mut count = 0;
         // SAFETY: the graph exists; the call writes its number of nodes.
         let asked = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };
         check_driver_result(|| "counting the nodes of a graph".into(), asked.result())?;
         let mut nodes = vec![ptr::null_mut(); count];
         // SAFETY: as above; there is room for `count` nodes.
         let asked = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
-        check_driver_result(|| "asking for the nodes of a graph".into(), asked.result())?;
+        check_driver_result(|| "querying the nodes of a graph".into(), asked.result())?;
         let mut out = Vec::new();
         for node in nodes.into_iter().take(count).map(GraphNode) {
             if node.kind()? == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY {

@@ -89,7 +89,7 @@ impl Stream {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
         let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
-        check_driver_result(|| "asking for the context of a stream".into(), asked.result())?;
+        check_driver_result(|| "querying the context of a stream".into(), asked.result())?;
         Ok(context == self.device.context)
     }
 
@@ -99,11 +99,11 @@ impl Stream {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
         let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
-        check_driver_result(|| "asking whether a stream is recorded".into(), asked.result())?;
+        check_driver_result(|| "querying whether a stream is capturing".into(), asked.result())?;
         match status {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
-            _ => Err(CudaError::Unsupported("the stream is in a recording that has failed".into())),
+            _ => Err(CudaError::Unsupported("the stream belongs to a capture that has failed".into())),
         }
     }
 
@@ -159,7 +159,8 @@ impl Stream {
     /// # Safety
     /// `from` has at least `to.len()` bytes.
     pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
-        let (at, len) = (to.as_mut_ptr(), to.len());
+        let at = to.as_mut_ptr();
+        let len = to.len();
         let call = || format!("copying {len} bytes from GPU {}", self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
         let copied =
