@@ -107,16 +107,13 @@ impl<'a> RankBench<'a> {
             links: device.links()?,
         };
         let addresses = AddressMap::without_ports(memory.address() + local as Address, arena.address());
-        let nccl = Communicators::default();
-        let _arena = arena;
-        let _memory = memory;
         let resources = resources::ResourceParts {
             programs: vec![],
             streams,
-            nccl,
-            arena: _arena,
+            nccl: Communicators::default(),
+            arena,
             status,
-            _memory,
+            _memory: memory,
             device,
         };
         let resources = Resources::new(resources);

@@ -134,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// A file's bytes, of which only the second field's number are left.
+    /// The bytes of a file that was shortened to a number of bytes, the second field.
     #[derive(Debug)]
     struct Shortened(Vec<u8>, usize);
 

@@ -20,7 +20,7 @@ impl BorrowedCommunicator {
     /// # Safety
     /// - The communicator was created by the library that [`Nccl::load`] finds: the process has loaded it
     ///   under the name `libnccl.so.2`, or `SYMMC_NCCL_PATH` names it.
-    /// - It exists, on the GPU of the session, until the session and everything recorded from it are dropped.
+    /// - The communicator exists, on the GPU of the session, until the session and everything recorded from it are dropped.
     /// - While the session makes a call, records or runs, no other code makes a call on it. Its owner's calls
     ///   are in the same order relative to the session's calls on all ranks.
     pub unsafe fn new(comm: *mut c_void, ranks: Vec<u32>) -> BorrowedCommunicator {

@@ -193,16 +193,17 @@ impl Communicators {
         let comm = nccl.comm_init_rank(ranks, id, number as u32, &config(variant))?;
         self.made.insert(key, CommunicatorEntry { comm, window: None, lent: false });
         let alive = || exchange.expect_running();
-        let patience = making.deadline(&alive);
+        let deadline = making.deadline(&alive);
         // SAFETY: the communicator was just made.
-        unsafe { patience.wait_for_call(nccl, comm, "ncclCommInitRankConfig", 0)? };
+        unsafe { deadline.wait_for_call(nccl, comm, "ncclCommInitRankConfig", 0)? };
         if variant == CollectiveVariant::Plain {
             return Ok(());
         }
-        let window = register(nccl, comm, making.arena, &patience)?;
+        let (at, bytes) = making.arena;
+        let window = register(nccl, comm, at, bytes, &deadline)?;
         self.made.insert(key, CommunicatorEntry { comm, window: Some(window), lent: false });
         if variant == CollectiveVariant::CopyEngine {
-            warm(nccl, comm, [number, cell.len()], making, &patience)?;
+            warm(nccl, comm, [number, cell.len()], making, &deadline)?;
         }
         Ok(())
     }
@@ -220,9 +221,9 @@ impl Communicators {
 
     /// Waits until the library has enqueued a call, which returned `code`.
     pub(super) fn wait_for_call(&self, comm: Comm, call: &'static str, code: i32) -> Result<()> {
-        let patience = CallDeadline { limit: self.limit, alive: &|| Ok(()) };
+        let deadline = CallDeadline { limit: self.limit, alive: &|| Ok(()) };
         // SAFETY: calls are made on communicators of this value.
-        unsafe { patience.wait_for_call(self.library()?, comm, call, code) }
+        unsafe { deadline.wait_for_call(self.library()?, comm, call, code) }
     }
 
     pub fn version(&self) -> Option<Version> {
@@ -326,8 +327,9 @@ pub(super) const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);
 fn register(
     nccl: &Nccl,
     comm: Comm,
-    (at, bytes): (Address, usize),
-    patience: &CallDeadline<'_>,
+    at: Address,
+    bytes: usize,
+    deadline: &CallDeadline<'_>,
 ) -> Result<Window> {
     // The library writes the window when it is done, perhaps after this call. After a failure it may still
     // write, so these few bytes are then leaked.
@@ -338,7 +340,7 @@ fn register(
     let code =
         unsafe { (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC) };
     // SAFETY: the communicator exists.
-    unsafe { patience.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
+    unsafe { deadline.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
     // SAFETY: the library no longer uses it.
     let window = unsafe { *Box::from_raw(place) };
     if usable(nccl.version(), window) {
@@ -373,7 +375,7 @@ fn warm(
     comm: Comm,
     [number, ranks]: [usize; 2],
     making: &CommunicatorContext<'_>,
-    patience: &CallDeadline<'_>,
+    deadline: &CallDeadline<'_>,
 ) -> Result<()> {
     const PIECE: usize = 16;
     let (at, bytes) = making.arena;
@@ -392,7 +394,7 @@ fn warm(
             (nccl.functions().all_gather)(send, receive, PIECE, data_type::U8, comm, stream.handle().cast())
         };
         // SAFETY: the communicator exists.
-        unsafe { patience.wait_for_call(nccl, comm, "ncclAllGather", code)? };
+        unsafe { deadline.wait_for_call(nccl, comm, "ncclAllGather", code)? };
     }
-    patience.poll_until("the first all-gather by copy engines", || Ok(stream.is_idle()?.then_some(())))
+    deadline.poll_until("the first all-gather by copy engines", || Ok(stream.is_idle()?.then_some(())))
 }

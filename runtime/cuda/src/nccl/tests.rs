@@ -42,10 +42,10 @@ fn comm(n: usize) -> Comm {
 fn a_call_is_done_when_the_communicator_says_so() {
     let nccl = fake("22809", true);
     let alive = || Ok(());
-    let patience = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
+    let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
     // The fake library is busy twice; then odd handles succeed and even ones fail.
     // SAFETY: the fake functions take any handle.
-    let settle = |n, code| unsafe { patience.wait_for_call(&nccl, comm(n), "ncclAllReduce", code) };
+    let settle = |n, code| unsafe { deadline.wait_for_call(&nccl, comm(n), "ncclAllReduce", code) };
     assert_eq!(settle(1, result_code::IN_PROGRESS), Ok(()));
     assert_eq!(settle(3, result_code::SUCCESS), Ok(()));
     let failed = settle(2, result_code::IN_PROGRESS).expect_err("a failure in the background");

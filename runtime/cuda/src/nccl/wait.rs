@@ -70,20 +70,20 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_answer_the_run_or_the_limit() {
         let alive = || Ok(());
-        let patience = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
+        let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
         let mut asked = 0;
         let third = || {
             asked += 1;
             Ok((asked == 3).then_some(asked))
         };
-        assert_eq!(patience.poll_until("x", third), Ok(3));
+        assert_eq!(deadline.poll_until("x", third), Ok(3));
         let gone = RunError::Aborted { rank: 1, reason: "no library".into() };
         let left = || Err(gone.clone());
         let never = || Ok(None::<u8>);
-        let patience = CallDeadline { alive: &left, ..patience };
-        assert_eq!(patience.poll_until("x", never), Err(gone.clone().into()));
-        let patience = CallDeadline { limit: Duration::ZERO, alive: &alive };
-        let error = patience.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
+        let deadline = CallDeadline { alive: &left, ..deadline };
+        assert_eq!(deadline.poll_until("x", never), Err(gone.clone().into()));
+        let deadline = CallDeadline { limit: Duration::ZERO, alive: &alive };
+        let error = deadline.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
         assert_eq!(
             error.to_string(),
             "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not arrive"

@@ -88,7 +88,7 @@ impl DeviceProgram {
                 _ => return Ok(false),
             }
         }
-        self.update_library_nodes(&of_libraries, to, (graph, nodes), scratch)
+        self.update_library_nodes(&of_libraries, to, graph, nodes, scratch)
     }
 
     /// Updates nodes of a graph to do this library work with ports at these bases; returns `false` if they
@@ -98,7 +98,8 @@ impl DeviceProgram {
         &self,
         all: &[(WorkId, &LoadedWork)],
         bases: PortBases<'_>,
-        (graph, nodes): (&ExecutableGraph, &WorkNodes),
+        graph: &ExecutableGraph,
+        nodes: &WorkNodes,
         scratch: &Stream,
     ) -> Result<bool> {
         if all.is_empty() {

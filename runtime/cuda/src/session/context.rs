@@ -108,7 +108,8 @@ impl ExecutionContext {
         &mut self,
         steps: &[ExecutableStep],
         exchange: Option<&dyn RankExchange>,
-        (gpu, limit): (&GpuConfig, Duration),
+        gpu: &GpuConfig,
+        limit: Duration,
     ) -> Result<()> {
         let found = collective::control_of(steps);
         let has = self.peers.control;
@@ -121,7 +122,8 @@ impl ExecutionContext {
         let device = self.resources.device.clone();
         if needed > self.machine.workspace_bytes {
             let workspace = DeviceBuffer::new(&device, "the workspace of steps", needed)?;
-            (self.machine.workspace, self.machine.workspace_bytes) = (workspace.address(), needed);
+            self.machine.workspace = workspace.address();
+            self.machine.workspace_bytes = needed;
             self.resources._memory.push(workspace);
         }
         if let Some(exchange) = exchange {

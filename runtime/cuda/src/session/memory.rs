@@ -112,8 +112,11 @@ impl CudaSession {
                 }
                 Port::Output(k) => (bound.inputs.len() + k, bound.outputs[k].mutates.is_none()),
             };
-            let (Some(lent), true) = (self.ports.state(port).binding, is_alone) else { return Ok(None) };
-            bases[index] = lent.address;
+            if !is_alone {
+                return Ok(None);
+            }
+            let Some(bound_memory) = self.ports.state(port).binding else { return Ok(None) };
+            bases[index] = bound_memory.address;
         }
         let key = RecordingKey { bases: bases.into(), ..recording.key().clone() };
         Ok(Some(ResolvedPorts { key, memory: self.ports.session_memories().cloned().collect() }))
@@ -132,40 +135,42 @@ impl CudaSession {
         let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
-            let lent = self.ports.state(Port::Input(i)).binding;
+            let binding = self.ports.state(Port::Input(i)).binding;
             let memory = self.locate_port(Port::Input(i))?;
             self.ports.expect_data(i)?;
-            let held = self.ports.fixed_offset(i).map(|offset| arena + offset as Address);
-            if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_rewritable(i)) {
-                before.push(PortCopy { to, from: lent.address, bytes: input.bytes });
+            let fixed = self.ports.fixed_offset(i).map(|offset| arena + offset as Address);
+            if let (Some(to), Some(binding)) = (fixed, binding)
+                && self.ports.is_rewritable(i)
+            {
+                before.push(PortCopy { to, from: binding.address, bytes: input.bytes });
             }
-            bases.push(held.unwrap_or(memory.range.address));
+            bases.push(fixed.unwrap_or(memory.range.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
-            let own = self.locate_port(Port::Output(k))?.range;
+            let memory = self.locate_port(Port::Output(k))?.range;
             let given =
                 output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).binding?.address)));
             match (output.input_in_place(), output.mutates) {
                 // The steps write this output into the input's memory.
                 (Some(i), _) => {
-                    let held = bases[i];
-                    after.push(PortCopy { to: own.address, from: held, bytes: output.bytes });
-                    bases.push(held);
+                    let base = bases[i];
+                    after.push(PortCopy { to: memory.address, from: base, bytes: output.bytes });
+                    bases.push(base);
                 }
                 (None, Some(i)) => {
                     // The steps need two memories. If the caller bound the same one for both, the output uses
                     // session memory.
-                    let shared = given.is_some_and(|(_, address)| address == own.address);
+                    let shared = given.is_some_and(|(_, address)| address == memory.address);
                     let from = if shared {
                         self.ensure_session_memory(Port::Output(k), output.bytes)?
                     } else {
-                        own.address
+                        memory.address
                     };
                     after.push(PortCopy { to: bases[i], from, bytes: output.bytes });
                     after.extend(given.map(|(_, to)| PortCopy { to, from, bytes: output.bytes }));
                     bases.push(from);
                 }
-                (None, None) => bases.push(own.address),
+                (None, None) => bases.push(memory.address),
             }
         }
         let mut moves = [before, after];
@@ -201,7 +206,7 @@ impl CudaSession {
                     self.wait_for_runs(None)?;
                     self.upload(to, data)?;
                 }
-                // It was written there.
+                // The data was written there.
                 (None, None) => {}
             }
             self.ports.state_mut(port).is_loaded = true;

@@ -126,8 +126,9 @@ impl CudaSession {
     fn replay_runs(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
         begin.record(&self.context()?.resources.streams.compute)?;
-        let graph = (runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph), runs.count);
-        self.launch(&runs.recording, None, graph).map_err(|error| self.fail_session(error.into()))?;
+        let graph = runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph);
+        let launched = self.launch(&runs.recording, None, graph, runs.count);
+        launched.map_err(|error| self.fail_session(error.into()))?;
         self.runs += u64::from(runs.count);
         end.record(&self.context()?.resources.streams.compute)?;
         self.wait_for_runs(None)?;

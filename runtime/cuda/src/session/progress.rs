@@ -55,7 +55,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(8);
 
-    /// The seconds at which a report is sent for runs of which the device publishes nothing.
+    /// The seconds at which a report is sent for `runs` runs without any progress of the device.
     fn beats(runs: u32) -> Vec<u64> {
         let start = Instant::now();
         let mut heard = RunProgress::new(start);

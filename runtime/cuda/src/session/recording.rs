@@ -98,7 +98,8 @@ impl Recording {
         key: &RecordingKey,
         memory: Vec<Arc<DeviceBuffer>>,
         is_noted: bool,
-        (streams, nccl): (&LaneStreams, &Communicators),
+        streams: &LaneStreams,
+        nccl: &Communicators,
     ) -> Result<Recording> {
         let mut nodes = WorkNodes::default();
         let mut copies = [None, None];
@@ -177,8 +178,8 @@ impl Recording {
             far += rebase_costs.get(port).copied().flatten()?;
         }
         for ((was, is), nodes) in self.key.copies.iter().zip(&key.copies).zip(copies) {
-            let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
-            if !alike || was != is && nodes.is_none() {
+            let same_sizes = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
+            if !same_sizes || was != is && nodes.is_none() {
                 return None;
             }
             far += was.iter().zip(is).filter(|(was, is)| was != is).count();

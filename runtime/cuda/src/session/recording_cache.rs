@@ -30,12 +30,11 @@ impl RecordingCache {
         let retired = Vec::new();
         let captured = Vec::new();
         let refused = Vec::new();
-        let left = LruCache::new(kept);
         RecordingCache {
             recordings: LruCache::new(kept),
             retired,
             captured,
-            abandoned_keys: left,
+            abandoned_keys: LruCache::new(kept),
             unretargetable_sizes: refused,
             retarget_count: 0,
             record_count: 0,
@@ -64,7 +63,7 @@ impl RecordingCache {
         let far = |known: &RecordingKey, recording: &Arc<Recording>| {
             if known.sizes == key.sizes { recording.retarget_cost(key) } else { None }
         };
-        let place = choose_retarget((&self.recordings, &self.abandoned_keys), key, far, |known| {
+        let place = choose_retarget(&self.recordings, &self.abandoned_keys, key, far, |known| {
             known.executable.program.pieces()
         })?;
         let (old, near) = self.recordings.remove_at(place)?;
@@ -113,7 +112,8 @@ impl RecordingCache {
 /// cache. A key that is far from all recordings is recorded when it returns. A near one is recorded once its
 /// updates have cost as much as a new recording, which is `pieces` pieces of work.
 fn choose_retarget<K: PartialEq, V>(
-    (recent, left): (&LruCache<K, V>, &LruCache<K, usize>),
+    recent: &LruCache<K, V>,
+    abandoned: &LruCache<K, usize>,
     key: &K,
     far: impl Fn(&K, &V) -> Option<usize>,
     pieces: impl Fn(&V) -> usize,
@@ -121,7 +121,7 @@ fn choose_retarget<K: PartialEq, V>(
     let (far, place) = recent.nearest(far)?;
     let enough =
         if far > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
-    let times = left.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
+    let times = abandoned.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
     (times < enough || !recent.has_capacity()).then_some(place)
 }
 
@@ -148,7 +148,7 @@ mod tests {
                 continue;
             }
             let near =
-                choose_retarget((&recent, &left), &run, |known, ()| Some(run.abs_diff(*known)), |()| pieces);
+                choose_retarget(&recent, &left, &run, |known, ()| Some(run.abs_diff(*known)), |()| pieces);
             match near.and_then(|place| recent.remove_at(place)) {
                 Some((old, ())) => {
                     moved += 1;

@@ -53,7 +53,7 @@ impl CudaSession {
             (Some(raw), _) => Some(unsafe { BorrowedStream::new(raw.0) }),
             (None, adopted) => adopted,
         };
-        let stream = stream.map(|lent| Stream::adopt(&self.device, lent));
+        let stream = stream.map(|borrowed| Stream::adopt(&self.device, borrowed));
         let put = match stream {
             Some(stream) if self.is_capturing(&stream)? => {
                 let recording = self.next_for_capture()?;
@@ -62,7 +62,7 @@ impl CudaSession {
             stream => {
                 let recording = self.next_recording()?;
                 if recording.runs_as_graph {
-                    self.launch(&recording, stream, (&recording.executable.graph, 1))
+                    self.launch(&recording, stream, &recording.executable.graph, 1)
                 } else {
                     self.launch_pieces(&recording, stream)
                 }
@@ -127,7 +127,8 @@ impl CudaSession {
         &mut self,
         recording: &Arc<Recording>,
         stream: Option<Stream>,
-        (graph, runs): (&ExecutableGraph, u32),
+        graph: &ExecutableGraph,
+        runs: u32,
     ) -> Result<()> {
         let Some(context) = &self.context else { return Err(arenas_released_error().into()) };
         let stream = stream.as_ref().unwrap_or(&context.resources.streams.compute);
@@ -140,8 +141,9 @@ impl CudaSession {
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
         // SAFETY: as in `launch`.
-        let own = || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
-        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, own()));
+        let session_stream =
+            || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
+        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, session_stream()));
         self.pending_runs.wait_before(&stream, context)?;
         let streams = context.streams_with_compute(&self.device, stream);
         recording.enqueue(&streams, &context.resources.nccl)?;
@@ -212,7 +214,7 @@ impl CudaSession {
             ranks.all_gather(&[0])?;
         }
         let exchange = settled.is_none().then_some(ranks as &dyn RankExchange);
-        context.extend_for(&bound.steps, exchange, (&self.gpu, limit))?;
+        context.extend_for(&bound.steps, exchange, &self.gpu, limit)?;
         let resources = &context.resources;
         let bases = PortBases(&key.bases);
         let kept = input_ranges(&bound, &key.bases);
@@ -258,8 +260,9 @@ impl CudaSession {
         let _span = self.enter_span();
         let started = Instant::now();
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
-        let lanes = (&context.resources.streams, &context.resources.nccl);
-        let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
+        let streams = &context.resources.streams;
+        let nccl = &context.resources.nccl;
+        let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, streams, nccl)?);
         let programs = &mut context.resources.programs;
         programs.record_count += 1;
         tracing::debug!(target: "symmc::gpu", recordings = programs.record_count, elapsed = ?started.elapsed(), "recorded a graph");
@@ -312,8 +315,8 @@ impl CudaSession {
             // Because the session has ended, nothing watches the other peers any more; this state lasts no
             // longer than the limit.
             Err(error) if has_ended_runs(comm.control(), error, self.runs) => {
-                let left = self.peer_left_since.get_or_insert_with(Instant::now);
-                if left.elapsed() < self.config.limit { Ok(()) } else { alive }
+                let left_since = self.peer_left_since.get_or_insert_with(Instant::now);
+                if left_since.elapsed() < self.config.limit { Ok(()) } else { alive }
             }
             _ => alive,
         }

@@ -104,7 +104,7 @@ fn one_kernel_stores_the_bits_of_three() {
     };
     let (together, alone) = (run(&one), run(&three));
     assert!(together == alone);
-    // Of several stores to one position, the last one wins.
+    // The last one of several stores to one position wins.
     let stored = |found: &[u16], position: usize, j: usize| {
         let sources = words(2, H * L * E);
         (0..H).all(|h| found[(h * POSITIONS + position) * E..][..E] == sources[(h * L + j) * E..][..E])

@@ -129,12 +129,12 @@ pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier)
         call.to[i] = running.result + (p * row) as Address;
     }
     let n = running.n;
-    let exit = exit == ExitBarrier::Kept;
+    let keeps_exit = exit == ExitBarrier::Kept;
     let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
     (call.count, call.row) = (running.bytes as u64, row as u64);
     Ok(KernelCall {
         what: format!("{}_rows", running.bound.kind.name()),
-        body: format!("move_rows<{unit}, {n}, {exit}>"),
+        body: format!("move_rows<{unit}, {n}, {keeps_exit}>"),
         params: ("BarrierParams", KernelParam::from_value(&call)),
         extra_param: None,
         most_threads: MAX_THREADS,

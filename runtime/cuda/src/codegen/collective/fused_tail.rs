@@ -169,11 +169,11 @@ fn match_norm<'a>(norm: &'a StepWork, sum: &LocatedTensor) -> Option<TailNorm<'a
     let x = operands.first()?;
     let weight = operands.get(1);
     let result = results.first()?;
-    let alike =
+    let fits_layout =
         |v: &LocatedTensor| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_contiguous(v);
     let elements = |v: &LocatedTensor| v.shape.iter().product::<usize>();
     let fits = (x.space, x.offset, x.dtype, elements(x)) == (sum.space, sum.offset, sum.dtype, elements(sum))
-        && [x, result].into_iter().all(alike)
+        && [x, result].into_iter().all(fits_layout)
         && weight
             .is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_contiguous(w));
     let hidden = *x.shape.last()?;

@@ -71,8 +71,8 @@ impl KernelCall {
              @(const __grid_constant__ {family} call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
             self.most_threads, self.body
         );
-        let beside = self.extra_param.map(|(_, param)| param);
-        let params = [params].into_iter().chain(beside).collect();
+        let extra_param = self.extra_param.map(|(_, param)| param);
+        let params = [params].into_iter().chain(extra_param).collect();
         KernelLaunch::flat(source.function(&self.what, text), blocks as usize, threads as usize, params)
     }
 }

@@ -33,22 +33,22 @@ pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result
     build_reduction(running, op, vector, None)
 }
 
-/// An all-reduce in two rounds with an addition, which `beside` describes. With `vector` all addresses are
+/// An all-reduce in two rounds with an addition, given as a parameter. With `vector` all addresses are
 /// multiples of 8.
 pub(super) fn reduce_and_add(
     running: &RankCollective,
     op: CollectiveReduceOp,
     vector: bool,
-    beside: (&'static str, KernelParam),
+    addition: (&'static str, KernelParam),
 ) -> Result<KernelCall> {
-    build_reduction(running, op, vector, Some(beside))
+    build_reduction(running, op, vector, Some(addition))
 }
 
 fn build_reduction(
     running: &RankCollective,
     op: CollectiveReduceOp,
     vector: bool,
-    beside: Option<(&'static str, KernelParam)>,
+    addition: Option<(&'static str, KernelParam)>,
 ) -> Result<KernelCall> {
     let n = running.n;
     let protocol = running.protocol(running.bytes);
@@ -62,13 +62,13 @@ fn build_reduction(
     call.slice = slice as u64;
     let (element, operation) = reduction(running.bound.dtype, op);
     let blocks = grid(running, protocol, units);
-    let body = match (two_rounds, beside.is_some()) {
-        (false, _) => one_round_body(protocol, (element, operation), n, SendPattern::SameToAll, vector),
+    let body = match (two_rounds, addition.is_some()) {
+        (false, _) => one_round_body(protocol, &element, operation, n, SendPattern::SameToAll, vector),
         (true, false) => format!("ll128_reduce_twice<{element}, {operation}, {n}, {vector}>"),
         (true, true) => format!("ll128_add_twice<{element}, {operation}, {n}, {vector}>"),
     };
     Ok(KernelCall {
-        extra_param: beside,
+        extra_param: addition,
         ..landing_kernel(format!("ll_{}", running.bound.dtype), body, call, blocks)
     })
 }
@@ -76,7 +76,8 @@ fn build_reduction(
 /// A reduction in one round of the messages of all ranks.
 fn one_round_body(
     protocol: LlProtocol,
-    (element, operation): (String, &str),
+    element: &str,
+    operation: &str,
     n: usize,
     sends: SendPattern,
     vector: bool,
@@ -91,7 +92,8 @@ pub(super) fn reduce_scatter(running: &RankCollective, op: CollectiveReduceOp) -
     call.out[0] = running.result;
     let vector = all_vectors(&call.from[..running.n], &call.out[..1]);
     let dtype = running.bound.dtype;
-    let body = one_round_body(protocol, reduction(dtype, op), running.n, SendPattern::OnePerPeer, vector);
+    let (element, operation) = reduction(dtype, op);
+    let body = one_round_body(protocol, &element, operation, running.n, SendPattern::OnePerPeer, vector);
     Ok(landing_kernel(format!("ll_reduce_scatter_{dtype}"), body, call, blocks))
 }
 

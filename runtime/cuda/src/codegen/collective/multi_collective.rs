@@ -118,9 +118,9 @@ fn prepared(first: &RankCollective<'_>, mut parts: Vec<BarrierWork>) -> KernelCa
     }
     let mut templates = String::new();
     let mut at = 0;
-    for alike in parts.chunk_by(|a, b| a.template == b.template) {
-        let end = at + alike.len();
-        templates.push_str(&format!(", {}, {at}, {end}>", alike[0].template));
+    for group in parts.chunk_by(|a, b| a.template == b.template) {
+        let end = at + group.len();
+        templates.push_str(&format!(", {}, {at}, {end}>", group[0].template));
         at = end;
     }
     let exit = first.bound.exit.unwrap_or(ExitBarrier::Kept) == ExitBarrier::Kept;

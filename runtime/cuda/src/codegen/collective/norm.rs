@@ -94,9 +94,9 @@ pub fn lower_norm(
         return Ok(None);
     }
     let running = RankCollective::new(step, call, [norm.operand, norm.added], peers)?;
-    let beside = norm.parameters(running.bytes, row);
+    let tail = norm.parameters(running.bytes, row);
     if norm.normed.is_none() && peers.thresholds.uses_two_rounds(running.bytes as u64, running.n as u64) {
-        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", KernelParam::from_value(&beside)))?;
+        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", KernelParam::from_value(&tail)))?;
         return Ok(Some(GpuCommand::Kernel(prepared.launch(peers, source))));
     }
     let protocol = running.protocol(running.bytes);
@@ -111,7 +111,7 @@ pub fn lower_norm(
     }
     let mut parameters = running.ll(running.bytes, protocol, rows * units, 1)?;
     parameters.from[0] = norm.operand;
-    let beside = Norm { share, ..beside };
+    let tail = Norm { share, ..tail };
     let (element, operation) = reduction(call.dtype, *op);
     let n = running.n;
     let first = norm.round_first;
@@ -122,7 +122,7 @@ pub fn lower_norm(
             protocol.name()
         ),
         params: ("LandingParams", KernelParam::from_value(&parameters)),
-        extra_param: Some(("Norm", KernelParam::from_value(&beside))),
+        extra_param: Some(("Norm", KernelParam::from_value(&tail))),
         most_threads: MAX_THREADS,
         blocks,
     };

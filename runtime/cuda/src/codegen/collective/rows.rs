@@ -33,9 +33,10 @@ pub fn lower(
         return Ok(None);
     };
     let ([view], [result]) = (&operands[..], &results[..]) else { return Ok(None) };
-    let (true, Some(row)) = (call.kind == Kind::AllGather, gathered_row_elements(call, view)) else {
+    if call.kind != Kind::AllGather {
         return Ok(None);
-    };
+    }
+    let Some(row) = gathered_row_elements(call, view) else { return Ok(None) };
     let ends = CollectivePointers::new(addresses.region(&call.operand), addresses.address_of(result));
     if row == call.elements || call.cell.len() == 1 {
         return super::lower(step, call, &ends, peers, &mut l.source);
@@ -54,7 +55,7 @@ pub fn lower(
 /// interleaved.
 fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Option<usize> {
     let ranks = call.cell.len();
-    let all = call.elements.checked_mul(call.cell.len())?;
+    let all = call.elements.checked_mul(ranks)?;
     let at = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
     if !at || view.shape.iter().product::<usize>() != all {
         return None;

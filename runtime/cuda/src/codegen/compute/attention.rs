@@ -200,7 +200,7 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
 fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     let even = |splits: &usize| {
         let all = blocks * splits;
-        let waves = (blocks * splits).div_ceil(multiprocessors);
+        let waves = all.div_ceil(multiprocessors);
         waves >= 2 && 10 * all >= 9 * waves * multiprocessors
     };
     (1..most).find(even).unwrap_or(most)
@@ -232,16 +232,16 @@ pub(super) fn workspace(
     let algorithms = [cuda_core_kernel(rows), tensor_core_kernel(rows), AttentionAlgorithm::Decode];
     let bytes =
         |algorithm| partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
-    let own = algorithms.into_iter().map(bytes).max().unwrap_or(0);
+    let partials = algorithms.into_iter().map(bytes).max().unwrap_or(0);
     if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
-        return own;
+        return partials;
     }
     let numbers = if mask_bias::needs_bias(&o, scores.bounds) {
         mask_bias::bias_layout(&o, scores.bounds, x.keys)
     } else {
         None
     };
-    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, mask_bias::bytes))
+    partials.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, mask_bias::bytes))
 }
 
 fn partial_bytes(x: &AttentionSizes, split: &KeySplit, dtype: DType) -> usize {
@@ -330,14 +330,14 @@ pub(super) fn lower(
         AttentionAlgorithm::Decode if sums.is_some() => cuda_core_kernel(x.group * x.queries),
         algorithm => algorithm,
     };
-    let own = a.kernels(algorithm, RecomputeRows::All, l)?;
+    let kernels_only = a.kernels(algorithm, RecomputeRows::All, l)?;
     if l.machine.attention == AttentionBackend::Measured
         && !scores.sink
-        && let Some(of) = a.candidates(scores, &limits, &o, (result, sums), &own, l)?
+        && let Some(of) = a.candidates(scores, &limits, &o, result, sums, &kernels_only, l)?
     {
         return Ok(vec![GpuCommand::Attention(Box::new(of))]);
     }
-    Ok(own.into_iter().map(GpuCommand::Kernel).collect())
+    Ok(kernels_only.into_iter().map(GpuCommand::Kernel).collect())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -357,8 +357,9 @@ impl AttentionLowering<'_> {
         scores: &ScoreOptions<'_>,
         limits: &[(&AttentionBound, i64)],
         o: &AttentionOperands<'_, LocatedTensor>,
-        (result, sums): (&LocatedTensor, Option<&LocatedTensor>),
-        own: &[KernelLaunch],
+        result: &LocatedTensor,
+        sums: Option<&LocatedTensor>,
+        kernels_only: &[KernelLaunch],
         l: &mut KernelLowering<'_>,
     ) -> Result<Option<AttentionCandidates>> {
         let (by_data, rest): (Vec<_>, Vec<_>) = limits.iter().copied().partition(|(bound, _)| bound.operand);
@@ -391,7 +392,7 @@ impl AttentionLowering<'_> {
             numbers,
             filled,
             amend,
-            kernels: own.to_vec(),
+            kernels: kernels_only.to_vec(),
         }))
     }
 

@@ -185,20 +185,20 @@ fn measure(
     }
     // As in a program, where a kernel follows others.
     let start = Cell::new(LaunchOrder::After);
-    let behind = |kernel: &KernelLaunch| launch(kernel, start.replace(LaunchOrder::Dependent));
+    let enqueue_dependent = |kernel: &KernelLaunch| launch(kernel, start.replace(LaunchOrder::Dependent));
     let by_library = || {
         start.set(LaunchOrder::After);
         some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
-            x.numbers.iter().try_for_each(behind)?;
+            x.numbers.iter().try_for_each(enqueue_dependent)?;
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
             unsafe { prepared.run(stream, search.bases) }?;
             start.set(LaunchOrder::Dependent);
-            x.amend.iter().try_for_each(behind)
+            x.amend.iter().try_for_each(enqueue_dependent)
         })
     };
     let by_kernels = || {
         start.set(LaunchOrder::After);
-        some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(behind))
+        some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(enqueue_dependent))
     };
     // A library that fails at run time is treated like one that does not prepare.
     let Ok(graph) = stream.capture(by_library) else { return Ok(false) };

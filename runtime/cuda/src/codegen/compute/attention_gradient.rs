@@ -92,13 +92,13 @@ pub(super) fn lower(
     if x.e == 0 {
         return Err(mismatch_error("the gradient of attention", "queries that have elements", x.e));
     }
-    let own = gradient_kernels(scores, &x, &of, &o, results, l)?;
+    let kernels = gradient_kernels(scores, &x, &of, &o, results, l)?;
     if l.machine.attention == AttentionBackend::Measured
-        && let Some(candidates) = candidates(scores, &x, &of, &o, results, &own, l)
+        && let Some(candidates) = candidates(scores, &x, &of, &o, results, &kernels, l)
     {
         return Ok(vec![GpuCommand::Attention(Box::new(candidates))]);
     }
-    Ok(own.into_iter().map(GpuCommand::Kernel).collect())
+    Ok(kernels.into_iter().map(GpuCommand::Kernel).collect())
 }
 
 fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
@@ -116,7 +116,7 @@ fn candidates(
     of: &ForwardResult<'_>,
     o: &AttentionOperands<'_, LocatedTensor>,
     results: &[LocatedTensor],
-    own: &[KernelLaunch],
+    kernels: &[KernelLaunch],
     l: &KernelLowering<'_>,
 ) -> Option<AttentionCandidates> {
     let limits = bounds::constants(scores.bounds)?;
@@ -138,7 +138,7 @@ fn candidates(
         numbers: None,
         filled: vec![],
         amend: None,
-        kernels: own.to_vec(),
+        kernels: kernels.to_vec(),
     })
 }
 

@@ -140,10 +140,12 @@ fn library_products(
 fn merge_into_batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
     let is_first_lower = second.c.at.distance_from(first.c.at)? > 0;
     let (low, high) = if is_first_lower { (first, second) } else { (second, first) };
-    let alike = |x: &DeviceMatrix, y: &DeviceMatrix| (x.step, x.order) == (y.step, y.order);
+    let same_layout = |x: &DeviceMatrix, y: &DeviceMatrix| (x.step, x.order) == (y.step, y.order);
     let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
-    let fits =
-        extents(low) == extents(high) && low.batch == 1 && alike(&low.b, &high.b) && alike(&low.c, &high.c);
+    let fits = extents(low) == extents(high)
+        && low.batch == 1
+        && same_layout(&low.b, &high.b)
+        && same_layout(&low.c, &high.c);
     let size = low.dtype.size() as i64;
     let between = |x: &DeviceMatrix, y: &DeviceMatrix| {
         let bytes = y.at.distance_from(x.at).filter(|&bytes| bytes > 0)?;

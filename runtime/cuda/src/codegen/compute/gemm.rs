@@ -419,7 +419,7 @@ fn layout(
     }
 }
 
-/// Where the partial sums of several blocks are added: in the result, in the result's type and in order; or
+/// The place where the partial sums of several blocks are added: in the result, in the result's type and in order; or
 /// in the workspace, in the type in which sums are computed.
 const IN_PLACE: u32 = 1;
 const COMPUTE_TYPE: u32 = 2;

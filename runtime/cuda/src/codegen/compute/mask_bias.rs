@@ -38,11 +38,11 @@ pub(super) fn bias_layout(
     let batch = o.q.shape.get(..rank.checked_sub(3)?)?;
     let by_data = || bounds.iter().filter(|b| b.operand);
     // After the batch axes, an operand of a bound has one element.
-    let alike = |p: &LocatedTensor| p.shape.iter().rev().take(3).all(|&n| n == 1);
+    let is_per_sequence = |p: &LocatedTensor| p.shape.iter().rev().take(3).all(|&n| n == 1);
     let fits = o.q.dtype.size() == 2
         && o.mask.is_none_or(|m| m.dtype == DType::Bool && m.shape.len() <= rank)
         && by_data().all(|b| !b.row)
-        && o.positions.iter().all(alike);
+        && o.positions.iter().all(is_per_sequence);
     if !fits {
         return None;
     }

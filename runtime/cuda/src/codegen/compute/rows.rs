@@ -74,8 +74,8 @@ impl ThreadGroup {
     /// The group for rows of `n` elements of the operands `all`, of which the first is read most.
     fn for_operands(rows: usize, n: usize, all: &[&RowSplit]) -> ThreadGroup {
         let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
-        let beside = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
-        if n == 1 || (beside && rows >= 512) {
+        let rows_are_adjacent = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
+        if n == 1 || (rows_are_adjacent && rows >= 512) {
             return ThreadGroup { threads: 1, block: 128, width: 1, items: 0 };
         }
         ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), all))
@@ -214,8 +214,8 @@ struct ReductionPass {
 impl ReductionPass {
     /// Whether neighbouring rows are adjacent in memory.
     fn are_columns(&self) -> bool {
-        let beside = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
-        beside && self.n >= 16 && self.rows >= 32
+        let rows_are_adjacent = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
+        rows_are_adjacent && self.n >= 16 && self.rows >= 32
     }
 
     fn blocks(&self) -> usize {

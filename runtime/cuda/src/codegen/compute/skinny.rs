@@ -215,12 +215,12 @@ fn kernel(
     l: &mut KernelLowering<'_>,
 ) -> Option<GpuCommand> {
     let first = gemms.first()?;
-    let beside = arrangement.lines_per_column(gemms);
+    let lines_per_column = arrangement.lines_per_column(gemms);
     let most = if arrangement == ProductArrangement::SideBySide { MOST_PRODUCTS } else { MOST_APART };
     let same = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
-        let beside = arrangement != ProductArrangement::SideBySide || g.n == first.n;
-        g.batch == 1 && extents(g) == extents(first) && beside
+        let same_columns = arrangement != ProductArrangement::SideBySide || g.n == first.n;
+        g.batch == 1 && extents(g) == extents(first) && same_columns
     };
     let fits = gemms.len() <= most && gemms.iter().all(same);
     let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
@@ -232,7 +232,7 @@ fn kernel(
     let (part, tiles) = tile_function(gemms, arrangement, config.columns);
     let paired = matches!(arrangement, ProductArrangement::ColumnPairs(_));
     let text = format!(
-        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {beside};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         epilogue.layouts,
@@ -263,12 +263,12 @@ fn kernel(
 fn tile_function(gemms: &[Gemm], arrangement: ProductArrangement<'_>, columns: usize) -> (String, usize) {
     let mut out = String::from("SC_FN Part part(u32 tile) {\n");
     let mut first = 0;
-    let beside = arrangement.lines_per_column(gemms);
+    let lines_per_column = arrangement.lines_per_column(gemms);
     let gemms = arrangement.sequential_products(gemms);
     for (p, gemm) in gemms.iter().enumerate() {
         let (lines, half) = match arrangement {
             ProductArrangement::ColumnPairs(halves) => {
-                (columns * beside, halves.get(p).copied().flatten().unwrap_or(columns))
+                (columns * lines_per_column, halves.get(p).copied().flatten().unwrap_or(columns))
             }
             ProductArrangement::SideBySide | ProductArrangement::Sequential => (columns, gemm.n),
         };
@@ -363,14 +363,14 @@ fn extents(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> ProductShape 
 /// rows; if split-K is faster, clusters get the parts.
 fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'_>) -> Option<SkinnyKernel> {
     // Whether the columns of all products are computed one after another.
-    let behind = arrangement != ProductArrangement::SideBySide || gemms.len() == 1;
+    let is_sequential = arrangement != ProductArrangement::SideBySide || gemms.len() == 1;
     let given = arrangement != ProductArrangement::Sequential;
     let extents = extents(gemms, arrangement);
     let multiprocessors = l.machine.multiprocessors;
     let whole = || {
         let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
         let mut lines = usize::try_from(lines).ok()?;
-        if behind {
+        if is_sequential {
             lines = narrowest_tile(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
         }
         // A machine with less shared memory holds fewer lines at once.
@@ -381,7 +381,7 @@ fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'
     };
     let able = given || LIMITS.is_profitable_with_full_k(&extents, multiprocessors);
     let whole = able.then(whole).flatten();
-    let split = if behind { choose_split_k(gemms, l) } else { None };
+    let split = if is_sequential { choose_split_k(gemms, l) } else { None };
     let tiling = match (whole, split) {
         (Some(whole), Some(split)) if split.cost(gemms, l) >= whole.cost(gemms, l) => whole,
         (whole, split) => split.or(whole)?,
@@ -484,12 +484,12 @@ fn wgmma(
     {
         return None;
     }
-    let beside = arrangement.lines_per_column(gemms);
+    let lines_per_column = arrangement.lines_per_column(gemms);
     let columns = narrowest_tile(arrangement.sequential_products(gemms), 8, clusters);
-    if columns * beside > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
+    if columns * lines_per_column > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
         return None;
     }
-    let lines = columns * beside;
+    let lines = columns * lines_per_column;
     let rows = gemm.m.next_multiple_of(8);
     let stage = (lines + rows).max(MOST_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
     // The sums of the other block, and the padding to a multiple of 1024.

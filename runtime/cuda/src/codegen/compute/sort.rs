@@ -92,7 +92,8 @@ pub(super) fn lower(
             l,
         )]);
     }
-    job.sort_long_rows(buffer_bytes(axis, x), [from, to, places], l)
+    let (keys, copy) = buffer_bytes(axis, x);
+    job.sort_long_rows(keys, copy, [from, to, places], l)
 }
 
 struct SortJob {
@@ -125,7 +126,8 @@ impl SortJob {
     /// Sorts rows that are longer than a tile.
     fn sort_long_rows(
         &self,
-        (keys, copy): (usize, usize),
+        keys: usize,
+        copy: usize,
         [from, to, places]: [DevicePtr; 3],
         l: &mut KernelLowering<'_>,
     ) -> Commands {
@@ -145,10 +147,12 @@ impl SortJob {
             1024,
             l,
         )];
-        let (mut width, mut now) = (TILE, 0);
+        let mut width = TILE;
+        let mut now = 0;
         while width < self.n {
-            let ((k, p), (nk, np)) = (side(now), side(1 - now));
-            let mut params = [k, p, nk, np].map(KernelParam::from).to_vec();
+            let (k, p) = side(now);
+            let (next_k, next_p) = side(1 - now);
+            let mut params = [k, p, next_k, next_p].map(KernelParam::from).to_vec();
             params.push((width as u64).into());
             let blocks = (self.n * self.lines).div_ceil(256);
             let call = "merge_runs<@_L>(a, b, c, d, width)";

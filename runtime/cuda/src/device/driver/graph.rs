@@ -166,12 +166,15 @@ impl Stream {
     /// The nodes that were captured on this stream after `before`, in order, if they form one chain.
     pub fn nodes_since(&self, before: &CaptureFrontier) -> Result<Option<Vec<GraphNode>>> {
         let mut found = Vec::new();
-        let mut behind = self.frontier()?;
+        let mut frontier = self.frontier()?;
         // Each new node follows a new node, or only nodes of `before`.
-        while !behind.0.iter().all(|node| before.0.contains(node)) {
-            let (&[node], true) = (&behind.0[..], found.len() < MOST_NODES) else { return Ok(None) };
+        while !frontier.0.iter().all(|node| before.0.contains(node)) {
+            if found.len() >= MOST_NODES {
+                return Ok(None);
+            }
+            let &[node] = &frontier.0[..] else { return Ok(None) };
             found.push(GraphNode(node));
-            behind = dependencies(node)?;
+            frontier = dependencies(node)?;
         }
         found.reverse();
         Ok(Some(found))

@@ -25,8 +25,8 @@ impl BorrowedStream {
     /// Borrows a `cudaStream_t` (`CUstream`) that was created; the default streams cannot be captured.
     ///
     /// # Safety
-    /// - It belongs to the primary context of the session's GPU.
-    /// - It exists from before the session is made until after it is dropped, and is not capturing at these
+    /// - The stream belongs to the primary context of the session's GPU.
+    /// - The stream exists from before the session is made until after it is dropped, and is not capturing at these
     ///   two times. All work that its owner enqueued on it has ended by the time the session is dropped.
     /// - While the session uses it, no other code does. Work that the owner enqueues on it does not access
     ///   the session's memory.

@@ -106,7 +106,7 @@ __device__ __forceinline__ u64* flag_of(const GroupParams& call, u32 owner, u32 
     return (u64*)call.flags[owner] + (block * MAX_RANKS + sets);
 }
 
-/// That flag for this block.
+/// The same flag for this block.
 __device__ __forceinline__ u64* flag(const GroupParams& call, u32 owner, u32 sets) {
     return flag_of(call, owner, sets, blockIdx.x);
 }
