@@ -8,7 +8,7 @@
 //! run = launch of a recording, on any stream
 //! ```
 //!
-//! Ranks have to agree only on what depends on sizes. Another pointer concerns only its rank, because
+//! Ranks have to agree only on choices that depend on sizes. Another pointer concerns only its rank, because
 //! callers' memory is aligned to [`ALIGN`], and no kernel or algorithm is chosen for a larger alignment.
 
 mod context;

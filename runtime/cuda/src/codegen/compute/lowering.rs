@@ -93,7 +93,7 @@ pub(super) fn mismatch_error(
     CudaError::Unsupported(format!("{what}: expected {expected:?}, found {found:?}"))
 }
 
-/// Checks that the slices that [`lower`] takes apart are long enough.
+/// Checks that the operand and result slices that [`lower`] destructures are long enough.
 pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
     symmc_ir::infer::check_operand_and_result_counts(op, operands, results).map_err(|expected| {
         mismatch_error(op_name(op), expected, format!("{operands} operands and {results} results"))

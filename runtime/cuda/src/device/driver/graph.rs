@@ -73,11 +73,12 @@ impl Drop for ExecutableGraph {
 }
 
 impl Stream {
-    /// Captures the work that `record` enqueues on this stream, and on streams that wait for its events, into a graph
-    /// instead of running it. The capture is relaxed: NCCL connects ranks at the first call on a communicator, and where ranks
-    /// are threads of one process the driver allows that in relaxed captures only.
+    /// Captures the work that `record` enqueues on this stream, and on streams that wait for its events, into a
+    /// graph instead of running it. The capture is relaxed, because NCCL connects ranks at the first call on a
+    /// communicator. If ranks are threads of one process, the driver allows this only in relaxed captures.
     ///
-    /// `record` is called again if another thread invalidates the capture (see [`capture_template`](Self::capture_template)).
+    /// `record` is called again if another thread invalidates the capture (see
+    /// [`capture_template`](Self::capture_template)).
     pub fn capture(&self, record: impl FnMut() -> Result<()>) -> Result<ExecutableGraph> {
         self.instantiate(self.capture_template(record)?)
     }

@@ -153,7 +153,7 @@ inline float block_sum(float x, u32) {
 
 // ---------------------------------------------------------------- after the kernels
 
-/// Runs a kernel as so many blocks of so many threads. They start in turn, each time with another block.
+/// Runs a kernel with this many blocks and threads. The threads start in turn, each time with another block.
 extern "C" void emulate(void (*kernel)(const void*, const void*), const void* params, const void* beside, unsigned blocks,
                         unsigned threads) {
     using namespace symmc_peer;

@@ -129,7 +129,7 @@ template <class L, int BQ, int STEP> SC_FN bool is_damaged(const void *pr, u32 h
     return any_thread(odd);
 }
 
-// Stores zeros in those of these rows that see nothing.
+// Stores zeros in the rows that see nothing.
 template <class L, int BQ, int MASK>
 SC_FN void clear_blind(const void *pm, void *pr, const void *const *given, u32 head, i64 row0) {
     typedef typename L::T T;
