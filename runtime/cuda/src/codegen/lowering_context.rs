@@ -1,6 +1,6 @@
 //! The context in which the steps of a rank are lowered: the addresses of memory, and the target machine.
 //!
-//! A session has its own. Without a device, [`DeviceFreeContext`] provides one for a GPU like those of the
+//! A session has its own. Without a device, `DeviceFreeContext` provides one for a GPU like those of the
 //! built-in profiles.
 
 use symmc_runtime::exec::ResolvedProgram;

@@ -1,8 +1,8 @@
 //! The workspace of steps: memory apart from the arenas, used by one compute step at a time.
 //!
-//! A session allocates the maximum that its steps need ([`bytes_of_steps`]). For a plan, the maximum is
+//! A session allocates the maximum that its steps need (`bytes_of_steps`). For a plan, the maximum is
 //! estimated with every symbol at the upper end of its bucket, for a GPU like those of the built-in profiles
-//! with every library present ([`upper_bound_bytes`]).
+//! with every library present (`upper_bound_bytes`).
 
 use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
 

@@ -2,7 +2,7 @@
 //! communicator, change sizes, and enqueue one run after another.
 //!
 //! ```text
-//! sizes ──with all ranks──► ProgramChoices: algorithms, code    kept by sizes, the same on all ranks
+//! sizes ──with all ranks──► ProgramChoices: algorithms, code      kept by sizes, the same on all ranks
 //! sizes + memory ──this rank alone──► Recording: one graph        kept by sizes and addresses
 //! other memory: a recording of these sizes is changed             the parameters of the nodes that hold its addresses
 //! run = launch of a recording, on any stream
