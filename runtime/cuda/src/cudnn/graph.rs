@@ -189,7 +189,7 @@ impl PlannedPart {
             .collect();
         let of =
             |which: fn(&AttentionGradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
-        let place = |((_, data), constant): (&(i64, CudnnTensorData), &[u8; 4])| -> *mut c_void {
+        let data_pointer = |((_, data), constant): (&(i64, CudnnTensorData), &[u8; 4])| -> *mut c_void {
             let at = match data {
                 CudnnTensorData::Queries => x.q.at,
                 CudnnTensorData::Keys => x.k.at,
@@ -207,7 +207,7 @@ impl PlannedPart {
             at.resolve(bases) as *mut c_void
         };
         let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
-        let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(place).collect();
+        let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(data_pointer).collect();
         let pack = CudnnDescriptor::new(plan.context.cudnn, DescriptorKind::Pack)?
             .with(DescriptorAttribute::PackIds, AttributeValue::Ints(&ids))?
             .with(DescriptorAttribute::PackPointers, AttributeValue::Pointers(&pointers))?

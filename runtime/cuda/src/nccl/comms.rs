@@ -92,14 +92,14 @@ impl Communicators {
     /// run.
     pub(crate) fn placeholders<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Communicators {
         let none = || CommunicatorEntry { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
-        let of = |work: &StepWork| match work {
+        let placeholder_entry = |work: &StepWork| match work {
             StepWork::Collective(call) if call.variant.is_library() => {
                 Some(((call.group, call.variant), none()))
             }
             _ => None,
         };
         let parts = steps.into_iter().flat_map(|step| step.work.node_work());
-        Communicators { made: parts.filter_map(of).collect(), ..Communicators::default() }
+        Communicators { made: parts.filter_map(placeholder_entry).collect(), ..Communicators::default() }
     }
 
     /// Creates the missing communicators that these steps need. Fails if there is no library, it lacks a

@@ -25,8 +25,8 @@ impl<K: PartialEq, V> LruCache<K, V> {
     /// The distance and the index of the nearest entry by this measure; the most recently used among equals.
     /// `None` if `measure` returns `None` for all entries.
     pub fn nearest(&self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(usize, usize)> {
-        let far = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
-        self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)
+        let measured = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
+        self.entries.iter().enumerate().rev().filter_map(measured).min_by_key(|(distance, _)| *distance)
     }
 
     /// The first result that `make` returns, from the most recently used entry on.

@@ -94,8 +94,8 @@ impl CudaSession {
     /// The session's memory that a caller may not bind, apart from the symmetric arena.
     pub(super) fn reserved(&self) -> Vec<(&'static str, DeviceRange)> {
         let Some(context) = &self.context else { return Vec::new() };
-        let of = |memory: &DeviceBuffer| DeviceRange { address: memory.address(), bytes: memory.len() };
-        context.resources._memory.iter().map(|memory| ("memory", of(memory))).collect()
+        let range_of = |memory: &DeviceBuffer| DeviceRange { address: memory.address(), bytes: memory.len() };
+        context.resources._memory.iter().map(|memory| ("memory", range_of(memory))).collect()
     }
 
     /// The ports of the next run, if they differ from the last run's only in caller memory: inputs that the

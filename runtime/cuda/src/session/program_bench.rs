@@ -116,8 +116,8 @@ impl CudaSession {
     fn record_runs(&mut self, count: u32) -> Result<RecordedRuns, RunError> {
         let recording = self.next_recording()?;
         let resources = &self.context()?.resources;
-        let one = |_| recording.enqueue(&resources.streams, &resources.nccl);
-        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(one));
+        let record_one = |_| recording.enqueue(&resources.streams, &resources.nccl);
+        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(record_one));
         let graph = (count != 1).then(several).transpose()?;
         Ok(RecordedRuns { recording, graph, count })
     }

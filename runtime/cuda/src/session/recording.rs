@@ -173,18 +173,18 @@ impl Recording {
     /// updated. Work with several ports counts once per port.
     pub fn retarget_cost(&self, key: &RecordingKey) -> Option<usize> {
         let Executable { rebase_costs, copies, .. } = &*self.executable;
-        let mut far = 0;
+        let mut cost = 0;
         for port in self.key.bases().changed_ports(key.bases()) {
-            far += rebase_costs.get(port).copied().flatten()?;
+            cost += rebase_costs.get(port).copied().flatten()?;
         }
         for ((was, is), nodes) in self.key.copies.iter().zip(&key.copies).zip(copies) {
             let same_sizes = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
             if !same_sizes || was != is && nodes.is_none() {
                 return None;
             }
-            far += was.iter().zip(is).filter(|(was, is)| was != is).count();
+            cost += was.iter().zip(is).filter(|(was, is)| was != is).count();
         }
-        Some(far)
+        Some(cost)
     }
 
     pub fn copy_count(&self) -> usize {

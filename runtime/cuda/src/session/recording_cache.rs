@@ -60,10 +60,10 @@ impl RecordingCache {
         if self.unretargetable_sizes.contains(&key.sizes) {
             return None;
         }
-        let far = |known: &RecordingKey, recording: &Arc<Recording>| {
+        let cost = |known: &RecordingKey, recording: &Arc<Recording>| {
             if known.sizes == key.sizes { recording.retarget_cost(key) } else { None }
         };
-        let place = choose_retarget(&self.recordings, &self.abandoned_keys, key, far, |known| {
+        let place = choose_retarget(&self.recordings, &self.abandoned_keys, key, cost, |known| {
             known.executable.program.pieces()
         })?;
         let (old, near) = self.recordings.remove_at(place)?;
@@ -115,12 +115,12 @@ fn choose_retarget<K: PartialEq, V>(
     recent: &LruCache<K, V>,
     abandoned: &LruCache<K, usize>,
     key: &K,
-    far: impl Fn(&K, &V) -> Option<usize>,
+    cost: impl Fn(&K, &V) -> Option<usize>,
     pieces: impl Fn(&V) -> usize,
 ) -> Option<usize> {
-    let (far, place) = recent.nearest(far)?;
+    let (cost, place) = recent.nearest(cost)?;
     let enough =
-        if far > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
+        if cost > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
     let times = abandoned.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
     (times < enough || !recent.has_capacity()).then_some(place)
 }

@@ -72,8 +72,8 @@ pub(crate) fn wait_until_idle(
 /// The minimum, median and maximum of some times; zeros if there are none.
 pub(crate) fn min_median_max(mut times: Vec<f64>) -> [f64; 3] {
     times.sort_by(f64::total_cmp);
-    let at = |i: usize| times.get(i).copied().unwrap_or_default();
-    [at(0), at(times.len() / 2), at(times.len().saturating_sub(1))]
+    let at_index = |i: usize| times.get(i).copied().unwrap_or_default();
+    [at_index(0), at_index(times.len() / 2), at_index(times.len().saturating_sub(1))]
 }
 
 #[cfg(test)]

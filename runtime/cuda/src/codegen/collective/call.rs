@@ -115,14 +115,14 @@ impl<'a> RankCollective<'a> {
         }
         let mut params = LandingParams { base: self.group(), ..LandingParams::default() };
         // A zone has one slot for each peer of its owner.
-        let at = |owner: usize, sender: usize| {
+        let slot_address = |owner: usize, sender: usize| {
             let index = if sender < owner { sender } else { sender - 1 };
             self.arena_of(owner) + (first + before + index * slot) as Address
         };
         let senders = (0..self.n).filter(|&p| p != self.me);
-        senders.for_each(|p| params.slots[p] = at(self.me, p));
+        senders.for_each(|p| params.slots[p] = slot_address(self.me, p));
         for (i, p) in self.peers_then_self().filter(|&p| p != self.me).enumerate() {
-            params.to[i] = at(p, self.me);
+            params.to[i] = slot_address(p, self.me);
         }
         params.zone = self.arena_of(self.me) + first as Address;
         params.other = (second as u64).wrapping_sub(first as u64);

@@ -138,10 +138,10 @@ fn match_tail<'a>(
         (false, true) => x,
         _ => return None,
     };
-    let same = |v: &LocatedTensor| {
+    let has_sum_layout = |v: &LocatedTensor| {
         v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_contiguous(v)
     };
-    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(same) {
+    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(has_sum_layout) {
         return None;
     }
     let norm = match norm {

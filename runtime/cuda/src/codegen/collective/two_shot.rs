@@ -69,12 +69,12 @@ fn pushed_kernel(
 ) -> Result<KernelCall> {
     let (element, operation) = reduction(running.bound.dtype, op);
     let n = running.n;
-    let at = |p: usize| (p * slice) as Address;
+    let slice_offset = |p: usize| (p * slice) as Address;
     let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
     for (i, p) in running.peers_then_self().enumerate() {
-        call.from[i] = running.operand + at(p);
-        call.to[i] = running.result_of(p, running.bytes)? + at(running.me);
-        call.slots[p] = running.result + at(p);
+        call.from[i] = running.operand + slice_offset(p);
+        call.to[i] = running.result_of(p, running.bytes)? + slice_offset(running.me);
+        call.slots[p] = running.result + slice_offset(p);
     }
     call.slice = slice as u64;
     let [blocks, threads] = running.grid(|b| &b.pushed, running.units(slice));

@@ -112,7 +112,7 @@ pub(super) fn extents(
 ) -> Result<AttentionSizes> {
     let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
     let r = q.len();
-    let bad = || {
+    let shape_error = || {
         let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
         mismatch_error(
             "attention",
@@ -120,12 +120,12 @@ pub(super) fn extents(
             found,
         )
     };
-    let same = |d: DType| d == x.q.dtype && d.is_float();
+    let same_float_dtype = |d: DType| d == x.q.dtype && d.is_float();
     if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
-        return Err(bad());
+        return Err(shape_error());
     }
-    if ![x.k.dtype, x.v.dtype, result.dtype].into_iter().all(same) {
-        return Err(bad());
+    if ![x.k.dtype, x.v.dtype, result.dtype].into_iter().all(same_float_dtype) {
+        return Err(shape_error());
     }
     let (h, g) = (q[r - 3], k[r - 3]);
     let fits = q[..r - 3] == k[..r - 3]
@@ -136,7 +136,7 @@ pub(super) fn extents(
         && result.shape[..r - 1] == q[..r - 1]
         && result.shape[r - 1] == v[r - 1];
     if !fits || (h != 0 && h.checked_rem(g) != Some(0)) {
-        return Err(bad());
+        return Err(shape_error());
     }
     let heads = q[..r - 3].iter().product::<usize>() * g;
     let group = h.checked_div(g).unwrap_or(0);
@@ -255,11 +255,11 @@ fn partial_bytes(x: &AttentionSizes, split: &KeySplit, dtype: DType) -> usize {
 pub(super) fn width(rows: &HeadRows, n: usize, dtype: DType) -> usize {
     let mut width = 16 / dtype.size();
     let fits = |w: usize| {
-        let whole = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(w);
+        let is_multiple = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(w);
         rows.step == 1
             && n.is_multiple_of(w)
             && rows.at.is_multiple_of((w * dtype.size()) as u64)
-            && rows.head.iter().chain(&rows.row).all(whole)
+            && rows.head.iter().chain(&rows.row).all(is_multiple)
     };
     while width > 1 && !fits(width) {
         width /= 2;
@@ -290,14 +290,14 @@ pub(super) fn lower(
 ) -> Commands {
     let result = &results[0];
     let sums = results.get(1);
-    let few = || {
+    let arity_error = || {
         mismatch_error(
             "attention",
             "q, k, v, a mask or none, an operand for each bound that has one, and a sink if there is one",
             operands.len(),
         )
     };
-    let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(few)?;
+    let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(arity_error)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
         // No kernel computes sums of rows whose values have no elements.
@@ -308,8 +308,9 @@ pub(super) fn lower(
             _ => Ok(Vec::new()),
         };
     }
-    let open = || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
-    let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
+    let open_bounds_error =
+        || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
+    let limits = bounds::constants(scores.bounds).ok_or_else(open_bounds_error)?;
     let places = operand_rows(&x, &o, result, l)?;
     let positions = bound_operands(&x, &o, result, l)?;
     let sink = o.sink.map(|v| sink(&x, v, result, l)).transpose()?;
@@ -566,12 +567,12 @@ pub(super) fn operand_rows(
     result: &LocatedTensor,
     l: &KernelLowering<'_>,
 ) -> Result<[HeadRows; 5]> {
-    let place = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
+    let head_rows = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
     let mask = match o.mask {
         None => HeadRows { at: DevicePtr::NULL, head: Vec::new(), row: Vec::new(), step: 0 },
         Some(m) => broadcast_rows(m, &with_columns(o.q, x.keys), x.group, "the mask of attention", l)?,
     };
-    Ok([place(o.q, x.group), place(o.k, 1), place(o.v, 1), mask, place(result, x.group)])
+    Ok([head_rows(o.q, x.group), head_rows(o.k, 1), head_rows(o.v, 1), mask, head_rows(result, x.group)])
 }
 
 /// The locations of the operands of the bounds.
@@ -581,7 +582,7 @@ pub(super) fn bound_operands(
     result: &LocatedTensor,
     l: &KernelLowering<'_>,
 ) -> Result<Vec<BoundPosition>> {
-    let one = |v: &LocatedTensor| {
+    let position = |v: &LocatedTensor| {
         if !matches!(v.dtype, DType::I32 | DType::I64) {
             return Err(mismatch_error("an operand of the bounds of attention", "i32 or i64", v.dtype));
         }
@@ -589,7 +590,7 @@ pub(super) fn bound_operands(
             broadcast_rows(v, &with_columns(result, 1), x.group, "an operand of the bounds of attention", l)?;
         Ok(BoundPosition { at, dtype: v.dtype })
     };
-    o.positions.iter().map(one).collect()
+    o.positions.iter().map(position).collect()
 }
 
 /// The location of the sinks of the rows.

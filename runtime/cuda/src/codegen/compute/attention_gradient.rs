@@ -72,12 +72,12 @@ pub(super) fn lower(
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let few = || {
+    let arity_error = || {
         let expected = "the gradient of the result, the result, the log-sum-exp, q, k, v, a mask or none, an operand for \
                         each bound that has one";
         mismatch_error("the gradient of attention", expected, operands.len())
     };
-    let (of, o) = split_operands(scores, operands).ok_or_else(few)?;
+    let (of, o) = split_operands(scores, operands).ok_or_else(arity_error)?;
     let x = extents(&o, of.result)?;
     extents(&o, of.gradient)?;
     for (found, expected) in results.iter().zip([o.q, o.k, o.v]) {
@@ -169,13 +169,14 @@ impl GradientOperands {
         results: &[LocatedTensor],
         l: &KernelLowering<'_>,
     ) -> Result<GradientOperands> {
-        let place = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
+        let head_rows =
+            |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
         Ok(GradientOperands {
-            gradient: place(of.gradient, x.group),
+            gradient: head_rows(of.gradient, x.group),
             sums: log_sum_exp_operand(x, of.sums, of.result, l)?.at,
-            of_q: place(&results[0], x.group),
-            of_k: place(&results[1], 1),
-            of_v: place(&results[2], 1),
+            of_q: head_rows(&results[0], x.group),
+            of_k: head_rows(&results[1], 1),
+            of_v: head_rows(&results[2], 1),
         })
     }
 
@@ -207,8 +208,9 @@ fn gradient_kernels(
     l: &mut KernelLowering<'_>,
 ) -> Result<Vec<KernelLaunch>> {
     let dtype = o.q.dtype;
-    let open = || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
-    let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
+    let open_bounds_error =
+        || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
+    let limits = bounds::constants(scores.bounds).ok_or_else(open_bounds_error)?;
     let forward = operand_rows(x, o, of.result, l)?;
     let positions = bound_operands(x, o, of.result, l)?;
     let more = GradientOperands::new(x, of, results, l)?;

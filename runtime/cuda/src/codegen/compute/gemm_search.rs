@@ -207,8 +207,8 @@ pub(crate) type Alignments = [u8; 3];
 fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
     let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
     // The distance between the matrices of a batch matters only by its alignment, and by whether it is zero.
-    let side = |x: &DeviceMatrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
-    let sides = [side(a), side(b), side(c)].join(", ");
+    let describe = |x: &DeviceMatrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
+    let sides = [describe(a), describe(b), describe(c)].join(", ");
     format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
 }
 

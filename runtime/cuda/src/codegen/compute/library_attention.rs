@@ -193,8 +193,8 @@ fn bias(
     if dtype != of && dtype != DType::F32 || strides[3] != 1 || strides.iter().any(|&s| s < 0) {
         return None;
     }
-    let one = |i: usize| if strides[i] == 0 { 1 } else { extents[i] as i64 };
-    let extents = [one(0), one(1), one(2), one(3)];
+    let extent = |i: usize| if strides[i] == 0 { 1 } else { extents[i] as i64 };
+    let extents = [extent(0), extent(1), extent(2), extent(3)];
     let dense = extents.iter().product::<i64>();
     let strides = [0, 1, 2, 3].map(|i| if extents[i] == 1 { dense } else { strides[i] as i64 });
     Some(AttentionBias { at, dtype, extents, strides: [strides[0], strides[1], strides[2], 1] })

@@ -95,8 +95,8 @@ impl MapKernel {
 
     /// An operand with these strides over the space. Equal operands are loaded once.
     pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> MapValue {
-        let same = |d: &MapDefinition| matches!(d, MapDefinition::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
-        if let Some(known) = self.values.iter().position(same) {
+        let is_same_load = |d: &MapDefinition| matches!(d, MapDefinition::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
+        if let Some(known) = self.values.iter().position(is_same_load) {
             return MapValue(known);
         }
         self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms: Vec::new() }))
@@ -377,12 +377,13 @@ impl MapKernel {
             params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
         }
         let total: usize = self.shape.iter().product();
-        let far = |strides: &Strides, terms: &[IndexTerm]| {
+        let max_reach = |strides: &Strides, terms: &[IndexTerm]| {
             let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
             max_offset(&self.shape, strides) + by_data
         };
-        let farthest = self.loads().map(|(_, l)| far(&l.strides, &l.terms));
-        let farthest = farthest.chain(self.stores.iter().map(|s| far(&s.strides, &[]))).max().unwrap_or(0);
+        let farthest = self.loads().map(|(_, l)| max_reach(&l.strides, &l.terms));
+        let farthest =
+            farthest.chain(self.stores.iter().map(|s| max_reach(&s.strides, &[]))).max().unwrap_or(0);
         // The index must not wrap around when all threads step beyond the last position.
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };

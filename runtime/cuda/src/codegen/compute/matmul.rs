@@ -91,10 +91,10 @@ fn product(
 ) -> Result<BatchedProduct> {
     let rank = result.shape.len();
     let shapes = || (x.shape.clone(), y.shape.clone(), result.shape.clone());
-    let bad = || mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
+    let shape_error = || mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
     let (xr, yr) = (x.shape.len(), y.shape.len());
     if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
-        return Err(bad());
+        return Err(shape_error());
     }
     let fits = x.shape[xr - 1] == y.shape[yr - 2]
         && result.shape[rank - 2] == x.shape[xr - 2]
@@ -102,10 +102,10 @@ fn product(
         && xr <= rank
         && yr <= rank;
     if !fits {
-        return Err(bad());
+        return Err(shape_error());
     }
     let batch = result.shape[..rank - 2].to_vec();
-    let side = |v: &LocatedTensor| {
+    let operand = |v: &LocatedTensor| {
         let outer = v.shape.len() - 2;
         let axis = |a: usize| IterationAxis { n: v.shape[a], stride: v.strides[a] };
         ProductOperand {
@@ -114,7 +114,7 @@ fn product(
             batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
         }
     };
-    let (a, b, c) = (side(x), side(y), side(result));
+    let (a, b, c) = (operand(x), operand(y), operand(result));
     let mut out = BatchedProduct { dtype: x.dtype, batch, a, b, c };
     collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
     Ok(out)
@@ -187,7 +187,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         return None;
     }
     let size = p.dtype.size() as i64;
-    let one = |mut index: usize| {
+    let gemm_of_batch = |mut index: usize| {
         let mut gemm = whole;
         for axis in (0..outer.len()).rev() {
             let i = (index % outer[axis]) as i64;
@@ -198,7 +198,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         }
         gemm
     };
-    Some((0..count).map(one).collect())
+    Some((0..count).map(gemm_of_batch).collect())
 }
 
 fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {

@@ -52,8 +52,8 @@ impl StridedRegion {
 /// Whether the elements of a region are in the same place as those of another of the same shape, or there are
 /// none.
 fn is_in_place(from: &StridedRegion, to: &StridedRegion) -> bool {
-    let same = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
-    to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same)
+    let same_stride = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
+    to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same_stride)
 }
 
 /// Copies the elements of one region, in row-major order, to another of the same shape; no work if they are

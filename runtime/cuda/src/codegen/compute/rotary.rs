@@ -36,8 +36,10 @@ impl RotaryRows {
 
     /// Whether accesses to `width` neighbours are aligned.
     fn allows(&self, width: usize) -> bool {
-        let whole = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
-        self.step == 1 && self.at.is_multiple_of((width * self.size) as u64) && self.row.iter().all(whole)
+        let is_multiple = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
+        self.step == 1
+            && self.at.is_multiple_of((width * self.size) as u64)
+            && self.row.iter().all(is_multiple)
     }
 }
 

@@ -217,12 +217,12 @@ fn kernel(
     let first = gemms.first()?;
     let lines_per_column = arrangement.lines_per_column(gemms);
     let most = if arrangement == ProductArrangement::SideBySide { MOST_PRODUCTS } else { MOST_APART };
-    let same = |g: &Gemm| {
+    let matches_first = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
         let same_columns = arrangement != ProductArrangement::SideBySide || g.n == first.n;
         g.batch == 1 && extents(g) == extents(first) && same_columns
     };
-    let fits = gemms.len() <= most && gemms.iter().all(same);
+    let fits = gemms.len() <= most && gemms.iter().all(matches_first);
     let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
