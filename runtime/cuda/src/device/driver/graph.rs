@@ -127,7 +127,7 @@ impl Stream {
             let ended = unsafe { result::stream::end_capture(self.handle) };
             let invalidated = matches!(&ended, Err(error) if error.0 == CAPTURE_INVALIDATED);
             if invalidated && attempt < CAPTURE_ATTEMPTS {
-                tracing::debug!(attempt, "another thread invalidated a capture: repeating it");
+                tracing::debug!(target: "symmc::gpu", attempt, "another thread invalidated a capture: repeating it");
                 // Threads that invalidate each other's captures repeat them at different times.
                 thread::sleep(Duration::from_micros(100 << attempt));
                 attempt += 1;
