@@ -95,7 +95,7 @@ fn swish(c: &mut OpCall<'_, '_>, default: f64) -> EmitResult {
     c.binary(BinaryOp::Mul, x, gate)
 }
 
-/// A function of the first operand with the second, if there is one, added.
+/// Applies a function to the sum of the first operand and the optional second one.
 fn unary_of_biased(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     let mut x = c.tensor(0)?;
     if let Some(bias) = c.opt_tensor(1)? {
@@ -111,7 +111,7 @@ fn hard_sigmoid(c: &mut OpCall<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Em
     c.binary_float(BinaryOp::Min, y, 1.0)
 }
 
-/// The result is `high` where `x` is above a threshold, else `low`.
+/// `high` where `x` is above a threshold, else `low`.
 fn select_above(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -123,7 +123,8 @@ fn select_above(
     c.select(above, high, low)
 }
 
-/// `scale * (exp(x) - 1)`, as `tanh(x / 2) * (exp(x) + 1)`, which keeps the digits of small numbers.
+/// `scale * (exp(x) - 1)`, computed as `tanh(x / 2) * (exp(x) + 1)`, which keeps the precision of small
+/// numbers.
 fn expm1(c: &mut OpCall<'_, '_>, x: ValueId, scale: f64) -> EmitResult {
     let half = c.binary_float(BinaryOp::Mul, x, 0.5)?;
     let t = c.unary(UnaryOp::Tanh, half)?;

@@ -1,6 +1,6 @@
 //! Element-wise ops: arithmetic, comparisons, logic, functions, conversions.
 //!
-//! ONNX converts nothing by itself: operands have one dtype. Integer division truncates.
+//! ONNX has no implicit conversions: operands have the same dtype. Integer division truncates.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         let x = c.tensor(0)?;
         let mut y = c.unary(UnaryOp::Sign, x)?;
         if c.dtype(x).is_float() {
-            // What is no number has no sign, and stays.
+            // The sign of NaN is NaN.
             let none = c.unary(UnaryOp::IsNan, x)?;
             y = c.select(none, x, y)?;
         }
@@ -98,7 +98,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         if c.operand_type(0)?.dtype == dtype {
             return c.forward_operand(0);
         }
-        // A number is known in any dtype.
+        // A constant is converted at import.
         if let Some(s) = c.scalar(0)?.filter(|_| dtype.is_float()) {
             let shape = c.constant_data(0)?.map_or(vec![], |d| d.shape().to_vec());
             if let Some(data) = Tensor::from_f64(dtype, shape, &[s.as_f64()]) {
@@ -114,7 +114,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Dropout", 22, "(identity), where nothing is dropped", dropout),
 ];
 
-/// How casts to floats of eight bits and fewer round, which the IR has not.
+/// Attributes for rounding in casts to floats of at most eight bits. The IR does not have such dtypes.
 const NARROW: &[&str] = &["saturate", "round_mode"];
 
 pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
@@ -122,7 +122,7 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     c.unary(op, x)
 }
 
-/// The first two operands, of which one may be a number.
+/// The first two operands, at most one of which is a number.
 fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
     let (left, right) = (c.operand_type(0)?.rank(), c.operand_type(1)?.rank());
     let y = c.operand(1, left)?;
@@ -133,7 +133,7 @@ fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOpera
     Ok((x, y))
 }
 
-/// Two operands, of which at least one is a tensor.
+/// A binary op of two operands, at least one of which is a tensor.
 fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOperand) -> EmitResult {
     match (x, y) {
         (CallOperand::Tensor(x), CallOperand::Tensor(y)) => {
@@ -149,7 +149,7 @@ fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOper
         (CallOperand::Tensor(x), CallOperand::Scalar(s)) => c.binary_scalar(op, x, s),
         (CallOperand::Scalar(s), CallOperand::Tensor(y)) => c.scalar_binary(op, s, y),
         (CallOperand::Scalar(_), CallOperand::Scalar(_)) => {
-            Err(RuleFailure::Invalid("expected a tensor among two numbers".into()))
+            Err(RuleFailure::Invalid("expected at least one tensor operand, found two numbers".into()))
         }
     }
 }
@@ -176,7 +176,7 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.truncated_quotient(x, y)
 }
 
-/// The sign of the divisor, or with `fmod` that of the dividend.
+/// The remainder has the sign of the divisor or, with `fmod`, of the dividend.
 fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
@@ -193,7 +193,7 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(z)
 }
 
-/// The result has the dtype of the base, whatever that of the exponent is.
+/// The result has the dtype of the base, for any dtype of the exponent.
 fn power(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (base, exponent) = (c.operand_type(0)?, c.operand_type(1)?);
     let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
@@ -244,16 +244,16 @@ fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.select(condition, x, y)
 }
 
-/// Inference drops nothing; the mask of what is kept is true everywhere.
+/// Inference drops nothing, so the mask of retained elements is true everywhere.
 fn dropout(c: &mut OpCall<'_, '_>) -> RuleResult {
     let training = match c.operand_name(2) {
         None => false,
         Some(_) => c.scalar(2)?.is_none_or(|s| s.as_f64() != 0.0),
     };
     if training {
-        return Err(RuleFailure::Opaque("it draws random numbers".into()));
+        return Err(RuleFailure::Opaque("training mode is not supported: it draws random numbers".into()));
     }
-    // What would be dropped: an operand, or an attribute before version 12.
+    // The ratio of dropped elements: an operand, or an attribute before version 12.
     c.operand_name(1);
     c.ignore(&["ratio", "seed"]);
     if c.is_result_read(1) {

@@ -1,5 +1,5 @@
-//! Reading and writing by index. ONNX lets indices count from the end; the IR does not. Where the way an index is
-//! computed does not show that it is never negative, it is wrapped.
+//! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
+//! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
@@ -19,7 +19,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
         if c.flag("batch_dims")? {
-            return Err(RuleFailure::Opaque("it has batch axes".into()));
+            return Err(RuleFailure::Opaque("batch axes are not supported".into()));
         }
         let mut operands = vec![x];
         operands.extend(coordinate_indices(c, x)?);
@@ -32,7 +32,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
             Some("add") => true,
-            Some(other) => return Err(RuleFailure::Opaque(format!("it combines by {other}"))),
+            Some(other) => return Err(RuleFailure::Opaque(format!("the reduction `{other}` is not supported"))),
         };
         let mut operands = vec![x, source];
         operands.extend(coordinate_indices(c, x)?);
@@ -41,7 +41,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
 
-/// A constant index is a slice, which is a view.
+/// A gather at a constant index becomes a slice, which is a view.
 fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
@@ -66,7 +66,7 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The indices of the first axes of `x` that the last axis of operand 1 lists.
+/// The indices into the first axes of `x`, from the last axis of operand 1.
 fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<ValueId>> {
     let index = c.tensor(1)?;
     let Some(last) = c.rank(index).checked_sub(1) else {
@@ -107,7 +107,7 @@ fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The values are that of the others and that of the one.
+/// Operand 2 has the value of the other elements, followed by the value of the selected one.
 fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {

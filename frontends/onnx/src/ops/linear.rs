@@ -22,7 +22,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("com.microsoft::TransposeMatMul", 1, "permute, matmul, mul", fused),
 ];
 
-/// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
+/// `alpha * x @ y + beta * z`, with `x` and `y` transposed on request.
 fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
     if (c.rank(x), c.rank(y)) != (2, 2) {
@@ -40,7 +40,8 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let (alpha, beta) = (c.float_or("alpha", 1.0)?, c.float_or("beta", 1.0)?);
     let mut z = c.matmul(x, y)?;
-    // Factors of integers are no integers; what they give is, and is truncated to one at the end.
+    // Fractional factors of integers: the computation is in f64, and the final result is truncated to an
+    // integer.
     let dtype = c.dtype(z);
     let whole = [alpha, beta].iter().all(|f| f.fract() == 0.0);
     let wide = if dtype.is_float() || whole { dtype } else { DType::F64 };
@@ -60,7 +61,7 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.flag("transBatchA")? || c.flag("transBatchB")? {
-        return Err(RuleFailure::Opaque("it transposes batch axes".into()));
+        return Err(RuleFailure::Opaque("transposed batch axes are not supported".into()));
     }
     let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
     if c.flag("transA")? {

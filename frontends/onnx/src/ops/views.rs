@@ -1,4 +1,4 @@
-//! Views that keep all elements, and facts about shapes.
+//! Views that keep all elements, and ops that return extents.
 
 use symmc_import::Emit;
 use symmc_import::emit::extent_product;
@@ -14,7 +14,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("Flatten", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let shape = c.shape(x);
-        // The axis may be the number of axes.
+        // The axis may be equal to the number of axes.
         let axis = c.axis_or("axis", 1, shape.len() + 1);
         let axis = match c.int_or("axis", 1)? {
             a if a < 0 => c.resolve_axis(a, shape.len())?,
@@ -79,11 +79,11 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
 ];
 
-/// The result is these extents.
+/// Sets these extents as the only result.
 fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
     match ints.into_known() {
         Some(known) => c.set_known(0, known),
-        None => return Err(RuleFailure::Invalid("the extents grow beyond what can be represented".into())),
+        None => return Err(RuleFailure::Invalid("the extents exceed the limits of the IR".into())),
     }
     Ok(())
 }
