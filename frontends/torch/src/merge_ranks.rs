@@ -1,8 +1,9 @@
-//! One program of the programs that the ranks exported, an archive for each.
+//! Merges the programs that the ranks exported, one archive per rank, into one.
 //!
-//! They must be one program but for names and data. A number that differs, such as the first row of a rank's part of a
-//! vocabulary, becomes an argument that is known for each rank ([`PerRankArgument`]); rules that take a tensor there take it, and
-//! others refuse it by name. So do the lists of pieces that ranks exchange. Process groups that ranks call by different names are the cells of one group. Every other
+//! The programs must be the same except for names and data. A number that differs, such as the first row of a
+//! rank's slice of a vocabulary, becomes an argument with a value per rank ([`PerRankArgument`]). Rules that
+//! accept a tensor there accept it, and other rules reject it by name. The split sizes of an exchange may
+//! also differ. Process groups that ranks call by different names become the cells of one group. Every other
 //! difference is an error.
 
 use std::collections::HashMap;
@@ -18,17 +19,17 @@ use crate::schema::{
 use crate::scope::tensor_names;
 use crate::unify;
 
-/// What the names of a rank's program are in that of rank 0.
+/// The correspondence of names between a rank's program and that of rank 0.
 pub(crate) struct StoredNames {
-    /// The names under which the rank stores what rank 0 stores under these.
+    /// For each stored tensor of rank 0, the name under which the rank stores it.
     pub stored: HashMap<String, String>,
 }
 
-/// What comes of several programs besides the first, which was changed to be that of all ranks.
+/// The result of merging programs, besides the first program, which was changed into that of all ranks.
 pub(crate) struct MergedPrograms {
-    /// For the programs after the first.
+    /// The names of the programs after the first.
     pub names: Vec<StoredNames>,
-    /// The cells of groups by the names that rank 0 gives them.
+    /// The cells of groups, by the names that rank 0 gives them.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
@@ -42,22 +43,24 @@ pub(crate) fn merge_programs<'p>(programs: &mut [ExportedProgram<'p>]) -> Result
     };
     let mut numbers = vec![number_arguments(first)];
     let mut lists = vec![collect_arguments(first, row_counts)];
-    let mut called = vec![collect_arguments(first, group_argument)];
+    let mut group_names = vec![collect_arguments(first, group_argument)];
     for (i, other) in others.iter().enumerate() {
         names.push(ProgramComparison::new(first, other).compare_programs().map_err(|e| e.with_rank(i + 1))?);
         numbers.push(number_arguments(other));
         lists.push(collect_arguments(other, row_counts));
-        called.push(collect_arguments(other, group_argument));
+        group_names.push(collect_arguments(other, group_argument));
     }
-    let groups = group_cells(first, &called)?;
-    let (mut at, mut list) = (0, 0);
+    let groups = group_cells(first, &group_names)?;
+    let mut number_index = 0;
+    let mut list_index = 0;
     visit_arguments_mut(&mut first.graph_module.graph, &mut |node, input| {
         let differing = if is_number(input) {
-            at += 1;
-            differing_numbers(&numbers.iter().filter_map(|n| n.get(at - 1)).collect::<Vec<_>>())
+            number_index += 1;
+            let of_ranks: Vec<_> = numbers.iter().filter_map(|n| n.get(number_index - 1)).collect();
+            differing_numbers(&of_ranks)
         } else if row_counts(input).is_some() {
-            list += 1;
-            differing_row_counts(lists.iter().filter_map(|l| l.get(list - 1)).collect())
+            list_index += 1;
+            differing_row_counts(lists.iter().filter_map(|l| l.get(list_index - 1)).collect())
         } else {
             None
         };
@@ -98,7 +101,7 @@ fn is_number(input: &NamedArgument<'_>) -> bool {
     matches!(&input.arg, Argument::Int(_) | Argument::Float(_) | Argument::SymInt(_))
 }
 
-/// What each argument that may be a number is.
+/// The number in each argument that may be a number.
 fn number_arguments(program: &ExportedProgram<'_>) -> Vec<Option<NumberArgument>> {
     fn visit(graph: &ExportedGraph<'_>, out: &mut Vec<Option<NumberArgument>>) {
         for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
@@ -114,14 +117,14 @@ fn number_arguments(program: &ExportedProgram<'_>) -> Vec<Option<NumberArgument>
     out
 }
 
-/// How many rows a rank exchanges with each.
+/// The number of rows that a rank exchanges with another.
 #[derive(Clone, PartialEq)]
 enum RowCount {
     Known(i64),
     Named(String),
 }
 
-/// The pieces of an exchange, where an argument says which: other ones on each rank, as a rule.
+/// The split sizes of an exchange, if the argument is a list of them. They usually differ between ranks.
 fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
     if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes") {
         return None;
@@ -137,7 +140,7 @@ fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
     }
 }
 
-/// The lists, if they are not all the same.
+/// The lists, unless they are all the same.
 fn differing_row_counts(of_ranks: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
     if of_ranks.windows(2).all(|w| w[0] == w[1]) {
         return None;
@@ -149,7 +152,7 @@ fn differing_row_counts(of_ranks: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers>
     Some(PerRankNumbers::Lists(of_ranks.into_iter().map(|list| list.iter().map(known).collect()).collect()))
 }
 
-/// The numbers, if they are not all the same.
+/// The numbers, unless they are all the same.
 fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
     let of_ranks: Vec<&NumberArgument> = of_ranks.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
     let same = |a: &NumberArgument, b: &NumberArgument| match (a, b) {
@@ -201,7 +204,7 @@ pub(crate) fn find_per_rank_arguments<'p>(program: &'p ExportedProgram<'p>) -> V
     out
 }
 
-/// What `pick` takes of all arguments, in their order.
+/// The results of `pick` for all arguments, in order.
 fn collect_arguments<T>(
     program: &ExportedProgram<'_>,
     pick: impl Fn(&NamedArgument<'_>) -> Option<T>,
@@ -239,15 +242,15 @@ fn visit_arguments_mut<'p>(
     }
 }
 
-/// The cells of groups that ranks call by different names: a cell has the ranks that use one name.
+/// The cells of groups that ranks call by different names. The ranks that use one name form a cell.
 fn group_cells(
     first: &ExportedProgram<'_>,
-    called: &[Vec<String>],
+    group_names: &[Vec<String>],
 ) -> Result<IndexMap<String, Vec<Vec<u32>>>> {
     let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
     for (at, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
         let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
-        for (rank, of_rank) in called.iter().enumerate() {
+        for (rank, of_rank) in group_names.iter().enumerate() {
             if let Some(name) = of_rank.get(at) {
                 cells.entry(name).or_default().push(rank as u32);
             }
@@ -257,7 +260,7 @@ fn group_cells(
             Some(known) if *known != cells => {
                 return Err(ImportError::Group {
                     group: name,
-                    message: format!("the names that ranks give it mean {known:?} and {cells:?}"),
+                    message: format!("the names that the ranks use imply both {known:?} and {cells:?}"),
                 });
             }
             Some(_) => {}
@@ -271,9 +274,9 @@ fn group_cells(
 struct ProgramComparison<'a, 'p> {
     first: &'a ExportedProgram<'p>,
     other: &'a ExportedProgram<'p>,
-    /// The names of values: the other's, and what the first calls them.
+    /// The names of values in the first program, by the names in the other.
     values: HashMap<&'a str, &'a str>,
-    /// The names of stored tensors: the first's, and what the other calls them.
+    /// The names of stored tensors in the other program, by the names in the first.
     stored: HashMap<String, String>,
 }
 
@@ -321,7 +324,7 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         Ok(StoredNames { stored: self.stored })
     }
 
-    /// Takes two names for one value, which must have one type.
+    /// Records that two names mean the same value. The types must be equal.
     fn match_names(
         &mut self,
         graphs: [&'a ExportedGraph<'p>; 2],
@@ -330,8 +333,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         b: &'a str,
     ) -> CompareResult {
         self.values.insert(b, a);
-        let (x, y) = (graphs[0].tensor_values.get(a), graphs[1].tensor_values.get(b));
-        let (x, y) = (x.map_or("none".into(), describe_type), y.map_or("none".into(), describe_type));
+        let type_of = |graph: &ExportedGraph<'p>, name: &str| {
+            graph.tensor_values.get(name).map_or("none".into(), describe_type)
+        };
+        let x = type_of(graphs[0], a);
+        let y = type_of(graphs[1], b);
         if x == y { Ok(()) } else { difference_error(format!("{place}, the type of `{a}`"), x, y) }
     }
 

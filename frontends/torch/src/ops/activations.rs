@@ -1,4 +1,4 @@
-//! Activation functions, and dropout where it drops nothing.
+//! Activation functions, and dropout with probability 0 or in evaluation mode.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, UnaryOp, ValueId};
@@ -48,7 +48,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.log_sigmoid", "neg(softplus(neg)), in f64", |c| {
         through_f64(c, |c, x| {
             let n = c.unary(UnaryOp::Neg, x)?;
-            // From there on the logarithm adds nothing that f64 could hold.
+            // Above this threshold the logarithm adds nothing that f64 can represent.
             let s = softplus_of(c, n, 1.0, 40.0)?;
             c.unary(UnaryOp::Neg, s)
         })
@@ -57,7 +57,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.threshold", "select", |c| {
         let x = c.first_tensor()?;
         let (threshold, value) = (c.scalar("threshold")?, c.scalar("value")?);
-        // NaN is not below the threshold and stays.
+        // NaN is not below the threshold, so it is kept.
         let below = c.binary_scalar(BinaryOp::Le, x, threshold)?;
         let fill = c.full(value, c.dtype(x), vec![])?;
         c.select(below, fill, x)

@@ -1,4 +1,4 @@
-//! The backward ops that stand in traced training graphs, in terms of forward ones.
+//! The backward ops of traced training graphs, in terms of forward ones.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, ReductionKind, Scalar, UnaryOp, ValueId};
@@ -39,7 +39,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         let axis = c.axis("dim", c.rank(y))?;
         let product = c.binary(BinaryOp::Mul, gradient, y)?;
         let sum = sum_along(c, product, axis)?;
-        // PyTorch's kernel subtracts before it multiplies, which loses less where the two are close.
+        // PyTorch's kernel subtracts before it multiplies, which loses less precision if the two are close.
         let centred = c.binary(BinaryOp::Sub, gradient, sum)?;
         let x = c.binary(BinaryOp::Mul, centred, y)?;
         cast_to_input_dtype(c, x, dtype)
@@ -79,7 +79,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
 ];
 
-/// The gradient of a part of a tensor, zeros for the whole, and the axis along which it is a part.
+/// The gradient of a slice of a tensor, zeros for the whole tensor, and the axis of the slice.
 fn gradient_and_zeros(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId, usize)> {
     let gradient = c.first_tensor()?;
     let sizes = c.dims("input_sizes")?;
@@ -91,7 +91,7 @@ fn one_minus(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
-/// Operands in the dtype to compute in, and their common dtype, to which the result is [round_result].
+/// Operands in their compute dtype, and their common dtype, to which [`round_result`] converts the result.
 fn widen_operands<const N: usize>(
     c: &mut OpCall<'_, '_>,
     names: [&str; N],
@@ -112,12 +112,12 @@ fn widen_operands<const N: usize>(
     Ok((values, dtype))
 }
 
-/// The sum along an axis, which stays; a tensor without axes is its own sum.
+/// The sum along an axis, which is kept. A tensor without axes is its own sum.
 fn sum_along(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
     if c.rank(x) == 0 { Ok(x) } else { c.reduce(ReductionKind::Sum, x, vec![axis], true) }
 }
 
-/// The result of a composite, rounded once.
+/// Rounds the result of a composite op once.
 fn round_result(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult {
     c.cast(x, dtype)
 }
@@ -185,11 +185,12 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     round_result(c, y, dtype)
 }
 
-/// The axes of `x` in front of the normalised ones, and these.
+/// The axes of `x` before the normalized ones, and the normalized ones.
 fn split_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(Vec<usize>, Vec<usize>)> {
-    let (rank, axes) = (c.rank(x), c.dims("normalized_shape")?.len());
+    let rank = c.rank(x);
+    let axes = c.dims("normalized_shape")?.len();
     if axes > rank {
-        return Err(RuleFailure::Invalid(format!("expected {rank} normalised axes at most, found {axes}")));
+        return Err(RuleFailure::Invalid(format!("expected at most {rank} normalized axes, found {axes}")));
     }
     Ok(((0..rank - axes).collect(), (rank - axes..rank).collect()))
 }

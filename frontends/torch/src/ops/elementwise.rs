@@ -1,7 +1,7 @@
 //! Element-wise ops: arithmetic, comparisons, logic, functions, conversions.
 //!
-//! Operands are converted to PyTorch's common dtype first. Functions that PyTorch computes in floating
-//! point convert integers to its default float dtype.
+//! Operands are first converted to PyTorch's common dtype. Functions that PyTorch computes in floating point
+//! convert integers to its default float dtype.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
@@ -24,7 +24,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.floor_divide", "floor_div", |c| {
         let (a, b) = operands(c)?;
         let dtype = c.common_dtype(&[&a, &b]);
-        // A dividend that is a number is rounded to the dtype of the tensor, a divisor is not.
+        // A number as the dividend is rounded to the dtype of the tensor; a number as the divisor is not.
         c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(dtype), &b, dtype)
     }),
     row("aten.remainder", "rem", remainder),
@@ -109,7 +109,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.square", "mul", |c| {
         let x = c.first_tensor()?;
-        // It is a power by a number: of bools an integer.
+        // PyTorch computes it as a power with an integer exponent, so bools become integers.
         let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
         c.binary(BinaryOp::Mul, x, x)
     }),
@@ -189,7 +189,7 @@ fn on_float_tensor(
     f(c, x)
 }
 
-/// Rounding leaves integers as they are.
+/// Rounding leaves integers unchanged.
 fn rounding(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     let x = c.first_tensor()?;
     let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
@@ -201,7 +201,7 @@ fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.cast_to_float(x)
 }
 
-/// A function that cancels in narrow floats, computed in f64.
+/// Applies in f64 a function that loses precision by cancellation in narrower floats.
 pub(super) fn through_f64(
     c: &mut OpCall<'_, '_>,
     f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
@@ -213,7 +213,7 @@ pub(super) fn through_f64(
     c.cast(y, dtype)
 }
 
-/// What `erf` gives `y` of: from Winitzki's estimate, which is off by 2 in 1000 at most, by steps of Newton.
+/// The inverse of `erf`: Winitzki's estimate, which is off by at most 2 in 1000, improved by Newton steps.
 fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     const A: f64 = 0.147;
     let square = c.binary(BinaryOp::Mul, y, y)?;
@@ -226,7 +226,7 @@ fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     let inner = c.binary(BinaryOp::Sub, inner, log)?;
     let inner = c.unary(UnaryOp::Sqrt, inner)?;
     let x = c.binary(BinaryOp::Sub, inner, half)?;
-    // What rounds to less than nothing is nothing.
+    // Rounding may give values slightly below zero.
     let x = c.binary_float(BinaryOp::Max, x, 0.0)?;
     let x = c.unary(UnaryOp::Sqrt, x)?;
     let sign = c.unary(UnaryOp::Sign, y)?;
@@ -265,7 +265,7 @@ fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     c.emit_binary(op, &a, &b, dtype)
 }
 
-/// PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder, on every device.
+/// On every device, PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder.
 fn remainder(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     let dtype = c.common_dtype(&[&a, &b]);
@@ -359,7 +359,7 @@ fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.binary(BinaryOp::Mul, r, s)
 }
 
-/// A power by half a number is the root, which of -infinity is NaN.
+/// A power with the exponent 0.5 or -0.5 is a root. The root of -infinity is NaN.
 fn pow(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = (c.operand("self")?, c.operand("exponent")?);
     let dtype = c.common_dtype(&[&a, &b]);
@@ -410,7 +410,7 @@ fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
         return Err(RuleFailure::Opaque(
-            "its result has as many elements as the condition has true ones".into(),
+            "the number of result elements depends on the data of the condition".into(),
         ));
     };
     let condition = c.tensor("condition")?;
@@ -448,7 +448,7 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
         let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &rest, dtype)?;
         c.binary(BinaryOp::Sub, end, step)
     };
-    // From the nearer end, as PyTorch does: both ends are then met exactly.
+    // PyTorch interpolates from the nearer end, so that both ends are exact.
     let y = match &weight {
         CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => forward(c)?,
         CallOperand::Scalar(_) => backward(c)?,
@@ -509,9 +509,9 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(y)
 }
 
-/// Conversions of dtype; device, layout and memory format do not matter to the program.
+/// Conversions of dtype. Device, layout and memory format do not affect the program.
 fn convert(c: &mut OpCall<'_, '_>) -> EmitResult {
-    // A copy has the same value; see `sharing`.
+    // A copy has the same value; see [`crate::aliasing`].
     c.ignore(&["copy"]);
     let x = c.first_tensor()?;
     let dtype = match (c.opt_dtype("dtype")?, c.opt_tensor("other")?) {

@@ -1,4 +1,4 @@
-//! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
+//! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, ValueId};
@@ -67,7 +67,7 @@ fn product(c: &mut OpCall<'_, '_>, other: &str) -> EmitResult {
     c.numpy_matmul(x, y)
 }
 
-/// The factors in the dtype that the product is asked for in: its terms are then added in that dtype.
+/// The factors in the requested dtype of the product. The terms are then also added in that dtype.
 fn cast_factors(c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> RuleResult<(ValueId, ValueId)> {
     match c.opt_dtype("out_dtype")? {
         Some(dtype) => Ok((c.cast(x, dtype)?, c.cast(y, dtype)?)),
@@ -100,13 +100,13 @@ fn einsum(c: &mut OpCall<'_, '_>) -> EmitResult {
     symmc_import::einsum::einsum(c, equation, &tensors)
 }
 
-/// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Of two matrices the
-/// groups divide K. Without groups both are batches.
+/// Grouped matrix products. The groups divide the rows of the left operand or the columns of the right one.
+/// If both operands are matrices, the groups divide K. Without groups both operands are batches.
 fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (x, y) = (c.first_tensor()?, c.tensor("mat2")?);
     let ends = c.opt_tensor("offs")?;
     if c.opt_tensor("bias")?.is_some() {
-        return Err(RuleFailure::Opaque("each group has a bias".into()));
+        return Err(RuleFailure::Opaque("a bias per group is not supported".into()));
     }
     let (x, y) = cast_factors(c, x, y)?;
     let z = match (c.rank(x), c.rank(y), ends) {
@@ -117,7 +117,7 @@ fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
             c.transposed(z)?
         }
         (3, 3, None) => c.matmul(x, y)?,
-        _ => return Err(RuleFailure::Opaque(format!("matrices of {} and {} axes", c.rank(x), c.rank(y)))),
+        _ => return Err(RuleFailure::Opaque(format!("a grouped product of {} and {} axes is not supported", c.rank(x), c.rank(y)))),
     };
     Ok(z)
 }

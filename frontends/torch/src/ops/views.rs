@@ -77,7 +77,7 @@ fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
     }
-    Err(RuleFailure::Opaque("it reinterprets the bits of its operand".into()))
+    Err(RuleFailure::Opaque("reinterpreting bits as another dtype is not supported".into()))
 }
 
 fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -109,7 +109,7 @@ fn unflatten(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.reshape(x, shape)
 }
 
-/// Axes of extent 1 vanish: all, or those that are named.
+/// Removes axes of extent 1: all of them, or the given ones.
 fn squeeze(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let shape = c.shape(x);
@@ -179,7 +179,7 @@ fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.permute(x, perm)
 }
 
-/// -1 keeps the extent of `x`.
+/// An extent of -1 keeps the extent of `x`.
 fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
     let x = c.first_tensor()?;
@@ -187,7 +187,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     let own = c.shape(x);
     let Some(new) = shape.len().checked_sub(own.len()) else {
         return Err(RuleFailure::Invalid(format!(
-            "expected {} axes or more, found {}",
+            "expected at least {} axes, found {}",
             own.len(),
             shape.len()
         )));
@@ -205,7 +205,8 @@ fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.expand(x, c.shape(other))
 }
 
-/// Vectors as the coordinates of a grid: vector `i` varies along axis `i`, with `xy` the first two swapped.
+/// Vectors as the coordinates of a grid. Vector `i` varies along axis `i`; with `xy` indexing the first two
+/// axes are swapped.
 fn mesh_grid(c: &mut OpCall<'_, '_>) -> RuleResult {
     let parts = c.tensors("tensors")?;
     let swapped = c.opt_string("indexing")? == Some("xy") && parts.len() >= 2;

@@ -1,4 +1,4 @@
-//! Arithmetic of complex numbers: what the parts of a result are, of the parts of the operands.
+//! Arithmetic of complex numbers, by formulas for the components of the result.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
@@ -13,7 +13,7 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::ops::elementwise::add_scaled;
 use crate::schema::Argument;
 
-/// An operand: its real part and, where it is complex, its imaginary part.
+/// An operand: its real part and, if it is complex, its imaginary part.
 struct ComplexOperand {
     real: CallOperand,
     imaginary: Option<CallOperand>,
@@ -21,8 +21,8 @@ struct ComplexOperand {
 
 fn complex_operand(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult<ComplexOperand> {
     if let Some(Argument::Complex(a, b)) = c.get(name) {
-        let of = |x: f64| CallOperand::Scalar(Scalar::Float(FloatAttribute(x)));
-        return Ok(ComplexOperand { real: of(*a), imaginary: Some(of(*b)) });
+        let scalar = |x: f64| CallOperand::Scalar(Scalar::Float(FloatAttribute(x)));
+        return Ok(ComplexOperand { real: scalar(*a), imaginary: Some(scalar(*b)) });
     }
     if !is_complex(c, name) {
         return Ok(ComplexOperand { real: c.operand(name)?, imaginary: None });
@@ -32,7 +32,7 @@ fn complex_operand(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult<ComplexOper
     Ok(ComplexOperand { real: CallOperand::Tensor(a), imaginary: Some(CallOperand::Tensor(b)) })
 }
 
-/// `(a + bi)(d + ei) = ad - be + (ae + bd)i`; a real factor multiplies both parts.
+/// `(a + bi)(d + ei) = ad - be + (ae + bd)i`. A real factor multiplies both components.
 pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
     let dtype = declared_component_type(c)?.dtype;
     if let Some((z, factor)) = with_real_factor(c)? {
@@ -54,7 +54,7 @@ pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
     set_complex_result(c, real, imaginary)
 }
 
-/// A complex tensor and a real operand of both of its parts, if these are the operands of a product.
+/// The complex tensor and the real operand of a product, if the operands are of these kinds.
 fn with_real_factor(c: &mut OpCall<'_, '_>) -> RuleResult<Option<(ValueId, CallOperand)>> {
     let (z, factor) = match (is_complex(c, "self"), is_complex(c, "other")) {
         (true, false) => ("self", "other"),
@@ -71,7 +71,7 @@ fn with_real_factor(c: &mut OpCall<'_, '_>) -> RuleResult<Option<(ValueId, CallO
     Ok(Some((c.tensor(z)?, factor)))
 }
 
-/// A sum or a difference. A real number, and a real tensor, has an imaginary part of 0.
+/// A sum or a difference. The imaginary part of real numbers and tensors is 0.
 pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     if matches!(c.get("other"), Some(Argument::Tensor(_))) {
         let rule = match op {
@@ -82,16 +82,17 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     }
     let z = c.tensor("self")?;
     let Some(Argument::Tensor(name)) = c.get("self") else {
-        return Err(RuleFailure::Invalid("expected a tensor as `self`, found another".into()));
+        return Err(RuleFailure::Invalid("expected a tensor as `self`, found another kind of argument".into()));
     };
-    let (mut a, mut b) = match c.lowering.is_complex(name) {
-        true => split_components(c, z)?,
-        false => (z, c.full(Scalar::Int(0), c.dtype(z), c.shape(z))?),
+    let (mut a, mut b) = if c.lowering.is_complex(name) {
+        split_components(c, z)?
+    } else {
+        (z, c.full(Scalar::Int(0), c.dtype(z), c.shape(z))?)
     };
     let dtype = declared_component_type(c)?.dtype;
     let other = complex_operand(c, "other")?;
     if c.float_or("alpha", 1.0)? != 1.0 {
-        return Err(RuleFailure::Opaque("`alpha` is a number that is not 1".into()));
+        return Err(RuleFailure::Opaque("an `alpha` other than 1 is not supported".into()));
     }
     a = c.emit_binary(op, &CallOperand::Tensor(a), &other.real, dtype)?;
     b = match other.imaginary {
@@ -101,14 +102,14 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     set_complex_result(c, a, b)
 }
 
-/// The squares of both parts together; in f64, where no square of f32 overflows.
+/// The sum of the squares of both components. In f64 no square of an f32 overflows.
 fn squared_magnitude(c: &mut OpCall<'_, '_>, a: ValueId, b: ValueId) -> EmitResult {
     let (a, b) = (c.cast(a, DType::F64)?, c.cast(b, DType::F64)?);
     let (a, b) = (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?);
     c.binary(BinaryOp::Add, a, b)
 }
 
-/// `x / (d + ei) = x (d - ei) / (d² + e²)`; a real divisor divides both parts.
+/// `x / (d + ei) = x (d - ei) / (d² + e²)`. A real divisor divides both components.
 pub(super) fn div(c: &mut OpCall<'_, '_>) -> RuleResult {
     let dtype = declared_component_type(c)?.dtype;
     if is_complex(c, "self")
