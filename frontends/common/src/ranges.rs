@@ -371,8 +371,11 @@ fn find_symbol(declared: &[DeclaredSymbol], name: &str) -> Result<usize, RangeEr
     let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
     found.ok_or_else(|| {
         let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
-        let known =
-            if known.is_empty() { "none, because the program has no symbols".into() } else { known.join(", ") };
+        let known = if known.is_empty() {
+            "none, because the program has no symbols".into()
+        } else {
+            known.join(", ")
+        };
         range_error(name, &format!("a symbol of the program: {known}"), format!("`{name}`"))
     })
 }
@@ -582,7 +585,7 @@ mod tests {
     #[test]
     fn what_is_never_less_than_others_is_them_and_the_rest() {
         let (symbols, dims, notes) = settled("a:1..8 b:2..64", &[("b", "a + rest")]).expect("symbols");
-        assert_eq!(notes, ["symbol rest is new, the rest in b = a + rest"]);
+        assert_eq!(notes, ["symbol rest is added: the program does not have it (b = a + rest)"]);
         assert_eq!(symbols, ["a 1..8", "rest 0..64"]);
         assert_eq!(dims, ["a", "a + rest"]);
         let said = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
@@ -595,7 +598,7 @@ mod tests {
                 let error =
                     settled("past:1..8 length:1..8 total:2..64", &[("total", &text)]).expect_err(typo);
                 assert!(error.contains("past (s_past), length (s_length)"), "{typo}: {error}");
-                assert!(error.contains(&format!("not nearly `length`, found `{typo}`")), "{typo}: {error}");
+                assert!(error.contains(&format!("less similar to `length`, found `{typo}`")), "{typo}: {error}");
             }
         }
         for new in ["rest", "long", "length_2", "s_past2"] {
@@ -618,8 +621,8 @@ mod tests {
         assert_eq!(
             notes,
             [
-                "symbol a (s_a) starts at 2: the program holds for no less",
-                "symbol b (s_b) has no upper bound in the program; 1000 is taken"
+                "symbol a (s_a) starts at 2: the program is not valid for less",
+                "symbol b (s_b) has no upper bound in the program; assuming 1000"
             ]
         );
     }
@@ -633,19 +636,23 @@ mod tests {
         refused(
             "a:2..9",
             &[("a", "1..64")],
-            "`a (s_a)`: expected a range within 2..9, which the program has, found 1..64",
+            "`a (s_a)`: expected a range within 2..9, the range in the program, found 1..64",
         );
-        refused("a:2..", &[("a", "1")], "within 2.., which the program has, found 1");
+        refused("a:2..", &[("a", "1")], "within 2.., the range in the program, found 1");
         refused(
             "a:2.. b:0..",
             &[("c", "1..2")],
             "`c`: expected a symbol of the program: a (s_a), b (s_b), found `c`",
         );
-        refused("a:2..", &[("a", "2..3"), ("s_a", "2..4")], "expected one range, found two");
-        refused("a:2.. b:2..", &[("a", "b"), ("b", "a")], "in which b is one of another as well");
-        refused("a:2.. b:2..", &[("a", "a")], "in which a is one of another as well");
+        refused("a:2..", &[("a", "2..3"), ("s_a", "2..4")], "expected one constraint, found two");
+        refused("a:2.. b:2..", &[("a", "b"), ("b", "a")], "in which b is itself an expression");
+        refused("a:2.. b:2..", &[("a", "a")], "in which a is itself an expression");
         refused("a:2.. b:2..", &[("a", "c + 1")], "`c`: expected a symbol of the program");
-        refused("a:2..4 b:5..9", &[("a", "b")], "`b`: expected a range, found none that a (s_a) has, too");
+        refused(
+            "a:2..4 b:5..9",
+            &[("a", "b")],
+            "`b`: expected a range that overlaps the range of a (s_a), found no common value",
+        );
         refused("a:2..4 b:5..9", &[("a", "b + 1")], "found b + 1, which is 6 to 10");
         for text in ["", "..", "x y", "5..2", "-1..2", "1..b", "1...2"] {
             refused("a:2..", &[("a", text)], "parse: ");
@@ -669,10 +676,10 @@ mod tests {
         let given = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
         let settled = resolve_symbols(&all, &given, 1000, &mut notes).expect("symbols");
         assert_eq!(settled.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
-        assert!(notes[1].ends_with("64 is taken, the largest that is asked for"), "{}", notes[1]);
+        assert!(notes[1].ends_with("assuming 64, the largest requested value"), "{}", notes[1]);
         assert_eq!(
             notes[0],
-            "symbol a (s_a) has no upper bound in the program; 5 is taken, as the recorded tensors have it"
+            "symbol a (s_a) has no upper bound in the program; assuming 5, the value in the recorded tensors"
         );
         let of = |message| {
             MentionedSymbols::find_in_message(message, &settled.table, &settled.unbounded)

@@ -45,7 +45,8 @@ pub fn require_at_most(
     // Extents cannot be negative, so both sides are raised by the same number.
     let least = count.bounds(symbols).0.min(limit.bounds(symbols).0).min(0);
     let extent = |d: &Dim| vec![d.clone() - Dim::from(least)];
-    let (count, limit) = (extent(count), extent(limit));
+    let count = extent(count);
+    let limit = extent(limit);
     check_shape_complexity(&count).and_then(|()| check_shape_complexity(&limit))?;
     let iota = Op::Iota { start: 0, step: 1 };
     let all = builder.op_as(&format!("{label}.limit"), iota, &[], TensorType::new(DType::I64, limit));

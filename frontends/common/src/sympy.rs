@@ -102,7 +102,8 @@ pub fn relation_conditions(
             relation_conditions(&SizeExpr::Call(opposite, sides.clone()), resolve)
         }
         (relation, [a, b]) => {
-            let (a, b) = (to_dim(a, resolve).ok()?, to_dim(b, resolve).ok()?);
+            let a = to_dim(a, resolve).ok()?;
+            let b = to_dim(b, resolve).ok()?;
             match relation {
                 "GreaterThan" | "Ge" => Some(vec![(b, a)]),
                 "StrictGreaterThan" | "Gt" => Some(vec![(b + one, a)]),
@@ -402,9 +403,11 @@ mod tests {
         assert!(dim("Pow(Symbol('s0'), Integer(-1))").unwrap_err().contains("exponent"));
         assert!(dim("ToFloat(Symbol('s0'))").unwrap_err().contains("ToFloat"));
         assert!(
-            dim("Mul(Float('0.5', precision=53), Symbol('s0'))").unwrap_err().contains("0.5 is no integer")
+            dim("Mul(Float('0.5', precision=53), Symbol('s0'))")
+                .unwrap_err()
+                .contains("0.5 is not an integer")
         );
-        assert!(dim("0.5*s0").unwrap_err().contains("0.5 is no integer"));
+        assert!(dim("0.5*s0").unwrap_err().contains("0.5 is not an integer"));
         assert!(dim("Symbol('u0')").unwrap_err().contains("u0"));
         for broken in ["", "Mul(", "Symbol('s0", "Integer(x)", "s0 s1", &"(".repeat(500)] {
             assert!(dim(broken).is_err(), "{broken}");

@@ -257,7 +257,9 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn opt_consts(&mut self, i: usize, what: &str) -> RuleResult<Option<Vec<i64>>> {
         let Some(ints) = self.opt_ints(i, what)? else { return Ok(None) };
         let consts = ints.dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
-        consts.map(Some).ok_or_else(|| RuleFailure::Opaque(format!("expected constants as {what}, found symbolic values")))
+        consts.map(Some).ok_or_else(|| {
+            RuleFailure::Opaque(format!("expected constants as {what}, found symbolic values"))
+        })
     }
 
     /// An extent with the names of its symbols, for messages.

@@ -48,7 +48,8 @@ fn first_difference(expected: &str, found: &str) -> (String, String) {
         let lines = |text: &str| -> Vec<String> {
             text.lines().filter(|line| part(line) == wanted).map(String::from).collect()
         };
-        let (expected, found) = (lines(expected), lines(found));
+        let expected = lines(expected);
+        let found = lines(found);
         for i in 0..expected.len().max(found.len()) {
             let line = |lines: &[String]| lines.get(i).map_or("none", String::as_str).to_string();
             if expected.get(i) != found.get(i) {

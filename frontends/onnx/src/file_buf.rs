@@ -107,7 +107,8 @@ mod tests {
         let all: Vec<u8> = (0..3 * WINDOW + 17).map(|i| (i % 251) as u8).collect();
         std::fs::write(&path, &all).unwrap();
         for step in [1, 7, LARGE - 1, LARGE, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, all.len()] {
-            let (mut buf, mut taken) = (opened(&path), Vec::new());
+            let mut buf = opened(&path);
+            let mut taken = Vec::new();
             while buf.has_remaining() {
                 let next = step.min(buf.remaining());
                 match taken.len() % 3 {

@@ -100,7 +100,8 @@ fn fold_cast(c: &OpCall<'_, '_>, x: &SymbolicInts) -> RuleResult<Option<Symbolic
 /// or, with `fmod`, of the dividend. `None` if the result exceeds the limits of [`symmc_ir::dim`], or is not
 /// known.
 fn fold_arithmetic(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim> {
-    let (p, q) = (p.clone(), q.clone());
+    let p = p.clone();
+    let q = q.clone();
     let positive = |d: &Dim| c.dim_bounds(d).0 > 0;
     let result = match op {
         "Add" => p + q,
@@ -202,7 +203,8 @@ fn fold_slice(
 fn slice_positions(n: i64, start: i64, end: i64, step: i64) -> Option<Vec<i64>> {
     let absolute = |p: i64| if p < 0 { p.saturating_add(n) } else { p };
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
-    let (start, end) = (absolute(start).clamp(low, high), absolute(end).clamp(low, high));
+    let start = absolute(start).clamp(low, high);
+    let end = absolute(end).clamp(low, high);
     match step {
         0 => None,
         1.. => Some((start..end).step_by(usize::try_from(step).ok()?).collect()),

@@ -86,7 +86,8 @@ impl SymbolicInts {
 
     /// The element at position `i` of a shape to which this tensor broadcasts.
     pub fn broadcast_element(&self, shape: &[usize], mut i: usize) -> Option<&Dim> {
-        let (mut at, mut stride) = (0, 1);
+        let mut at = 0;
+        let mut stride = 1;
         for (axis, &n) in shape.iter().enumerate().rev() {
             let position = i % n.max(1);
             i /= n.max(1);
@@ -107,7 +108,8 @@ impl SymbolicInts {
     ) -> Option<SymbolicInts> {
         let n = *self.shape.get(axis)?;
         let count = |dims: &[usize]| dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let (outer, inner) = (count(&self.shape[..axis])?, count(&self.shape[axis + 1..])?);
+        let outer = count(&self.shape[..axis])?;
+        let inner = count(&self.shape[axis + 1..])?;
         let shape = [&self.shape[..axis], replacing, &self.shape[axis + 1..]].concat();
         let count = outer.checked_mul(inner)?.checked_mul(positions.len()).filter(|n| *n <= MAX_FOLLOWED)?;
         let mut dims = Vec::with_capacity(count);

@@ -264,8 +264,8 @@ fn convert_model<'p>(
     files: usize,
     options: &ImportOptions,
 ) -> Result<ConvertedModel, ImportError> {
-    let lowering =
-        prepare_lowering(model, tensor_files, parameters, files, options).map_err(|r| r.in_file(&file.name))?;
+    let lowering = prepare_lowering(model, tensor_files, parameters, files, options)
+        .map_err(|r| r.in_file(&file.name))?;
     let table = lowering.symbols.table.clone();
     let unbounded = lowering.symbols.unbounded.clone();
     lower_model(model, files, lowering).map_err(|reason| {

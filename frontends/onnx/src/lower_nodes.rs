@@ -86,8 +86,11 @@ impl<'p> ImportLowering<'p> {
         let Some(row) = ops::find_rule(&node.domain, &node.op_type) else {
             let standard =
                 normalize_domain(&node.domain).is_empty() && ops::schemas::is_standard(&node.op_type);
-            let why =
-                if standard { "this ONNX operator is not supported" } else { "this operator is not supported" };
+            let why = if standard {
+                "this ONNX operator is not supported"
+            } else {
+                "this operator is not supported"
+            };
             return Err(RuleFailure::Opaque(why.into()));
         };
         let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {

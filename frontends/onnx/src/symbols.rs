@@ -201,7 +201,9 @@ fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>
             (None, [(torch, range)]) if unnamed == 1 => {
                 AssignedRange { torch: Some(torch), range: Some(**range), certain: true }
             }
-            (None, _) if left.len() >= unnamed => AssignedRange { torch: None, range: all, certain: all_equal },
+            (None, _) if left.len() >= unnamed => {
+                AssignedRange { torch: None, range: all, certain: all_equal }
+            }
             _ => AssignedRange { torch: None, range: None, certain: true },
         })
         .collect()
@@ -251,7 +253,8 @@ mod tests {
         let found = ProgramSymbols::new(
             &[&argument(dims)],
             &metadata,
-            (&SymbolConstraints::default(), 1 << 20),
+            &SymbolConstraints::default(),
+            1 << 20,
             &mut notes,
         )
         .expect("sound ranges");
@@ -272,11 +275,11 @@ mod tests {
         // The assignment is unknown, so each symbol gets a range that covers both.
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
         assert_eq!(found, ["a 2..9", "b 2..9"]);
-        assert_eq!(notes[1], "symbol b is taken to be 2 to 9, as its range is not certain");
+        assert_eq!(notes[1], "symbol b is assumed to be 2 to 9: its range is not certain");
         // Symbols without a bound get the default one.
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
         assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
-        assert_eq!(notes[0], "symbol a has no upper bound in the program; 1048576 is taken");
+        assert_eq!(notes[0], "symbol a has no upper bound in the program; assuming 1048576");
         assert_eq!(
             all(&["a b", "a_b", "c d"], ""),
             ["a_b (a b) 0..1048576", "a_b_2 (a_b) 0..1048576", "c_d (c d) 0..1048576"]
@@ -286,7 +289,8 @@ mod tests {
             ProgramSymbols::new(
                 &[&argument(&["n"])],
                 &[proto::StringStringEntryProto { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
-                (&SymbolConstraints::default(), 1 << 20),
+                &SymbolConstraints::default(),
+                1 << 20,
                 &mut Vec::new()
             )
             .is_err()
@@ -296,7 +300,7 @@ mod tests {
     #[test]
     fn extents_are_expressions_or_names() {
         let x = argument(&["past + 1", "2*tokens", "a name, with text", "7"]);
-        let symbols = ProgramSymbols::new(&[&x], &[], (&SymbolConstraints::default(), 64), &mut Vec::new())
+        let symbols = ProgramSymbols::new(&[&x], &[], &SymbolConstraints::default(), 64, &mut Vec::new())
             .expect("symbols");
         let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["past", "tokens", "a_name__with_text"]);

@@ -196,10 +196,9 @@ impl TensorFiles {
         let entry = |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
         let number = |key: &str| match entry(key) {
             None => Ok(None),
-            Some(text) => text
-                .parse::<usize>()
-                .map(Some)
-                .map_err(|_| format!("expected a number of bytes as {key} of the external data, found `{text}`")),
+            Some(text) => text.parse::<usize>().map(Some).map_err(|_| {
+                format!("expected a number of bytes as {key} of the external data, found `{text}`")
+            }),
         };
         let location = entry("location").unwrap_or("");
         let start = number("offset")?.unwrap_or(0);
@@ -222,7 +221,9 @@ impl TensorFiles {
         let within = !location.is_empty()
             && relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
         if !within {
-            return Err(format!("expected an external data file below the model's folder, found `{location}`"));
+            return Err(format!(
+                "expected an external data file below the model's folder, found `{location}`"
+            ));
         }
         let Some(folder) = &self.folder else {
             return Err(format!(

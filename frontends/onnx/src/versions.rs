@@ -56,7 +56,8 @@ pub(crate) fn opset_versions(
             found: format!("version {}", import.version),
         };
         if !known.contains(&import.version) {
-            let (oldest, newest) = (known.start(), known.end());
+            let oldest = known.start();
+            let newest = known.end();
             let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };
             return Err(error(format!("version {range} of {who}")));
         }

@@ -115,7 +115,9 @@ fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'
             .map_err(|_| RuleFailure::Invalid(format!("expected a base, found {base}")))?;
         let field = |suffix: &str| format!("_{argument}_{suffix}");
         let view = if c.get(&field("storage_offset")).is_some() {
-            return Err(RuleFailure::Opaque(format!("`{argument}` is a strided view, which is not supported")));
+            return Err(RuleFailure::Opaque(format!(
+                "`{argument}` is a strided view, which is not supported"
+            )));
         } else if c.get(&field("slice_dim")).is_some() {
             let axis = c.int(&field("slice_dim"))?;
             BaseView::Slice { axis, start: c.dim(&field("slice_start"))?, end: c.dim(&field("slice_end"))? }

@@ -420,9 +420,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(found) => {
-                    fail_invalid(format!("expected a supported dtype as `{name}`, found {found}"))
-                }
+                Err(found) => fail_invalid(format!("expected a supported dtype as `{name}`, found {found}")),
             },
             Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }

@@ -141,11 +141,11 @@ mod tests {
         );
         for (text, expected) in [
             ("m::f(Tensor x)", "no arrow"),
-            ("f(Tensor x) -> Tensor", "expected `namespace::op`"),
+            ("f(Tensor x) -> Tensor", "expected a name of the form `namespace::op`"),
             ("m::f(x) -> Tensor", "expected a type and a name"),
             ("m::f(Tensor x -> Tensor", "expected `name(arguments)`"),
-            ("m::f(int[ x) -> Tensor", "brackets in pairs"),
-            ("m::f(Tensor(a) x) -> Tensor(a)", "memory of their own"),
+            ("m::f(int[ x) -> Tensor", "balanced brackets"),
+            ("m::f(Tensor(a) x) -> Tensor(a)", "new tensors or written arguments"),
             ("m::f(Tensor(a!) x) -> (Tensor, Tensor(a!))", "found both"),
             ("m::f(Tensor x) -> Tensor(a!)", "expected an argument (a!)"),
         ] {

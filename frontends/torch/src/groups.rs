@@ -70,7 +70,8 @@ pub(crate) fn resolve_groups(
         match options.groups.get(name) {
             Some(cells) => {
                 let size = cells.first().map_or(0, |c| c.len() as u32);
-                let mut given = Some(RankCountSource { source: "the list of its members".into(), ranks: size });
+                let mut given =
+                    Some(RankCountSource { source: "the list of its members".into(), ranks: size });
                 merge_rank_count(&mut given, &format!("group `{name}`"), stated, "")?;
             }
             None if name == DEFAULT => {

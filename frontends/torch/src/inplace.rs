@@ -140,9 +140,7 @@ fn invalidate_contents(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult {
     let old = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
     let (base, _) = find_base(c, old);
     if c.existed_before(base) && base.index() < c.lowering.scope.first_value {
-        return fail_unsupported_write(&format!(
-            "it writes `{name}`, which belongs to the enclosing graph"
-        ));
+        return fail_unsupported_write(&format!("it writes `{name}`, which belongs to the enclosing graph"));
     }
     let why = format!("memory whose contents are undefined after node `{}`", c.node.name());
     let names: Vec<_> = c.lowering.scope.tensors();
@@ -158,9 +156,7 @@ fn invalidate_contents(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult {
 fn write_shared_memory(c: &mut OpCall<'_, '_>, name: &str, old: ValueId, new: ValueId) -> RuleResult {
     let (base, chain) = find_base(c, old);
     if base.index() < c.lowering.scope.first_value {
-        return fail_unsupported_write(&format!(
-            "it writes `{name}`, which belongs to the enclosing graph"
-        ));
+        return fail_unsupported_write(&format!("it writes `{name}`, which belongs to the enclosing graph"));
     }
     if let Some(other) = find_alias_reader(c, base) {
         return fail_unsupported_write(&format!("it writes `{name}`, which may share memory with {other}"));
@@ -281,7 +277,9 @@ fn replay_view(c: &mut OpCall<'_, '_>, chain: &[NodeId], base: ValueId) -> EmitR
                     let positions = piece.map(|piece| piece.positions.clone());
                     c.take_rank_slice(at, axis, index, positions)?
                 }
-                None => return fail_unsupported_write("expected an index for the slice of a rank, found none"),
+                None => {
+                    return fail_unsupported_write("expected an index for the slice of a rank, found none");
+                }
             },
             op => c.emit_as("view", op, &[at], ty)?,
         };

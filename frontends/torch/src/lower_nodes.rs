@@ -87,9 +87,7 @@ impl<'p> ImportLowering<'p> {
                 Some(format!("it changes the shape or the storage of its operand in place; {advice}"))
             }
             OpEffect::Draws => Some(effects::DRAWS.into()),
-            OpEffect::External => {
-                Some("it has a side effect, which is not supported".into())
-            }
+            OpEffect::External => Some("it has a side effect, which is not supported".into()),
             OpEffect::UnclearWrites => {
                 Some(format!("its name says that it writes its operand, and it is not supported; {advice}"))
             }
@@ -128,7 +126,9 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
     }
     match effect {
         OpEffect::Writes(writes) => inplace::lower_in_place(call, writes),
-        OpEffect::Resizes | OpEffect::UnclearWrites => Err(RuleFailure::Opaque("this operator is not supported".into())),
+        OpEffect::Resizes | OpEffect::UnclearWrites => {
+            Err(RuleFailure::Opaque("this operator is not supported".into()))
+        }
         _ => match ops::find_rule(&call.node.target) {
             Some(rule) => {
                 operand_dtypes::check_operand_dtypes(call, &call.node.target)?;

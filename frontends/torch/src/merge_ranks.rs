@@ -296,7 +296,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
     }
 
     fn compare_programs(mut self) -> Result<StoredNames> {
-        let (first, other) = (self.first, self.other);
+        let first = self.first;
+        let other = self.other;
         for (symbol, range) in &first.range_constraints {
             let found = other.range_constraints.get(symbol);
             let end = |n: Option<i64>| n.map_or("none".to_string(), |n| n.to_string());
@@ -311,7 +312,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
                 );
             }
         }
-        let (a, b) = (&first.graph_module, &other.graph_module);
+        let a = &first.graph_module;
+        let b = &other.graph_module;
         compare_counts("inputs", a.signature.input_specs.len(), b.signature.input_specs.len())?;
         for (a, b) in a.signature.input_specs.iter().zip(&b.signature.input_specs) {
             self.compare_input(a, b)?;
@@ -371,7 +373,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
     }
 
     fn compare_output(&mut self, i: usize, a: &'a OutputSpec<'p>, b: &'a OutputSpec<'p>) -> CompareResult {
-        let (x, y) = (written_output(a), written_output(b));
+        let x = written_output(a);
+        let y = written_output(b);
         let place = format!("output {i}");
         let same = match (&x, &y) {
             (Some((kind, value, target)), Some((other_kind, other_value, other_target))) => {
@@ -396,7 +399,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             self.compare_node([a, b], x, y)?;
         }
         let both = a.nodes.len().min(b.nodes.len());
-        let (one, other) = (a.nodes.get(both), b.nodes.get(both));
+        let one = a.nodes.get(both);
+        let other = b.nodes.get(both);
         if one.is_none() && other.is_none() {
             return Ok(());
         }
@@ -425,7 +429,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             return difference_error(place, describe_call(a), describe_call(b));
         }
         for i in 0..a.inputs.len().max(b.inputs.len()) {
-            let (x, y) = (a.inputs.get(i), b.inputs.get(i));
+            let x = a.inputs.get(i);
+            let y = b.inputs.get(i);
             let (Some(x), Some(y)) = (x, y) else {
                 let show = |i: Option<&NamedArgument<'_>>| {
                     i.map_or("none".into(), |i| format!("`{}` = {}", &*i.name, i.arg.describe()))

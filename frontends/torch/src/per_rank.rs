@@ -29,7 +29,10 @@ impl PerRankNumbers {
                 let size = |n: &Option<i64>| n.map_or("?".to_string(), |n| n.to_string());
                 let list =
                     |v: &Vec<Option<i64>>| format!("[{}]", v.iter().map(size).collect::<Vec<_>>().join(", "));
-                format!("different integers on each rank, {}", v.iter().map(list).collect::<Vec<_>>().join(", "))
+                format!(
+                    "different integers on each rank, {}",
+                    v.iter().map(list).collect::<Vec<_>>().join(", ")
+                )
             }
         }
     }

@@ -386,7 +386,10 @@ pub(crate) fn lower_outputs<'p>(
         let Some((name, target)) = output_target(spec) else {
             match &spec.user_output {
                 Some(user) => {
-                    lowering.notes.push(format!("output {i} is {}, not a tensor, and is left out", user.arg.describe()));
+                    lowering.notes.push(format!(
+                        "output {i} is {}, not a tensor, and is left out",
+                        user.arg.describe()
+                    ));
                 }
                 None if spec.token.is_some() => {}
                 None => {

@@ -431,7 +431,8 @@ mod tests {
         for _ in 0..3000 {
             let mut draw =
                 || -> CallSizes { names.map(|name| (name.to_string(), 1 + random.below(4) as i64)).into() };
-            let (first, then) = (draw(), draw());
+            let first = draw();
+            let then = draw();
             let needs: Vec<&str> = (0..2).map(|_| random.pick(&pool)).collect();
             let mut known = SizeAssumptions::new(Vec::new(), random.one_in(2));
             if assume(&mut known, &first, &needs).is_err() {

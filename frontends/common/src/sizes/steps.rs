@@ -209,7 +209,10 @@ mod tests {
         let mut found_steps = 0;
         for _ in 0..1000 {
             let mut one = |low, high| number(&mut random, low, high);
-            let (n, m, rest, offset) = (one(1, 9), one(1, 9), one(0, 9), one(0, 9));
+            let n = one(1, 9);
+            let m = one(1, 9);
+            let rest = one(0, 9);
+            let offset = one(0, 9);
             let size = format!("({}*s0 + {})", one(1, 5), one(0, 9));
             let (left, right) = match one(0, 4) {
                 0 => (format!("Mod({size}, {n})"), format!("{rest}")),

@@ -95,7 +95,9 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite()).map(FloatAttribute);
     // The mode only selects which scores are output.
     c.ignore(&["qk_matmul_output_mode"]);
-    let (q, k, v) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let q = c.tensor(0)?;
+    let k = c.tensor(1)?;
+    let v = c.tensor(2)?;
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;
@@ -104,10 +106,13 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(past) => c.extent(past, 2),
         None => 0.into(),
     };
-    let (left, right) = (c.int_or("left_window_size", -1)?, c.int_or("right_window_size", -1)?);
+    let left = c.int_or("left_window_size", -1)?;
+    let right = c.int_or("right_window_size", -1)?;
     let q = split_heads(c, q, heads)?;
-    let (k, v) = (split_heads(c, k, key_heads)?, split_heads(c, v, key_heads)?);
-    let (k, v) = (append_to_past(c, k, 4, 1)?, append_to_past(c, v, 5, 2)?);
+    let k = split_heads(c, k, key_heads)?;
+    let v = split_heads(c, v, key_heads)?;
+    let k = append_to_past(c, k, 4, 1)?;
+    let v = append_to_past(c, v, 5, 2)?;
     let mask = c.opt_tensor(3)?;
     // With a past, `causal` is a window whose right end is the query itself.
     let has_past = past.as_const() != Some(0);
@@ -155,7 +160,9 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
     if (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.operand_name(i).is_some())
         || c.is_result_read(3)
     {
-        return Err(RuleFailure::Opaque("key padding, a shared cache and the output of scores are not supported".into()));
+        return Err(RuleFailure::Opaque(
+            "key padding, a shared cache and the output of scores are not supported".into(),
+        ));
     }
     // The value only replaces the scores of padded keys.
     c.ignore(&["mask_filter_value"]);
@@ -163,7 +170,8 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Err(RuleFailure::Opaque("packed operands are not supported".into()));
     };
     let q = c.tensor(0)?;
-    let (flat, heads) = (c.rank(q) == 3, c.int("num_heads")?);
+    let flat = c.rank(q) == 3;
+    let heads = c.int("num_heads")?;
     let causal = c.flag("unidirectional")?;
     if causal && c.operand_name(6).is_some() {
         return Err(RuleFailure::Opaque("causal attention with a past is not supported".into()));
@@ -182,7 +190,8 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
         *x = split_heads(c, *x, heads)?;
     }
     let [q, k, v] = parts;
-    let (k, v) = (append_to_past(c, k, 6, 1)?, append_to_past(c, v, 7, 2)?);
+    let k = append_to_past(c, k, 6, 1)?;
+    let v = append_to_past(c, v, 7, 2)?;
     let mask = c.opt_tensor(5)?;
     attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap: None, causal }, flat)
 }
@@ -193,7 +202,8 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> EmitResult {
     let x = c.tensor(0)?;
     let own = c.shape(x);
-    let (cos, sin) = (c.tensor(caches.0)?, c.tensor(caches.1)?);
+    let cos = c.tensor(caches.0)?;
+    let sin = c.tensor(caches.1)?;
     let half = c.extent(cos, c.rank(cos).saturating_sub(1));
     let turned = half.clone() * Dim::from(2);
     let stated = c.int_or("rotary_embedding_dim", 0)?;

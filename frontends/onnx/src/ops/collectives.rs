@@ -45,8 +45,9 @@ fn all_gather(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let group = world_group(c)?;
     let n = c.builder().graph().group_size(group);
-    let n =
-        n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known: expected a group_size".into()))?;
+    let n = n.ok_or_else(|| {
+        RuleFailure::Invalid("the number of ranks is not known: expected a group_size".into())
+    })?;
     let n = Dim::from(i64::from(n));
     let y = c.collective(CollectiveKind::AllGather, group, x)?;
     let mut pieces = shape.clone();

@@ -36,7 +36,8 @@ pub(super) const ROWS: &[RuleRow] = &[
             [one] => Ok(one.clone()),
             many => Err(RuleFailure::Invalid(format!("expected one number as {what}, found {}", many.len()))),
         };
-        let (start, end) = (number(0, "the start")?, number(1, "the end")?);
+        let start = number(0, "the start")?;
+        let end = number(1, "the end")?;
         let step = number(2, "the step")?.as_const();
         let step = step.ok_or_else(|| RuleFailure::Opaque("the step is symbolic".into()))?;
         c.range(&start, &end, step, dtype)
@@ -80,10 +81,13 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
         ("value_ints", _) => int(&a.ints, vec![a.ints.len()]).map(Arc::new),
         ("value_float", _) => float(&[a.f], vec![]).map(Arc::new),
         ("value_floats", _) => float(&a.floats, vec![a.floats.len()]).map(Arc::new),
-        (_, kind::STRING | kind::STRINGS) => return Err(RuleFailure::Opaque("text constants are not supported".into())),
+        (_, kind::STRING | kind::STRINGS) => {
+            return Err(RuleFailure::Opaque("text constants are not supported".into()));
+        }
         _ => None,
     };
-    let data = data.ok_or_else(|| RuleFailure::Opaque(format!("a constant with `{}` is not supported", given.name)))?;
+    let data = data
+        .ok_or_else(|| RuleFailure::Opaque(format!("a constant with `{}` is not supported", given.name)))?;
     if a.t.as_deref().is_some_and(|t| c.lowering.parameters.differs(t)) {
         let label = c.label.clone();
         let value = c.lowering.add_renamed_parameter(&label, data)?;

@@ -65,7 +65,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("Cos", 22, "cos", |c| unary(c, UnaryOp::Cos)),
     row("Tan", 22, "sin / cos", |c| {
         let x = c.tensor(0)?;
-        let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
+        let s = c.unary(UnaryOp::Sin, x)?;
+        let k = c.unary(UnaryOp::Cos, x)?;
         c.binary(BinaryOp::Div, s, k)
     }),
     row("Atan", 22, "atan2(x, 1)", |c| {
@@ -124,7 +125,8 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
 
 /// The first two operands, at most one of which is a number.
 fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
-    let (left, right) = (c.operand_type(0)?.rank(), c.operand_type(1)?.rank());
+    let left = c.operand_type(0)?.rank();
+    let right = c.operand_type(1)?.rank();
     let y = c.operand(1, left)?;
     let x = match y {
         CallOperand::Scalar(_) => CallOperand::Tensor(c.tensor(0)?),
@@ -137,11 +139,13 @@ fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOpera
 fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOperand) -> EmitResult {
     match (x, y) {
         (CallOperand::Tensor(x), CallOperand::Tensor(y)) => {
-            let (a, b) = (c.shape(x), c.shape(y));
+            let a = c.shape(x);
+            let b = c.shape(y);
             if infer::broadcast_shapes(&[&a, &b]).is_err() {
                 let shown =
                     |dims: &[Dim]| dims.iter().map(|d| c.display_dim(d)).collect::<Vec<_>>().join(", ");
-                let (a, b) = (shown(&a), shown(&b));
+                let a = shown(&a);
+                let b = shown(&b);
                 return Err(RuleFailure::Invalid(format!("the shapes [{a}] and [{b}] do not broadcast")));
             }
             c.binary(op, x, y)
@@ -172,7 +176,8 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.operand_type(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
-    let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+    let x = c.tensor(0)?;
+    let y = c.tensor(1)?;
     c.truncated_quotient(x, y)
 }
 
@@ -181,10 +186,12 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
-    let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+    let x = c.tensor(0)?;
+    let y = c.tensor(1)?;
     let z = if c.dtype(x).is_float() {
         let sign = c.unary(UnaryOp::Sign, x)?;
-        let (x, y) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+        let x = c.unary(UnaryOp::Abs, x)?;
+        let y = c.unary(UnaryOp::Abs, y)?;
         let z = c.binary(BinaryOp::Rem, x, y)?;
         c.binary(BinaryOp::Mul, z, sign)?
     } else {
@@ -195,7 +202,8 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// The result has the dtype of the base, for any dtype of the exponent.
 fn power(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (base, exponent) = (c.operand_type(0)?, c.operand_type(1)?);
+    let base = c.operand_type(0)?;
+    let exponent = c.operand_type(1)?;
     let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
     let x = c.tensor(0)?;
     let x = c.cast(x, wide)?;
@@ -240,7 +248,9 @@ fn clip(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (condition, x, y) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let condition = c.tensor(0)?;
+    let x = c.tensor(1)?;
+    let y = c.tensor(2)?;
     c.select(condition, x, y)
 }
 

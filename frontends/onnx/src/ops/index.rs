@@ -11,7 +11,8 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
-        let (x, index) = (c.tensor(0)?, c.tensor(1)?);
+        let x = c.tensor(0)?;
+        let index = c.tensor(1)?;
         let axis = c.axis_or("axis", 0, c.rank(x))?;
         let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
@@ -28,11 +29,14 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("ScatterElements", 18, "scatter", scatter),
     row_of_results("Scatter", 9, "scatter", scatter),
     row("ScatterND", 18, "index_put", |c| {
-        let (x, source) = (c.tensor(0)?, c.tensor(2)?);
+        let x = c.tensor(0)?;
+        let source = c.tensor(2)?;
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
             Some("add") => true,
-            Some(other) => return Err(RuleFailure::Opaque(format!("the reduction `{other}` is not supported"))),
+            Some(other) => {
+                return Err(RuleFailure::Opaque(format!("the reduction `{other}` is not supported")));
+            }
         };
         let mut operands = vec![x, source];
         operands.extend(coordinate_indices(c, x)?);
@@ -49,7 +53,8 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     if let Some(data) = c.constant_data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
         let given = data.to_i64()[0];
         let start = c.index_from_start(Dim::from(given), &n);
-        let (low, high) = (c.dim_bounds(&start).1, c.dim_bounds(&(n.clone() - start.clone())).1);
+        let low = c.dim_bounds(&start).1;
+        let high = c.dim_bounds(&(n.clone() - start.clone())).1;
         if low < 0 || high <= 0 {
             return Err(RuleFailure::Invalid(format!(
                 "expected an index from -{0} to {0} - 1, found {given}",
@@ -74,7 +79,8 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
     };
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
-        let (most, found) = (c.rank(x), c.extent(index, last));
+        let most = c.rank(x);
+        let found = c.extent(index, last);
         return Err(RuleFailure::Invalid(format!(
             "expected 1 to {most} coordinates, found {}",
             c.display_dim(&found)
@@ -90,7 +96,9 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
 }
 
 fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (x, index, source) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let x = c.tensor(0)?;
+    let index = c.tensor(1)?;
+    let source = c.tensor(2)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let combine = match c.opt_string("reduction")? {
         None | Some("none") => None,
@@ -131,6 +139,7 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
         let one = c.slice(values, 0, i.into(), 1.into(), 1)?;
         c.reshape(one, vec![])
     };
-    let (off, on) = (value(0)?, value(1)?);
+    let off = value(0)?;
+    let on = value(1)?;
     c.select(hot, on, off)
 }

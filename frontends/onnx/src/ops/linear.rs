@@ -9,7 +9,8 @@ use crate::lower::{EmitResult, RuleFailure};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("MatMul", 13, "matmul", |c| {
-        let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+        let x = c.tensor(0)?;
+        let y = c.tensor(1)?;
         c.numpy_matmul(x, y)
     }),
     row("Gemm", 13, "permute, matmul, mul, add", gemm),
@@ -24,7 +25,8 @@ pub(super) const ROWS: &[RuleRow] = &[
 
 /// `alpha * x @ y + beta * z`, with `x` and `y` transposed on request.
 fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
+    let mut x = c.tensor(0)?;
+    let mut y = c.tensor(1)?;
     if (c.rank(x), c.rank(y)) != (2, 2) {
         return Err(RuleFailure::Invalid(format!(
             "expected two matrices, found {} and {} axes",
@@ -38,7 +40,8 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.flag("transB")? {
         y = c.transposed(y)?;
     }
-    let (alpha, beta) = (c.float_or("alpha", 1.0)?, c.float_or("beta", 1.0)?);
+    let alpha = c.float_or("alpha", 1.0)?;
+    let beta = c.float_or("beta", 1.0)?;
     let mut z = c.matmul(x, y)?;
     // Fractional factors of integers: the computation is in f64, and the final result is truncated to an
     // integer.
@@ -63,7 +66,8 @@ fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.flag("transBatchA")? || c.flag("transBatchB")? {
         return Err(RuleFailure::Opaque("transposed batch axes are not supported".into()));
     }
-    let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
+    let mut x = c.tensor(0)?;
+    let mut y = c.tensor(1)?;
     if c.flag("transA")? {
         x = c.transposed(x)?;
     }

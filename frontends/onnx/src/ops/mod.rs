@@ -50,7 +50,9 @@ pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static Op
     let known = schemas::op_versions(row.name);
     let Some(schema) = known.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
         let first = known.iter().map(|s| s.since).min().unwrap_or(1);
-        return Err(format!("expected version {first} or newer of the operator set, found version {version}"));
+        return Err(format!(
+            "expected version {first} or newer of the operator set, found version {version}"
+        ));
     };
     if schema.since > row.rule.up_to && !schema.deprecated {
         return Err(format!(
@@ -88,6 +90,6 @@ mod tests {
         assert_eq!(error, "expected version 11 or older of the op, found version 12");
         let error =
             find_definition(&row_of_results("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
-        assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
+        assert_eq!(error, "expected version 20 or newer of the operator set, found version 19");
     }
 }

@@ -12,7 +12,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
     row_of_results("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
     row_of_results("LayerNormalization", 17, "layer_norm", |c| {
-        let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
+        let x = c.tensor(0)?;
+        let weight = c.opt_tensor(1)?;
+        let bias = c.opt_tensor(2)?;
         layer_norm(c, x, weight, bias, EPSILON)
     }),
     row_of_results("RMSNormalization", 23, "rms_norm", plain_rms_norm),
@@ -20,7 +22,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
     row_of_results("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
         let x = add_skip_connection(c, 4)?;
-        let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
+        let weight = c.opt_tensor(2)?;
+        let bias = c.opt_tensor(3)?;
         layer_norm(c, x, weight, bias, SKIP_EPSILON)
     }),
     row_of_results("com.microsoft::SkipSimplifiedLayerNormalization", 1, "add, rms_norm", |c| {
@@ -75,7 +78,8 @@ fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> RuleResult {
 
 /// The sum of the first two operands and of the optional operand `bias`. It is also the fourth result.
 fn add_skip_connection(c: &mut OpCall<'_, '_>, bias: usize) -> EmitResult {
-    let (x, skip) = (c.tensor(0)?, c.tensor(1)?);
+    let x = c.tensor(0)?;
+    let skip = c.tensor(1)?;
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
         sum = c.binary(BinaryOp::Add, sum, bias)?;
@@ -116,8 +120,8 @@ fn layer_norm(
 ) -> RuleResult {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("epsilon", epsilon)?;
-    let (weight, bias) =
-        (expand_to_normalized_axes(c, x, weight, axes)?, expand_to_normalized_axes(c, x, bias, axes)?);
+    let weight = expand_to_normalized_axes(c, x, weight, axes)?;
+    let bias = expand_to_normalized_axes(c, x, bias, axes)?;
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.is_result_read(1) || c.is_result_read(2) {
         let (mean, scale) = c.mean_and_inverse_std(x, axes, eps)?;
@@ -128,7 +132,8 @@ fn layer_norm(
 }
 
 fn plain_rms_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
+    let x = c.tensor(0)?;
+    let weight = c.opt_tensor(1)?;
     rms_norm(c, x, weight, EPSILON)
 }
 
@@ -160,7 +165,8 @@ fn group_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
             c.version
         )));
     }
-    let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", EPSILON)?);
+    let groups = c.int("num_groups")?;
+    let eps = c.float_or("epsilon", EPSILON)?;
     let flat = c.group_channels(x, groups)?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: FloatAttribute(eps) }, &[flat])?;
     let mut y = c.reshape(y, shape.clone())?;

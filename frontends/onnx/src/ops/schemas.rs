@@ -149,7 +149,8 @@ impl OperandDtypes {
     fn check_operands(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
         let mut bound: Vec<(&str, usize, DType)> = Vec::new();
         for (i, found) in dtypes.iter().enumerate() {
-            let (Some(found), Some(&(name, may_differ))) = (*found, self.variables.get(i).or(self.variables.last()))
+            let (Some(found), Some(&(name, may_differ))) =
+                (*found, self.variables.get(i).or(self.variables.last()))
             else {
                 continue;
             };

@@ -205,7 +205,8 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     };
     let mut low = vec![Dim::from(0); rank];
     for (i, &axis) in axes.iter().enumerate() {
-        let (before, after) = (pads[i].clone(), pads[i + axes.len()].clone());
+        let before = pads[i].clone();
+        let after = pads[i + axes.len()].clone();
         c.require_cropped(&shape[axis], &before, &after)?;
         shape[axis] = shape[axis].clone() + before.clone() + after;
         low[axis] = before;

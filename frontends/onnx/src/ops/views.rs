@@ -69,7 +69,8 @@ pub(super) const ROWS: &[RuleRow] = &[
         let shape = c.operand_type(0)?.shape;
         let n = shape.len() as i64;
         let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
-        let (start, end) = (position(c.int_or("start", 0)?), position(c.int_or("end", n)?));
+        let start = position(c.int_or("start", 0)?);
+        let end = position(c.int_or("end", n)?);
         let dims = shape.get(start..end).unwrap_or_default().to_vec();
         set_extents(c, SymbolicInts::vector(dims))
     }),

@@ -217,7 +217,7 @@ fn versions_that_are_not_known_are_refused() {
     let mut none = relu().node("com.microsoft::Gelu", &["x"], &["z"]);
     none.model.opset_import.truncate(1);
     assert!(
-        none.error().contains("expected an import of the operators of `com.microsoft`"),
+        none.error().contains("expected an opset_import for the domain `com.microsoft`"),
         "{}",
         none.error()
     );

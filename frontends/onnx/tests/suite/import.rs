@@ -218,7 +218,7 @@ fn branches_by_constants_are_taken() {
     assert_eq!(body(&fake)[1], "%y.b: f32[2] = abs %x");
     let mut open = fake.clone().input("c", "bool[]");
     open.graph().node[0].input[0] = "c".into();
-    has(&open, "its condition depends on data");
+    has(&open, "the condition depends on data");
 }
 
 #[test]
@@ -296,11 +296,14 @@ fn unknown_ops_are_opaque_where_their_types_are_declared() {
     let imported = fake.import().expect("a program");
     assert!(matches!(&imported.graph.nodes.values().next().expect("a node").op,
         Op::Opaque { name, attributes } if name == "other::Thing" && attributes == "size=3"));
-    assert_eq!(imported.notes.last().expect("a note"), "other::Thing stays opaque (1 node): no rule for it");
+    assert_eq!(
+        imported.notes.last().expect("a note"),
+        "other::Thing stays opaque (1 node): this operator is not supported"
+    );
     let bare = Fake::new(18).input("x", "f32[4]").node("Thing", &["x"], &["y"]).output("y");
     has(
         &bare,
-        "node `y` (Thing): no rule for it, and the program does not declare the type of its result `y`",
+        "node `y` (Thing): this operator is not supported, and the program does not declare the type of its result `y`",
     );
 }
 
@@ -355,7 +358,7 @@ fn files_of_ranks_differ_in_weights_alone() {
     let mut other = b.clone();
     other.graph().node[2].op_type = "Add".into();
     let error = import_all(&[&a, &other]).expect_err("two programs").to_string();
-    assert!(error.starts_with("r1.onnx: the program is not that of r0.onnx"), "{error}");
+    assert!(error.starts_with("r1.onnx: the program differs from that of r0.onnx"), "{error}");
     assert!(error.contains("= mul %r, 3.0`, found `") && error.contains("= add %r, 3.0`"), "{error}");
     let error = import_all(&[&a, &b, &b]).expect_err("three files").to_string();
     assert!(error.contains("expected 2 files") && error.contains("found 3"), "{error}");
@@ -399,7 +402,7 @@ fn the_first_difference_between_ranks_is_named() {
     let imported = import(&[file.clone(), file], &ImportOptions::default()).expect("one program");
     assert_eq!(
         imported.notes.last().expect("a note"),
-        "r.onnx is given for several ranks, which have the same weights"
+        "r.onnx is given for several ranks: they have the same weights"
     );
 }
 
@@ -618,8 +621,11 @@ fn models_that_are_none_are_named() {
         .node("Neg", &["x"], &["y"])
         .output("y");
     has(&twice, "expected one definition of `y`, found two");
-    has(&Fake::new(18).input("x", "f32[2]").output("y"), "`y`: expected a value that is defined before");
-    has(&Fake::new(18).input("x", "f32[2]").node("Relu", &["w"], &["y"]).output("y"), "found `w`");
+    has(&Fake::new(18).input("x", "f32[2]").output("y"), "`y`: `y` is not defined before it is used");
+    has(
+        &Fake::new(18).input("x", "f32[2]").node("Relu", &["w"], &["y"]).output("y"),
+        "`w` is not defined before it is used",
+    );
 }
 
 #[test]
@@ -641,7 +647,7 @@ fn stored_data_must_fit_their_type() {
         "stored tensor `w`: expected 24 bytes for f32[2, 3], found 16 in raw_data",
     );
     has(&with(&|t| t.raw_data = None), "found 0 in typed fields");
-    has(&with(&|t| t.dims = vec![-1, 2]), "expected extents of 0 or more");
+    has(&with(&|t| t.dims = vec![-1, 2]), "extents, each 0 or more");
     has(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
     has(&with(&|t| t.data_type = 3), "found the element type int8");
     has(&with(&|t| t.data_type = 99), "an element type of number 99");
@@ -727,10 +733,13 @@ fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
     };
     fails(
         &[("location", "w.data"), ("offset", "8")],
-        "expected 16 bytes from 8 on in `w.data`, found a file of 20",
+        "expected 16 bytes at offset 8 of `w.data`, found a file of 20 bytes",
     );
-    fails(&[("location", "w.data"), ("offset", "18446744073709551615")], "expected 16 bytes from");
-    fails(&[("location", "w.data"), ("length", "20")], "expected 16 bytes of data, its length says 20");
+    fails(&[("location", "w.data"), ("offset", "18446744073709551615")], "expected 16 bytes at offset");
+    fails(
+        &[("location", "w.data"), ("length", "20")],
+        "expected 16 bytes of external data, found a length of 20",
+    );
     fails(&[("location", "w.data"), ("offset", "x")], "found `x`");
     fails(&[("location", "../out.data")], "below the model's folder");
     fails(&[("location", "/etc/passwd")], "below the model's folder");

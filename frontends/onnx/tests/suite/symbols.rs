@@ -39,7 +39,7 @@ fn callers_bound_symbols_and_tie_them() {
     let imported = given(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
     assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
     assert_eq!(imported.unbounded, ["seq"]);
-    assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; 1048576 is taken"]);
+    assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; assuming 1048576"]);
     let error = given(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
     assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
 }
@@ -95,8 +95,8 @@ fn messages_have_the_names_of_the_program() {
     narrow.data_type = 26;
     has(&x("f32[4]").held(narrow).node("Cast to=1", &["w"], &["y"]).output("y"), "the element type int2");
     let conv = x("f32[1,1,4,4]").input("w", "f32[1,1,1,1]").node("Conv", &["x", "w"], &["y"]).output("y");
-    has(&conv, "this op of ONNX is not supported");
-    has(&conv, "onnx.shape_inference declares those of ONNX's own ops");
+    has(&conv, "this ONNX operator is not supported");
+    has(&conv, "onnx.shape_inference adds the types of ONNX's own operators");
 }
 
 /// The memory of this process that is not its files', in bytes.

@@ -77,7 +77,9 @@ fn attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
-    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let q = c.tensor("query")?;
+    let k = c.tensor("key")?;
+    let v = c.tensor("value")?;
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
@@ -195,7 +197,9 @@ fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<&str>) -> Rule
     require_no_dropout(c)?;
     let of_result = c.tensor(of_result)?;
     let result = c.tensor("out")?;
-    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let q = c.tensor("query")?;
+    let k = c.tensor("key")?;
+    let v = c.tensor("value")?;
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     if c.rank(q) < 3 {

@@ -10,10 +10,11 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("aten.threshold_backward", "le, select", |c| {
-        let (gradient, x) =
-            (CallOperand::Tensor(c.tensor("grad_output")?), CallOperand::Tensor(c.tensor("self")?));
+        let gradient = CallOperand::Tensor(c.tensor("grad_output")?);
+        let x = CallOperand::Tensor(c.tensor("self")?);
         let dtype = c.common_dtype(&[&gradient, &x]);
-        let (gradient, x) = (c.as_tensor(&gradient, dtype)?, c.as_tensor(&x, dtype)?);
+        let gradient = c.as_tensor(&gradient, dtype)?;
+        let x = c.as_tensor(&x, dtype)?;
         let threshold = c.opt_scalar("threshold")?.unwrap_or(Scalar::Int(0));
         let below = c.binary_scalar(BinaryOp::Le, x, threshold)?;
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
@@ -55,8 +56,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.gelu_backward", "g * (cdf + x * pdf)", gelu_backward),
     row("aten.native_dropout_backward", "g * mask * scale", |c| {
-        let (gradient, mask) =
-            (CallOperand::Tensor(c.tensor("grad_output")?), CallOperand::Tensor(c.tensor("mask")?));
+        let gradient = CallOperand::Tensor(c.tensor("grad_output")?);
+        let mask = CallOperand::Tensor(c.tensor("mask")?);
         let scale = c.float_or("scale", 1.0)?;
         let dtype =
             c.common_dtype(&[&gradient, &mask, &CallOperand::Scalar(Scalar::Float(FloatAttribute(scale)))]);
@@ -214,13 +215,17 @@ fn set_sum(c: &mut OpCall<'_, '_>, result: usize, term: ValueId, axes: &[usize],
 fn layer_norm_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias", "output_mask"]);
-    let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
-    let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
+    let gradient = c.tensor("grad_out")?;
+    let x = c.tensor("input")?;
+    let mean = c.tensor("mean")?;
+    let rstd = c.tensor("rstd")?;
     let dtype = c.dtype(x);
     let wide = dtype.compute_dtype();
     let (outer, inner) = split_axes(c, x)?;
-    let (g, x) = (c.cast(gradient, wide)?, c.cast(x, wide)?);
-    let (mean, rstd) = (c.cast(mean, wide)?, c.cast(rstd, wide)?);
+    let g = c.cast(gradient, wide)?;
+    let x = c.cast(x, wide)?;
+    let mean = c.cast(mean, wide)?;
+    let rstd = c.cast(rstd, wide)?;
     let centred = c.binary(BinaryOp::Sub, x, mean)?;
     let normal = c.binary(BinaryOp::Mul, centred, rstd)?;
     let weighted = times_weight(c, g)?;
@@ -244,11 +249,15 @@ fn layer_norm_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// weight `sum(g * x̂)`.
 fn rms_norm_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["output_mask"]);
-    let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
+    let gradient = c.tensor("grad_out")?;
+    let x = c.tensor("input")?;
+    let rstd = c.tensor("rstd")?;
     let dtype = c.dtype(x);
     let wide = dtype.compute_dtype();
     let (outer, inner) = split_axes(c, x)?;
-    let (g, x, rstd) = (c.cast(gradient, wide)?, c.cast(x, wide)?, c.cast(rstd, wide)?);
+    let g = c.cast(gradient, wide)?;
+    let x = c.cast(x, wide)?;
+    let rstd = c.cast(rstd, wide)?;
     let normal = c.binary(BinaryOp::Mul, x, rstd)?;
     let weighted = times_weight(c, g)?;
     let product = c.binary(BinaryOp::Mul, weighted, normal)?;

@@ -67,7 +67,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", all_gather_matmul),
     row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
-        let (a, b) = (c.tensor("A")?, c.tensor("B")?);
+        let a = c.tensor("A")?;
+        let b = c.tensor("B")?;
         let y = c.numpy_matmul(a, b)?;
         let axis = c.axis("scatter_dim", c.rank(y))?;
         collective_along_axis(c, y, axis, reduce_scatter)
@@ -179,7 +180,8 @@ fn reduce_op(c: &OpCall<'_, '_>) -> RuleResult<CollectiveReduceOp> {
 }
 
 fn all_reduce(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let (op, group) = (reduce_op(c)?, c.resolve_group()?);
+    let op = reduce_op(c)?;
+    let group = c.resolve_group()?;
     c.collective(CollectiveKind::AllReduce(op), group, x)
 }
 
@@ -189,7 +191,8 @@ fn all_gather(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let (op, group) = (reduce_op(c)?, c.resolve_group()?);
+    let op = reduce_op(c)?;
+    let group = c.resolve_group()?;
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
 }
 
@@ -238,8 +241,7 @@ fn lower_uneven_all_to_all(
     from: &SplitSizes,
 ) -> EmitResult {
     let cells = c.lowering.builder.graph().cells(group);
-    let cells = cells
-        .ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
+    let cells = cells.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
     let rows_between = |of: &SplitSizes, rank: u32, other: usize| -> Option<Option<i64>> {
         of.get(rank as usize)?.get(other).copied()
     };
@@ -307,10 +309,10 @@ fn broadcast(c: &mut OpCall<'_, '_>, x: ValueId, source: &str) -> EmitResult {
 fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let group = c.resolve_group()?;
     let rank = c.rank(x);
-    let (from, to) = (c.axis("gather_dim", rank)?, c.axis("shard_dim", rank)?);
+    let from = c.axis("gather_dim", rank)?;
+    let to = c.axis("shard_dim", rank)?;
     let n = c.lowering.builder.graph().group_size(group);
-    let n =
-        n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
+    let n = n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
     let n = Dim::from(i64::from(n));
     let mut shape = c.shape(x);
     if shape.is_empty() {

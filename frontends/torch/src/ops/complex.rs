@@ -34,13 +34,17 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.view_as_complex", "(identity)", identity),
     row("aten.view_as_real", "(identity)", identity),
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
-        let (length, angle) = (c.tensor("abs")?, c.tensor("angle")?);
-        let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
-        let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
+        let length = c.tensor("abs")?;
+        let angle = c.tensor("angle")?;
+        let x = c.unary(UnaryOp::Cos, angle)?;
+        let y = c.unary(UnaryOp::Sin, angle)?;
+        let x = c.binary(BinaryOp::Mul, length, x)?;
+        let y = c.binary(BinaryOp::Mul, length, y)?;
         set_complex_result(c, x, y)
     }),
     row_of_results("aten.complex", "concat", |c| {
-        let (x, y) = (c.tensor("real")?, c.tensor("imag")?);
+        let x = c.tensor("real")?;
+        let y = c.tensor("imag")?;
         set_complex_result(c, x, y)
     }),
 ];
@@ -97,7 +101,8 @@ const ALSO_COMPLEX: &[RuleRow] = &[
     row("aten.expand", "expand", expand),
     row("aten.transpose.int", "permute", |c| {
         let x = c.first_tensor()?;
-        let (a, b) = (c.axis("dim0", complex_rank(c, x))?, c.axis("dim1", complex_rank(c, x))?);
+        let a = c.axis("dim0", complex_rank(c, x))?;
+        let b = c.axis("dim1", complex_rank(c, x))?;
         let mut order: Vec<usize> = (0..c.rank(x)).collect();
         order.swap(a, b);
         c.permute(x, order)
@@ -168,7 +173,8 @@ fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// Copies `src` into `self`, which keeps its type and extents.
 fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (to, from) = (c.tensor("self")?, c.tensor("src")?);
+    let to = c.tensor("self")?;
+    let from = c.tensor("src")?;
     let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
             let zero = c.full(symmc_ir::Scalar::Int(0), c.dtype(from), c.shape(from))?;

@@ -160,11 +160,13 @@ fn trailing_extent_product(c: &OpCall<'_, '_>, x: ValueId, first: usize) -> Dim 
 
 /// A convolution over `axes` axes, or as many as the kernel has.
 fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
-    let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
+    let x = c.tensor("input")?;
+    let w = c.tensor("weight")?;
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
     if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
-        let (found, kernel) = (c.rank(x), c.rank(w));
+        let found = c.rank(x);
+        let kernel = c.rank(w);
         return Err(RuleFailure::Invalid(format!(
             "expected {} axes, found {found} and a kernel of {kernel}",
             n + 2
@@ -197,10 +199,13 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
 fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);
-    let (gradient, x, w) = (c.tensor("grad_output")?, c.tensor("input")?, c.tensor("weight")?);
+    let gradient = c.tensor("grad_output")?;
+    let x = c.tensor("input")?;
+    let w = c.tensor("weight")?;
     let n = c.rank(w).saturating_sub(2);
     if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
-        let (found, of) = (c.rank(gradient), c.rank(x));
+        let found = c.rank(gradient);
+        let of = c.rank(x);
         return Err(RuleFailure::Invalid(format!("expected {} axes, found {found} and {of}", n + 2)));
     }
     let layout = ConvolutionLayout::from_call(c, w, n)?;

@@ -44,7 +44,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.arange", "iota", arange),
     row("prims.iota", "iota", |c| {
-        let (start, step) = (c.int_or("start", 0)?, c.int_or("step", 1)?);
+        let start = c.int_or("start", 0)?;
+        let step = c.int_or("step", 1)?;
         let len = c.dim("length")?;
         let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
         c.iota(len, start, step, dtype)
@@ -194,7 +195,8 @@ fn affine(c: &mut OpCall<'_, '_>, len: Dim, start: &CallOperand, step: f64, dtyp
 fn linspace(c: &mut OpCall<'_, '_>) -> EmitResult {
     let steps = c.int("steps")?;
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let (first, end) = (c.scalar("start")?.convert_to(dtype), c.scalar("end")?.convert_to(dtype).as_f64());
+    let first = c.scalar("start")?.convert_to(dtype);
+    let end = c.scalar("end")?.convert_to(dtype).as_f64();
     let start = CallOperand::Scalar(Scalar::Float(FloatAttribute(first.as_f64())));
     if steps < 2 {
         let y = affine(c, steps.into(), &start, 0.0, dtype)?;

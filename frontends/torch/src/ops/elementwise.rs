@@ -115,7 +115,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.tan", "sin / cos", |c| {
         let x = floating_first(c)?;
-        let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
+        let s = c.unary(UnaryOp::Sin, x)?;
+        let k = c.unary(UnaryOp::Cos, x)?;
         c.binary(BinaryOp::Div, s, k)
     }),
     row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
@@ -157,7 +158,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.lift_fresh_copy", "(identity)", identity),
     row("aten.positive", "(identity)", identity),
     row("aten.copy", "cast, expand", |c| {
-        let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+        let x = c.first_tensor()?;
+        let source = c.tensor("src")?;
         let source = c.cast(source, c.dtype(x))?;
         c.expand(source, c.shape(x))
     }),
@@ -248,7 +250,8 @@ fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
 
 fn hyperbolic(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId) -> EmitResult {
     let n = c.unary(UnaryOp::Neg, x)?;
-    let (a, b) = (c.unary(UnaryOp::Exp, x)?, c.unary(UnaryOp::Exp, n)?);
+    let a = c.unary(UnaryOp::Exp, x)?;
+    let b = c.unary(UnaryOp::Exp, n)?;
     let y = c.binary(op, a, b)?;
     c.binary_float(BinaryOp::Mul, y, 0.5)
 }
@@ -333,7 +336,8 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
             c.cast(q, common)?
         }
         Some("trunc") => {
-            let (x, y) = (c.as_tensor(&a, common)?, c.as_tensor(&b, common)?);
+            let x = c.as_tensor(&a, common)?;
+            let y = c.as_tensor(&b, common)?;
             c.truncated_quotient(x, y)?
         }
         Some(other) => {
@@ -348,12 +352,14 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     let dtype = c.common_dtype(&[&a, &b]);
-    let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    let x = c.as_tensor(&a, dtype)?;
+    let y = c.as_tensor(&b, dtype)?;
     if !dtype.is_float() {
         let y = c.truncated_remainder(x, y)?;
         return Ok(y);
     }
-    let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+    let ax = c.unary(UnaryOp::Abs, x)?;
+    let ay = c.unary(UnaryOp::Abs, y)?;
     let r = c.binary(BinaryOp::Rem, ax, ay)?;
     let s = c.unary(UnaryOp::Sign, x)?;
     c.binary(BinaryOp::Mul, r, s)
@@ -361,7 +367,8 @@ fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 /// A power with the exponent 0.5 or -0.5 is a root. The root of -infinity is NaN.
 fn pow(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (a, b) = (c.operand("self")?, c.operand("exponent")?);
+    let a = c.operand("self")?;
+    let b = c.operand("exponent")?;
     let dtype = c.common_dtype(&[&a, &b]);
     let root = match &b {
         CallOperand::Scalar(s) if s.as_f64() == 0.5 => Some(UnaryOp::Sqrt),
@@ -384,14 +391,17 @@ pub(super) fn to_truth_value(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn logical(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
-    let (x, y) = (c.tensor("self")?, c.tensor("other")?);
-    let (x, y) = (to_truth_value(c, x)?, to_truth_value(c, y)?);
+    let x = c.tensor("self")?;
+    let y = c.tensor("other")?;
+    let x = to_truth_value(c, x)?;
+    let y = to_truth_value(c, y)?;
     c.binary(op, x, y)
 }
 
 fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = CallOperand::Tensor(c.first_tensor()?);
-    let (low, high) = (c.opt_operand("min")?, c.opt_operand("max")?);
+    let low = c.opt_operand("min")?;
+    let high = c.opt_operand("max")?;
     let all: Vec<&CallOperand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
     let dtype = c.common_dtype(&all);
     let mut y = c.as_tensor(&x, dtype)?;
@@ -416,12 +426,14 @@ fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let condition = c.tensor("condition")?;
     let condition = to_truth_value(c, condition)?;
     let dtype = c.common_dtype(&[&a, &b]);
-    let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    let x = c.as_tensor(&a, dtype)?;
+    let y = c.as_tensor(&b, dtype)?;
     c.select(condition, x, y)
 }
 
 fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, mask) = (c.first_tensor()?, c.tensor("mask")?);
+    let x = c.first_tensor()?;
+    let mask = c.tensor("mask")?;
     let value = c.operand("value")?;
     let mask = to_truth_value(c, mask)?;
     let fill = c.as_tensor(&value, c.dtype(x))?;
@@ -429,7 +441,8 @@ fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, end) = (c.first_tensor()?, c.tensor("end")?);
+    let x = c.first_tensor()?;
+    let end = c.tensor("end")?;
     let weight = c.operand("weight")?;
     let dtype = c.dtype(x);
     let difference = c.binary(BinaryOp::Sub, end, x)?;
@@ -456,7 +469,8 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
             let size = c.as_tensor(other, dtype)?;
             let size = c.unary(UnaryOp::Abs, size)?;
             let near = c.binary_float(BinaryOp::Lt, size, 0.5)?;
-            let (f, b) = (forward(c)?, backward(c)?);
+            let f = forward(c)?;
+            let b = backward(c)?;
             c.select(near, f, b)?
         }
     };
@@ -466,15 +480,14 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// `x + value * (a op b)`, rounded to the dtype once.
 fn add_combined(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let x = CallOperand::Tensor(c.first_tensor()?);
-    let (a, b) = (CallOperand::Tensor(c.tensor("tensor1")?), CallOperand::Tensor(c.tensor("tensor2")?));
+    let a = CallOperand::Tensor(c.tensor("tensor1")?);
+    let b = CallOperand::Tensor(c.tensor("tensor2")?);
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
     let dtype = c.common_dtype(&[&x, &a, &b]);
     let wide = if dtype.is_float() { dtype.compute_dtype() } else { dtype };
-    let (x, a, b) = (
-        c.widen_operand(x, dtype, wide)?,
-        c.widen_operand(a, dtype, wide)?,
-        c.widen_operand(b, dtype, wide)?,
-    );
+    let x = c.widen_operand(x, dtype, wide)?;
+    let a = c.widen_operand(a, dtype, wide)?;
+    let b = c.widen_operand(b, dtype, wide)?;
     let mut y = c.emit_binary(op, &a, &b, wide)?;
     if value.as_f64() != 1.0 {
         y = c.binary_scalar(BinaryOp::Mul, y, value)?;
@@ -495,7 +508,8 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
         _ => return Ok(x),
     };
     let nan = c.float_or("nan", 0.0)?;
-    let (high, low) = (c.float_or("posinf", largest)?, c.float_or("neginf", -largest)?);
+    let high = c.float_or("posinf", largest)?;
+    let low = c.float_or("neginf", -largest)?;
     let mut y = x;
     let is_nan = c.unary(UnaryOp::IsNan, x)?;
     for (condition, value) in [(None, nan), (Some(f64::INFINITY), high), (Some(f64::NEG_INFINITY), low)] {

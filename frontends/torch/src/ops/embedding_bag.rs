@@ -49,10 +49,12 @@ struct EmbeddingBags {
 impl EmbeddingBags {
     /// The bags that the arguments describe. `count` is their number.
     fn from_offsets(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let (indices, offsets) = (c.tensor("indices")?, c.tensor("offsets")?);
+        let indices = c.tensor("indices")?;
+        let offsets = c.tensor("offsets")?;
         let indices = if c.dtype(indices) == DType::Bool { c.cast(indices, DType::I64)? } else { indices };
         if c.rank(indices) != 1 || c.rank(offsets) != 1 {
-            let (a, b) = (c.rank(indices), c.rank(offsets));
+            let a = c.rank(indices);
+            let b = c.rank(offsets);
             return Err(RuleFailure::Invalid(format!(
                 "expected indices and offsets of one axis, found {a} and {b}"
             )));
@@ -124,7 +126,8 @@ fn weight_rows(c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
 fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // These arguments only affect gradients.
     c.ignore(&["scale_grad_by_freq", "sparse"]);
-    let (table, offsets) = (c.tensor("weight")?, c.tensor("offsets")?);
+    let table = c.tensor("weight")?;
+    let offsets = c.tensor("offsets")?;
     let mode = mode(c)?;
     let last = i64::from(c.bool_or("include_last_offset", false)?);
     let count = c.extent(offsets, 0) - Dim::from(last);
@@ -140,7 +143,9 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = c.cast(y, dtype)?;
     c.set_result(0, y);
     if mode == BagMode::Max && c.is_result_read(3) {
-        return Err(RuleFailure::Opaque("the positions of the largest elements are used, which is not supported".into()));
+        return Err(RuleFailure::Opaque(
+            "the positions of the largest elements are used, which is not supported".into(),
+        ));
     }
     // The other results are for gradients, and have these contents if a gradient needs them. Gradients of
     // sums do not need the sizes of bags, and PyTorch's CPU kernels leave them 0.
@@ -160,7 +165,8 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 fn sum_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId, mode: BagMode) -> EmitResult {
     let rows = bags.mask_padding(c, rows, Scalar::Int(0))?;
-    let (dtype, width) = (c.dtype(rows), c.extent(rows, 1));
+    let dtype = c.dtype(rows);
+    let width = c.extent(rows, 1);
     let none = c.full(Scalar::Int(0), dtype, vec![bags.count.clone(), width])?;
     let sum = c.emit("index_add", Op::IndexAdd { axis: 0 }, &[none, bags.bag_of_index, rows])?;
     if mode == BagMode::Sum { Ok(sum) } else { bags.divide_by_sizes(c, sum) }
@@ -190,7 +196,8 @@ fn backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     let count = c.extent(gradient, 0);
     let mode = mode(c)?;
     if mode == BagMode::Max || c.bool_or("scale_grad_by_freq", false)? || c.bool_or("sparse", false)? {
-        let why = "gradients of max bags, gradients scaled by frequency and sparse gradients are not supported";
+        let why =
+            "gradients of max bags, gradients scaled by frequency and sparse gradients are not supported";
         return Err(RuleFailure::Opaque(why.into()));
     }
     let bags = if c.get("offsets").is_some() {

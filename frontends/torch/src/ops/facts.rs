@@ -158,7 +158,8 @@ fn constrain(c: &mut OpCall<'_, '_>) -> RuleResult {
     // A size that depends on data has no dim. It is rejected where it is used.
     let Ok(size) = c.dim_from_argument("size", arg) else { return Ok(()) };
     let (low, high) = c.dim_bounds(&size);
-    let (min, max) = (c.opt_int("min")?, c.opt_int("max")?);
+    let min = c.opt_int("min")?;
+    let max = c.opt_int("max")?;
     if min.is_some_and(|m| high < m) || max.is_some_and(|m| low > m) {
         return Err(RuleFailure::Invalid(format!(
             "it asserts a size from {} to {}, found one from {low} to {high}",

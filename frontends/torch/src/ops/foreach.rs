@@ -141,7 +141,8 @@ fn effective_gradient(c: &mut OpCall<'_, '_>, x: ValueId, g: ValueId, decay: f64
 
 /// `a * x + b * y`.
 fn weighted_sum(c: &mut OpCall<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> EmitResult {
-    let (x, y) = (c.binary_float(BinaryOp::Mul, x, a)?, c.binary_float(BinaryOp::Mul, y, b)?);
+    let x = c.binary_float(BinaryOp::Mul, x, a)?;
+    let y = c.binary_float(BinaryOp::Mul, y, b)?;
     c.binary(BinaryOp::Add, x, y)
 }
 
@@ -179,7 +180,8 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
         let first = bias_correction(c, beta1, step)?;
         let second = bias_correction(c, beta2, step)?;
         let second = c.unary(UnaryOp::Sqrt, second)?;
-        let (first, second) = (c.cast(first, dtype)?, c.cast(second, dtype)?);
+        let first = c.cast(first, dtype)?;
+        let second = c.cast(second, dtype)?;
         let mut spread = v;
         if amsgrad {
             let Some(largest) = largest else {

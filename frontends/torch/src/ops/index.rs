@@ -14,26 +14,31 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.embedding", "take", |c| {
         // These arguments only affect gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
-        let (w, ids) = (c.tensor("weight")?, c.tensor("indices")?);
+        let w = c.tensor("weight")?;
+        let ids = c.tensor("indices")?;
         c.emit("take", Op::Take { axis: 0 }, &[w, ids])
     }),
     row_of_results("aten.index_select", "take", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| c.emit("take", Op::Take { axis }, &[x, index]))
     }),
     row("aten.gather", "gather", |c| {
         c.ignore(&["sparse_grad"]);
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let axis = c.axis("dim", c.rank(x))?;
         let shape = c.shape(index);
-        let (x, index) = (as_row(c, x)?, as_row(c, index)?);
+        let x = as_row(c, x)?;
+        let index = as_row(c, index)?;
         let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
         c.reshape(y, shape)
     }),
     row("aten.take_along_dim", "gather", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("indices")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("indices")?;
         if c.get("dim").is_none() || c.rank(x) != c.rank(index) {
             return Err(RuleFailure::Opaque("a flattened operand is not supported".into()));
         }
@@ -41,7 +46,8 @@ pub(super) const ROWS: &[RuleRow] = &[
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("aten.take", "reshape, take", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
         let index = c.wrap_negative_index(index, &c.ty(x).numel())?;
         c.emit("take", Op::Take { axis: 0 }, &[flat, index])

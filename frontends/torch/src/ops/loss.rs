@@ -12,7 +12,8 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
-        let (x, y) = (CallOperand::Tensor(c.first_tensor()?), CallOperand::Tensor(c.tensor("target")?));
+        let x = CallOperand::Tensor(c.first_tensor()?);
+        let y = CallOperand::Tensor(c.tensor("target")?);
         let dtype = c.common_dtype(&[&x, &y]);
         let d = c.emit_binary(BinaryOp::Sub, &x, &y, dtype)?;
         let squares = c.binary(BinaryOp::Mul, d, d)?;
@@ -31,7 +32,8 @@ pub(super) const ROWS: &[RuleRow] = &[
         if c.float_or("label_smoothing", 0.0)? != 0.0 {
             return Err(RuleFailure::Opaque("label smoothing is not supported".into()));
         }
-        let (x, target) = (c.first_tensor()?, c.tensor("target")?);
+        let x = c.first_tensor()?;
+        let target = c.tensor("target")?;
         if c.dtype(target).is_float() {
             return Err(RuleFailure::Opaque("targets that are probabilities are not supported".into()));
         }
@@ -112,7 +114,9 @@ fn nll_from_log_probabilities(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult 
 }
 
 fn nll_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (mut gradient, x, total) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("total_weight")?);
+    let mut gradient = c.tensor("grad_output")?;
+    let x = c.tensor("self")?;
+    let total = c.tensor("total_weight")?;
     let reduction = loss_reduction(c)?;
     let (axis, counts, class) = class_targets(c, x)?;
     if reduction == LossReduction::Mean {

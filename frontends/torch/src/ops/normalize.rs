@@ -68,7 +68,9 @@ fn normalized_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     if fits {
         Ok(shape.len())
     } else {
-        Err(RuleFailure::Invalid(format!("expected normalized_shape to be the last extents of {own:?}, found {shape:?}")))
+        Err(RuleFailure::Invalid(format!(
+            "expected normalized_shape to be the last extents of {own:?}, found {shape:?}"
+        )))
     }
 }
 
@@ -98,7 +100,8 @@ fn rms_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
             // A weight of another dtype multiplies before the result is rounded to the dtype of `x`.
             let wide = c.cast(x, dtype.compute_dtype())?;
             let normal = c.emit("rms_norm", op, &[wide])?;
-            let (normal, w) = (CallOperand::Tensor(normal), CallOperand::Tensor(w));
+            let normal = CallOperand::Tensor(normal);
+            let w = CallOperand::Tensor(w);
             let common = c.common_dtype(&[&normal, &w]);
             let y = c.emit_binary(BinaryOp::Mul, &normal, &w, common)?;
             c.cast(y, dtype)?
@@ -142,7 +145,8 @@ fn layer_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.first_tensor()?;
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("eps", 1e-5)?;
-    let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
+    let weight = c.opt_tensor("weight")?;
+    let bias = c.opt_tensor("bias")?;
     if c.is_result_read(1) || c.is_result_read(2) {
         return layer_norm_with_moments(c, x, axes, eps, (weight, bias));
     }
@@ -229,7 +233,8 @@ fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
         return Err(RuleFailure::Invalid(format!("expected at least two axes, found {}", shape.len())));
     }
     let eps = c.float_or("eps", 1e-5)?;
-    let (mean, variance) = (c.tensor("running_mean")?, c.tensor("running_var")?);
+    let mean = c.tensor("running_mean")?;
+    let variance = c.tensor("running_var")?;
     let shifted = c.binary_float(BinaryOp::Add, variance, eps)?;
     let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
     for (result, saved) in [(1, mean), (2, scale)] {

@@ -203,7 +203,9 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(extent) => *extent = k,
         None if k.as_const() == Some(1) => return only_element(c, x),
         None => {
-            return Err(RuleFailure::Opaque(format!("topk of {k:?} elements of an operand without axes is not supported")));
+            return Err(RuleFailure::Opaque(format!(
+                "topk of {k:?} elements of an operand without axes is not supported"
+            )));
         }
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
@@ -303,7 +305,8 @@ fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<(ValueId, 
 fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let bins = c.int_or("bins", 100)?;
-    let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);
+    let low = c.float_or("min", 0.0)?;
+    let high = c.float_or("max", 0.0)?;
     let is_empty = c.ty(x).numel().as_const() == Some(0);
     if low > high || bins < 1 || (low == high && is_empty) {
         return Err(RuleFailure::Opaque("the histogram has no valid bounds".into()));

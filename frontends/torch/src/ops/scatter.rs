@@ -14,7 +14,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),
     row_of_results("aten.index_add", "index_add", index_add),
     row_of_results("aten.index_copy", "index_put", |c| {
-        let (x, index, source) = (c.first_tensor()?, c.tensor("index")?, c.tensor("source")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
+        let source = c.tensor("source")?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| {
@@ -22,7 +24,8 @@ pub(super) const ROWS: &[RuleRow] = &[
         })
     }),
     row_of_results("aten.index_fill", "index_put", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
         // In contrast to similar ops, PyTorch's index_fill accepts indices that count from the end.
@@ -50,7 +53,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.scatter_add", "scatter", |c| scatter(c, Some(ReductionKind::Sum))),
     row("aten.scatter_reduce", "scatter; div for means", scatter_reduce),
     row("aten.embedding_dense_backward", "index_put", |c| {
-        let (gradient, index) = (c.tensor("grad_output")?, c.tensor("indices")?);
+        let gradient = c.tensor("grad_output")?;
+        let index = c.tensor("indices")?;
         if c.bool_or("scale_grad_by_freq", false)? {
             return Err(RuleFailure::Opaque("scale_grad_by_freq is not supported".into()));
         }
@@ -104,7 +108,9 @@ fn masked_put(
     accumulate: bool,
 ) -> RuleResult {
     if c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x) {
-        return Err(RuleFailure::Opaque("a mask with one value for each true element is not supported".into()));
+        return Err(RuleFailure::Opaque(
+            "a mask with one value for each true element is not supported".into(),
+        ));
     }
     let mut shape = c.shape(mask);
     shape.resize(c.rank(x), Dim::from(1));
@@ -116,7 +122,9 @@ fn masked_put(
 }
 
 fn index_add(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (x, index, mut source) = (c.first_tensor()?, c.tensor("index")?, c.tensor("source")?);
+    let x = c.first_tensor()?;
+    let index = c.tensor("index")?;
+    let mut source = c.tensor("source")?;
     let axis = c.axis("dim", c.rank(x))?;
     let index = as_row(c, index)?;
     match c.opt_scalar("alpha")? {
@@ -197,7 +205,12 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("prod") => (ReductionKind::Prod, Scalar::Int(1)),
         Some("amax") => (ReductionKind::Max, least(i64::MIN, f64::NEG_INFINITY)),
         Some("amin") => (ReductionKind::Min, least(i64::MAX, f64::INFINITY)),
-        other => return Err(RuleFailure::Opaque(format!("the reduction `{}` is not supported", other.unwrap_or("none")))),
+        other => {
+            return Err(RuleFailure::Opaque(format!(
+                "the reduction `{}` is not supported",
+                other.unwrap_or("none")
+            )));
+        }
     };
     let source = scatter_source(c, dtype)?;
     let shape = c.shape(source);

@@ -48,7 +48,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.diff", "slice, sub", diff),
     row("aten.select_scatter", "slice, concat", |c| {
-        let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+        let x = c.first_tensor()?;
+        let source = c.tensor("src")?;
         let axis = c.axis("dim", c.rank(x))?;
         let n = c.extent(x, axis);
         if let Some(index) = index_by_rank(c, x, axis)? {
@@ -464,7 +465,8 @@ pub(crate) fn replace_slice(
 }
 
 fn slice_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+    let x = c.first_tensor()?;
+    let source = c.tensor("src")?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
     write_slice(c, x, source, axis, step)

@@ -25,7 +25,8 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
     let offset = c.int_or("offset", 0)?;
-    let (first, second) = (c.axis_or("dim1", 0, rank)?, c.axis_or("dim2", 1, rank)?);
+    let first = c.axis_or("dim1", 0, rank)?;
+    let second = c.axis_or("dim2", 1, rank)?;
     if first == second {
         return Err(RuleFailure::Invalid(format!("expected two distinct axes, found {first} and {second}")));
     }
@@ -34,7 +35,8 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
     let others = (0..rank).filter(|&a| a != first && a != second);
     let perm: Vec<usize> = others.chain([first, second]).collect();
     let x = c.permute(x, perm)?;
-    let (row, column) = (offset.min(0).saturating_neg(), offset.max(0));
+    let row = offset.min(0).saturating_neg();
+    let column = offset.max(0);
     if let (Some(n), Some(m)) = (n.as_const(), m.as_const()) {
         let len = n.saturating_sub(row).min(m.saturating_sub(column)).max(0);
         let start = if len == 0 { 0 } else { row * m + column };
@@ -62,7 +64,8 @@ fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Err(RuleFailure::Opaque("the operand has no axis".into()));
     }
     let axis = c.axis("dimension", rank)?;
-    let (size, step) = (c.int("size")?, c.int("step")?);
+    let size = c.int("size")?;
+    let step = c.int("step")?;
     let n = c.extent(x, axis);
     let beyond = n.clone() - Dim::from(size);
     if size < 0 || step < 1 || c.dim_bounds(&beyond).1 < 0 {

@@ -14,20 +14,24 @@ pub(super) const ROWS: &[RuleRow] =
 const MOST: i64 = 1024;
 
 fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (a, b) = (c.first_tensor()?, c.tensor("B")?);
+    let a = c.first_tensor()?;
+    let b = c.tensor("B")?;
     let upper = c.bool_or("upper", false)?;
     let left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;
     let rank = c.rank(a);
     if rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1) {
-        let (a, b) = (c.shape(a), c.shape(b));
+        let a = c.shape(a);
+        let b = c.shape(b);
         return Err(RuleFailure::Invalid(format!(
             "expected square matrices and right-hand sides, found {a:?} and {b:?}"
         )));
     }
     let Some(n) = c.extent(a, rank - 1).as_const().filter(|n| *n <= MOST) else {
         let n = c.extent(a, rank - 1);
-        return Err(RuleFailure::Opaque(format!("matrices of {n:?} rows are not supported (at most {MOST})")));
+        return Err(RuleFailure::Opaque(format!(
+            "matrices of {n:?} rows are not supported (at most {MOST})"
+        )));
     };
     if !c.dtype(a).is_float() {
         return Err(RuleFailure::Opaque(format!("matrices of {} are not supported", c.dtype(a))));

@@ -68,7 +68,8 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 }
 
 fn reshape_as(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, other) = (c.first_tensor()?, c.tensor("other")?);
+    let x = c.first_tensor()?;
+    let other = c.tensor("other")?;
     c.reshape(x, c.shape(other))
 }
 
@@ -140,7 +141,8 @@ fn permute(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn transpose(c: &mut OpCall<'_, '_>, first: &str, second: &str) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
-    let (a, b) = (c.axis(first, rank)?, c.axis(second, rank)?);
+    let a = c.axis(first, rank)?;
+    let b = c.axis(second, rank)?;
     let mut perm: Vec<usize> = (0..rank).collect();
     if rank > 0 {
         perm.swap(a, b);
@@ -165,7 +167,8 @@ fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     let axes = |c: &OpCall<'_, '_>, name: &str| -> RuleResult<Vec<usize>> {
         c.opt_ints(name)?.unwrap_or_default().into_iter().map(|a| c.resolve_axis(a, rank)).collect()
     };
-    let (from, to) = (axes(c, "source")?, axes(c, "destination")?);
+    let from = axes(c, "source")?;
+    let to = axes(c, "destination")?;
     let mut slots = vec![None; rank];
     for (&s, &d) in from.iter().zip(&to) {
         if let Some(slot) = slots.get_mut(d) {
@@ -201,7 +204,8 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, other) = (c.first_tensor()?, c.tensor("other")?);
+    let x = c.first_tensor()?;
+    let other = c.tensor("other")?;
     c.expand(x, c.shape(other))
 }
 

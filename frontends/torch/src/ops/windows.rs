@@ -48,7 +48,10 @@ impl WindowGeometry {
         let beyond = vec![Dim::from(0); kernel.len()];
         let unplaced = WindowGeometry { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
         if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
-            return Err(RuleFailure::Opaque(format!("a kernel of the extents {:?} is not supported", unplaced.kernel)));
+            return Err(RuleFailure::Opaque(format!(
+                "a kernel of the extents {:?} is not supported",
+                unplaced.kernel
+            )));
         }
         let stride = unplaced.axis_integers(c, "stride", step, 1)?;
         let padding = unplaced.axis_integers(c, "padding", 0, 0)?;
@@ -272,9 +275,7 @@ pub(super) fn transposed_columns(
         let extent = to.clone() + Dim::from(window_span(k, d) - 1);
         let after = extent.clone() - c.extent(x, i + 2) - Dim::from(front);
         if front < 0 || c.dim_bounds(&after).0 < 0 {
-            return Err(RuleFailure::Opaque(format!(
-                "the padding of {p} may exceed the span of the kernel"
-            )));
+            return Err(RuleFailure::Opaque(format!("the padding of {p} may exceed the span of the kernel")));
         }
         low.push(front);
         area.push(extent);
@@ -304,9 +305,7 @@ fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
     let channels = c.shape(x).iter().rev().nth(1).and_then(|rows| rows.exact_div(&count));
     let Some(channels) = channels.filter(|_| c.rank(x) <= 3 && area.len() == n) else {
         let found = c.shape(x);
-        return Err(RuleFailure::Invalid(format!(
-            "expected a multiple of {count:?} rows, found {found:?}"
-        )));
+        return Err(RuleFailure::Invalid(format!("expected a multiple of {count:?} rows, found {found:?}")));
     };
     let mut shape = vec![if is_batch { c.extent(x, 0) } else { 1.into() }, channels, count];
     let mut around = Vec::new();
@@ -359,7 +358,8 @@ fn insert_zeros(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> E
     if step == 1 {
         return Ok(x);
     }
-    let (dtype, n) = (c.dtype(x), c.extent(x, axis));
+    let dtype = c.dtype(x);
+    let n = c.extent(x, axis);
     let mut shape = c.shape(x);
     let x = c.unsqueeze(x, axis + 1)?;
     let mut wide = c.shape(x);
@@ -436,7 +436,8 @@ fn divide_by_counts(
 fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
-    let (mut shape, dtype) = (c.shape(x), c.dtype(x));
+    let mut shape = c.shape(x);
+    let dtype = c.dtype(x);
     let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
     windows.apply_ceil_mode(c, &area)?;
@@ -451,9 +452,11 @@ fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
 }
 
 fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
-    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let gradient = c.tensor("grad_output")?;
+    let x = c.tensor("self")?;
     let mut windows = pool_windows(c, n)?;
-    let (shape, dtype) = (c.shape(x), c.dtype(x));
+    let shape = c.shape(x);
+    let dtype = c.dtype(x);
     let area = shape.get(shape.len().saturating_sub(n)..).unwrap_or_default().to_vec();
     windows.apply_ceil_mode(c, &area)?;
     if windows.exceed_padding() {
@@ -473,7 +476,8 @@ fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
 fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
-    let (mut shape, dtype) = (c.shape(x), c.dtype(x));
+    let mut shape = c.shape(x);
+    let dtype = c.dtype(x);
     let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
     windows.apply_ceil_mode(c, &area)?;
@@ -527,8 +531,11 @@ fn element_positions(
 fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     // The indices already contain the positions of the windows.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
-    let (gradient, x, places) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("indices")?);
-    let (shape, dtype) = (c.shape(x), c.dtype(gradient));
+    let gradient = c.tensor("grad_output")?;
+    let x = c.tensor("self")?;
+    let places = c.tensor("indices")?;
+    let shape = c.shape(x);
+    let dtype = c.dtype(gradient);
     let plane = |c: &mut OpCall<'_, '_>, x: ValueId| {
         let x = flatten_to_one_channel(c, x, n)?;
         let flat = c.shape(x).into_iter().skip(2).fold(Dim::from(1), |a, b| a * b);
@@ -536,7 +543,8 @@ fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
         c.reshape(x, vec![outer, flat])
     };
     let x = plane(c, x)?;
-    let (gradient, places) = (plane(c, gradient)?, plane(c, places)?);
+    let gradient = plane(c, gradient)?;
+    let places = plane(c, places)?;
     let gradient = c.cast(gradient, dtype.compute_dtype())?;
     let ty = TensorType::new(dtype.compute_dtype(), c.shape(x));
     let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape.clone())?;

@@ -51,13 +51,13 @@ fn what_is_no_program_is_refused_by_name() {
         ),
         (
             zipped("", &[("a.txt".into(), b"text".to_vec())]),
-            "no entry `archive_format`; it is no torch.export",
+            "no entry `archive_format`; it is not a torch.export",
         ),
         (set("archive_format", b"onnx"), "`archive_format`: expected `pt2`, found `onnx`"),
         (set("byteorder", b"big"), "`byteorder`: expected `little`, found `big`"),
         (set("models/model.json", b"{\"schema_version\": {\"major\": 9"), "`models/model.json`: EOF"),
         (set("models/model.json", b"{}"), "missing field `graph_module`"),
-        (set("models/model.json", b"\xff"), "`models/model.json`: it is not UTF-8"),
+        (set("models/model.json", b"\xff"), "`models/model.json`: the text is not UTF-8"),
         (set("data/weights/model_weights_config.json", b"[]"), "model_weights_config.json`: invalid"),
         (
             set("models/model.json", b"{\"schema_version\": {\"major\": 9, \"minor\": 1}}"),
@@ -121,7 +121,7 @@ fn stored_tensors_must_fit() {
     other.weights["w"]["tensor_meta"]["strides"] = json!([{"as_int": 0}, {"as_int": 0}]);
     assert!(other.error().contains("address space"), "{}", other.error());
     other.weights["w"]["tensor_meta"]["sizes"] = json!([{"as_int": 1i64 << 30}, {"as_int": 1}]);
-    assert!(other.error().contains("more than the limit"), "{}", other.error());
+    assert!(other.error().contains("exceeds the limit"), "{}", other.error());
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn an_archive_whose_writing_failed_says_so() {
         assert!(found.contains("torch.export.save failed before it wrote the program"), "{found}");
     }
     let found = message(&changed(|e| e.retain(|e| e.0 == "archive_format")));
-    assert!(found.contains("it holds no exported program"), "{found}");
+    assert!(found.contains("the archive has no exported program"), "{found}");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn bombs_are_refused_before_they_unpack() {
     let mut entries = simple().entries();
     entries.iter_mut().find(|e| e.0.starts_with("models/")).unwrap().1 = vec![b' '; 1 << 27];
     let found = message(&common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated));
-    assert!(found.contains("`models/model.json`") && found.contains("more than the limit"), "{found}");
+    assert!(found.contains("`models/model.json`") && found.contains("exceeds the limit"), "{found}");
 
     // Declared sizes that the bytes in the file cannot hold.
     let config = br#"{"config": {}}"#;
@@ -247,7 +247,7 @@ fn bombs_are_refused_before_they_unpack() {
         bytes[at + 24..at + 28].copy_from_slice(&(long as u32).to_le_bytes());
     }
     assert_eq!(bytes.len(), end);
-    assert!(message(&bytes).contains("bytes together, the file has"), "{}", message(&bytes));
+    assert!(message(&bytes).contains("bytes in total, but the file has"), "{}", message(&bytes));
 }
 
 /// Where the headers of the directory stand.
@@ -266,7 +266,7 @@ fn tensors_that_are_refused_take_no_memory() {
     let bytes = fake.bytes();
     let start = std::time::Instant::now();
     let found = message(&bytes);
-    assert!(found.contains("more than the limit"), "{found}");
+    assert!(found.contains("exceeds the limit"), "{found}");
     // One of them takes longer to make.
     assert!(start.elapsed() < std::time::Duration::from_secs(1), "{:?}", start.elapsed());
 }

@@ -177,7 +177,7 @@ fn slices_are_written_where_the_rank_says() {
             .output("y")
     };
     let found = refusal(&[fake("start=0 end=2"), fake("start=2 end=5")]);
-    assert!(found.contains("slices of one length"), "{found}");
+    assert!(found.contains("slices of the same length"), "{found}");
 }
 
 #[test]
@@ -187,11 +187,11 @@ fn other_differences_are_refused_by_name() {
     };
     let add = node("aten.add.Tensor", "self=%x other=%x", "i64[6]");
     for (a, b, expected) in [
-        (add.clone(), node("aten.mul.Tensor", "self=%x other=%x", "i64[6]"), "node `y`: expected"),
+        (add.clone(), node("aten.mul.Tensor", "self=%x other=%x", "i64[6]"), "node `y`: rank 0 has"),
         (
             node("aten.view.default", "self=%x size=[2,3]", "i64[2,3]"),
             node("aten.view.default", "self=%x size=[3,2]", "i64[3,2]"),
-            "node `y` (torch.ops.aten.view.default), `size`: expected what the archive of rank 0 has, the integers [2, 3]",
+            "node `y` (torch.ops.aten.view.default), `size`: rank 0 has the integers [2, 3]",
         ),
         (
             node("aten.slice.Tensor", "self=%x dim=0 start=0 end=2", "i64[2]"),
@@ -201,7 +201,7 @@ fn other_differences_are_refused_by_name() {
         (
             node("aten.cumsum.default", "self=%x dim=0", "i64[6]"),
             node("aten.cumsum.default", "self=%x dim=-1", "i64[6]"),
-            "another integer on each rank, [0, -1]",
+            "a different integer on each rank, [0, -1]",
         ),
         (
             node("aten.polygamma.default", "n=0 self=%x", "f32[6]"),
@@ -214,7 +214,7 @@ fn other_differences_are_refused_by_name() {
         (
             add.clone(),
             add.clone().node("aten.neg.default", "self=%y", &[("z", "i64[6]")]),
-            "after node `y`: expected what the archive of rank 0 has, the end of the graph, found node `z`",
+            "after node `y`: rank 0 has the end of the graph, this rank has node `z`",
         ),
     ] {
         let found = refusal(&[a, b]);
@@ -273,7 +273,7 @@ fn groups_have_the_cells_that_their_names_tell() {
     let found = refusal(&[rank("3", "0"), rank("3", "0")]);
     assert!(found.contains("the members of group `3`"), "{found}");
     let found = refusal(&[rank("3", "0"), rank("3", "0"), rank("4", "0")]);
-    assert!(found.contains("group `3`: expected lists of ranks of one length"), "{found}");
+    assert!(found.contains("group `3`: expected lists of ranks of equal length"), "{found}");
 }
 
 /// A rank that adds its hundreds to `x` and exchanges pieces of it.
@@ -309,8 +309,8 @@ fn pieces_that_differ_between_ranks_are_exchanged() {
         assert_eq!(found, expected.map(|e| e.to_vec()), "{to:?}");
     }
     for (to, from, expected) in [
-        (["[1,2]", "[2,1]"], ["[1,1]", "[2,1]"], "to receive from rank 1 what that sends"),
-        (["[1,1]", "[2,1]"], ["[1,2]", "[1,1]"], "rows together on all ranks"),
+        (["[1,2]", "[2,1]"], ["[1,1]", "[2,1]"], "to receive as many rows from rank 1 as that rank sends"),
+        (["[1,1]", "[2,1]"], ["[1,2]", "[1,1]"], "rows on each rank"),
         (["[1,2]", "[2,1,0]"], ["[1,2]", "[2,1]"], "`input_split_sizes`"),
     ] {
         let ranks: Vec<Fake> = (0..2).map(|r| exchanging(r, to[r], from[r])).collect();

@@ -39,12 +39,15 @@ pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
         let y = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(z), &factor, dtype)?;
         return c.set_only_result(y);
     }
-    let (x, y) = (complex_operand(c, "self")?, complex_operand(c, "other")?);
+    let x = complex_operand(c, "self")?;
+    let y = complex_operand(c, "other")?;
     let mut times = |x: &CallOperand, y: &CallOperand| c.emit_binary(BinaryOp::Mul, x, y, dtype);
     let (real, imaginary) = match (&x.imaginary, &y.imaginary) {
         (Some(b), Some(e)) => {
-            let (ad, be) = (times(&x.real, &y.real)?, times(b, e)?);
-            let (ae, bd) = (times(&x.real, e)?, times(b, &y.real)?);
+            let ad = times(&x.real, &y.real)?;
+            let be = times(b, e)?;
+            let ae = times(&x.real, e)?;
+            let bd = times(b, &y.real)?;
             (c.binary(BinaryOp::Sub, ad, be)?, c.binary(BinaryOp::Add, ae, bd)?)
         }
         (Some(b), None) => (times(&x.real, &y.real)?, times(b, &y.real)?),
@@ -82,7 +85,9 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     }
     let z = c.tensor("self")?;
     let Some(Argument::Tensor(name)) = c.get("self") else {
-        return Err(RuleFailure::Invalid("expected a tensor as `self`, found another kind of argument".into()));
+        return Err(RuleFailure::Invalid(
+            "expected a tensor as `self`, found another kind of argument".into(),
+        ));
     };
     let (mut a, mut b) = if c.lowering.is_complex(name) {
         split_components(c, z)?
@@ -104,8 +109,10 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
 
 /// The sum of the squares of both components. In f64 no square of an f32 overflows.
 fn squared_magnitude(c: &mut OpCall<'_, '_>, a: ValueId, b: ValueId) -> EmitResult {
-    let (a, b) = (c.cast(a, DType::F64)?, c.cast(b, DType::F64)?);
-    let (a, b) = (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?);
+    let a = c.cast(a, DType::F64)?;
+    let b = c.cast(b, DType::F64)?;
+    let a = c.binary(BinaryOp::Mul, a, a)?;
+    let b = c.binary(BinaryOp::Mul, b, b)?;
     c.binary(BinaryOp::Add, a, b)
 }
 
@@ -118,10 +125,13 @@ pub(super) fn div(c: &mut OpCall<'_, '_>) -> RuleResult {
         let y = c.emit_binary(BinaryOp::Div, &CallOperand::Tensor(z), &divisor, dtype)?;
         return c.set_only_result(y);
     }
-    let (x, y) = (complex_operand(c, "self")?, complex_operand(c, "other")?);
+    let x = complex_operand(c, "self")?;
+    let y = complex_operand(c, "other")?;
     let wide = DType::F64;
-    let (d, e) = (c.as_tensor(&y.real, wide)?, c.as_tensor(&y.imaginary.unwrap_or(ZERO), wide)?);
-    let (a, b) = (c.as_tensor(&x.real, wide)?, c.as_tensor(&x.imaginary.unwrap_or(ZERO), wide)?);
+    let d = c.as_tensor(&y.real, wide)?;
+    let e = c.as_tensor(&y.imaginary.unwrap_or(ZERO), wide)?;
+    let a = c.as_tensor(&x.real, wide)?;
+    let b = c.as_tensor(&x.imaginary.unwrap_or(ZERO), wide)?;
     quotient(c, (a, b), (d, e), dtype)
 }
 
@@ -134,9 +144,12 @@ fn quotient(
     dtype: DType,
 ) -> RuleResult {
     let length = squared_magnitude(c, d, e)?;
-    let (ad, be) = (c.binary(BinaryOp::Mul, a, d)?, c.binary(BinaryOp::Mul, b, e)?);
-    let (bd, ae) = (c.binary(BinaryOp::Mul, b, d)?, c.binary(BinaryOp::Mul, a, e)?);
-    let (real, imaginary) = (c.binary(BinaryOp::Add, ad, be)?, c.binary(BinaryOp::Sub, bd, ae)?);
+    let ad = c.binary(BinaryOp::Mul, a, d)?;
+    let be = c.binary(BinaryOp::Mul, b, e)?;
+    let bd = c.binary(BinaryOp::Mul, b, d)?;
+    let ae = c.binary(BinaryOp::Mul, a, e)?;
+    let real = c.binary(BinaryOp::Add, ad, be)?;
+    let imaginary = c.binary(BinaryOp::Sub, bd, ae)?;
     let mut all = Vec::with_capacity(2);
     for part in [real, imaginary] {
         let part = c.binary(BinaryOp::Div, part, length)?;
@@ -182,19 +195,24 @@ pub(super) fn sgn(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// `e^(a + bi) = e^a (cos b + i sin b)`.
 pub(super) fn exp(c: &mut OpCall<'_, '_>) -> RuleResult {
     let z = c.first_tensor()?;
-    let (length, angle) = (component(c, z, 0)?, component(c, z, 1)?);
+    let length = component(c, z, 0)?;
+    let angle = component(c, z, 1)?;
     let length = c.unary(UnaryOp::Exp, length)?;
-    let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
-    let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
+    let x = c.unary(UnaryOp::Cos, angle)?;
+    let y = c.unary(UnaryOp::Sin, angle)?;
+    let x = c.binary(BinaryOp::Mul, length, x)?;
+    let y = c.binary(BinaryOp::Mul, length, y)?;
     set_complex_result(c, x, y)
 }
 
 pub(super) fn square(c: &mut OpCall<'_, '_>) -> RuleResult {
     let z = c.first_tensor()?;
     let (a, b) = split_components(c, z)?;
-    let (aa, bb, ab) =
-        (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?, c.binary(BinaryOp::Mul, a, b)?);
-    let (real, imaginary) = (c.binary(BinaryOp::Sub, aa, bb)?, c.binary(BinaryOp::Add, ab, ab)?);
+    let aa = c.binary(BinaryOp::Mul, a, a)?;
+    let bb = c.binary(BinaryOp::Mul, b, b)?;
+    let ab = c.binary(BinaryOp::Mul, a, b)?;
+    let real = c.binary(BinaryOp::Sub, aa, bb)?;
+    let imaginary = c.binary(BinaryOp::Add, ab, ab)?;
     set_complex_result(c, real, imaginary)
 }
 
@@ -211,7 +229,9 @@ pub(super) fn product(c: &mut OpCall<'_, '_>, other: &str) -> RuleResult {
     let real = c.numpy_matmul(a, d)?;
     let imaginary = match (b, e) {
         (Some(b), Some(e)) => {
-            let (be, ae, bd) = (c.numpy_matmul(b, e)?, c.numpy_matmul(a, e)?, c.numpy_matmul(b, d)?);
+            let be = c.numpy_matmul(b, e)?;
+            let ae = c.numpy_matmul(a, e)?;
+            let bd = c.numpy_matmul(b, d)?;
             let real = c.binary(BinaryOp::Sub, real, be)?;
             let imaginary = c.binary(BinaryOp::Add, ae, bd)?;
             let z = join_components(c, real, imaginary)?;

@@ -14,7 +14,8 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(in crate::ops) const ROWS: &[RuleRow] = &[
     row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
+        let axes = signal_axes(c)?;
+        let scale = scale_argument(c)?;
         let forward = c.bool_or("forward", true)?;
         let mut signal = FourierSignal::from_first_tensor(c)?;
         for axis in axes {
@@ -23,13 +24,15 @@ pub(in crate::ops) const ROWS: &[RuleRow] = &[
         signal.set_as_result(c)
     }),
     row_of_results("aten._fft_r2c", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
+        let axes = signal_axes(c)?;
+        let scale = scale_argument(c)?;
         let onesided = c.bool_or("onesided", false)?;
         let signal = FourierSignal::from_first_tensor(c)?;
         transform_real(c, signal, &axes, scale, onesided)
     }),
     row_of_results("aten._fft_c2r", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
+        let axes = signal_axes(c)?;
+        let scale = scale_argument(c)?;
         let n = c.dim("last_dim_size")?;
         let signal = FourierSignal::from_first_tensor(c)?;
         transform_to_real(c, signal, &axes, scale, &n)
@@ -99,7 +102,9 @@ impl FourierSignal {
                 let zeros = c.full(Scalar::Int(0), c.dtype(x), shape)?;
                 c.concat(&[x, zeros], axis)
             }),
-            _ => Err(RuleFailure::Opaque("the signal is truncated for some sizes and padded for others".into())),
+            _ => Err(RuleFailure::Opaque(
+                "the signal is truncated for some sizes and padded for others".into(),
+            )),
         }
     }
 
@@ -119,8 +124,8 @@ impl FourierSignal {
             if forward { (BinaryOp::Add, BinaryOp::Sub) } else { (BinaryOp::Sub, BinaryOp::Add) };
         (self.real, self.imaginary) = match self.imaginary {
             Some(b) => {
-                let (cos_b, sin_b) =
-                    (multiply_along_axis(c, b, axis, cos)?, multiply_along_axis(c, b, axis, sin)?);
+                let cos_b = multiply_along_axis(c, b, axis, cos)?;
+                let sin_b = multiply_along_axis(c, b, axis, sin)?;
                 (c.binary(add, cos_real, sin_b)?, Some(c.binary(sub, cos_b, sin_real)?))
             }
             None if forward => (cos_real, Some(c.unary(UnaryOp::Neg, sin_real)?)),
@@ -197,10 +202,10 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
             "expected a length for each of the axes {axes:?}, found {asked:?}"
         )));
     }
-    // -1 keeps an extent.
     // A length of -1 keeps the extent.
     let length = |(n, &a): (Dim, &usize)| if n.as_const() == Some(-1) { c.extent(x, a) } else { n };
     let asked = asked.map(|s| s.into_iter().zip(&axes).map(length).collect());
+    Ok((axes, asked))
 }
 
 /// A complex-to-complex transform of `torch.fft`.
@@ -261,7 +266,8 @@ fn transform_real(
     let n = c.extent(x, last);
     let columns = if onesided { half_spectrum_length(&n) } else { n.clone() };
     let (cos, sin) = root_matrices(c, &n, [&n, &columns], scale, c.dtype(x))?;
-    let (real, imaginary) = (multiply_along_axis(c, x, last, cos)?, multiply_along_axis(c, x, last, sin)?);
+    let real = multiply_along_axis(c, x, last, cos)?;
+    let imaginary = multiply_along_axis(c, x, last, sin)?;
     let mut signal = FourierSignal { real, imaginary: Some(c.unary(UnaryOp::Neg, imaginary)?) };
     for &axis in others {
         signal.transform_axis(c, axis, true, scale)?;
@@ -288,7 +294,8 @@ fn transform_to_real(
     }
     let (cos, sin) = root_matrices(c, n, [&rows, n], scale, c.dtype(signal.real))?;
     let weights = half_spectrum_weights(c, n, &rows, c.dtype(signal.real))?;
-    let (cos, sin) = (c.binary(BinaryOp::Mul, cos, weights)?, c.binary(BinaryOp::Mul, sin, weights)?);
+    let cos = c.binary(BinaryOp::Mul, cos, weights)?;
+    let sin = c.binary(BinaryOp::Mul, sin, weights)?;
     let mut y = multiply_along_axis(c, signal.real, last, cos)?;
     if let Some(b) = signal.imaginary {
         let b = multiply_along_axis(c, b, last, sin)?;
@@ -329,7 +336,9 @@ fn root_matrices(
     dtype: DType,
 ) -> RuleResult<(ValueId, ValueId)> {
     if c.dim_bounds(n).1 > MOST {
-        return Err(RuleFailure::Opaque(format!("a transform of {n:?} numbers may exceed the limit of {MOST}")));
+        return Err(RuleFailure::Opaque(format!(
+            "a transform of {n:?} numbers may exceed the limit of {MOST}"
+        )));
     }
     let extent = c.emit_dim(n, DType::F64)?;
     let table = c.iota(n.clone(), 0, 1, DType::I64)?;
