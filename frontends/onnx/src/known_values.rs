@@ -21,7 +21,7 @@ pub(crate) struct SymbolicInts {
 #[derive(Clone, Debug)]
 pub(crate) enum KnownValue {
     Data(Arc<Tensor>),
-    /// Expressions, at least one of which is not a constant.
+    /// Expressions. At least one of them is not a constant.
     Ints(SymbolicInts),
 }
 

@@ -123,7 +123,7 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     c.unary(op, x)
 }
 
-/// The first two operands, at most one of which is a number.
+/// The first two operands. At most one of them is a number.
 fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
     let left = c.operand_type(0)?.rank();
     let right = c.operand_type(1)?.rank();
@@ -135,7 +135,7 @@ fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOpera
     Ok((x, y))
 }
 
-/// A binary op of two operands, at least one of which is a tensor.
+/// A binary op of two operands. At least one of them is a tensor.
 fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOperand) -> EmitResult {
     match (x, y) {
         (CallOperand::Tensor(x), CallOperand::Tensor(y)) => {

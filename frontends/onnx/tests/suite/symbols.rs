@@ -1,4 +1,4 @@
-//! Symbols with what a caller says of them, and messages by the names of the program.
+//! Symbols with the caller's constraints, and messages with the names of the program.
 
 use prost::Message;
 use symmc_import::ranges::{SymbolConstraint, SymbolConstraints};
@@ -57,7 +57,7 @@ fn every_symbol_without_a_bound_has_the_same_and_is_told() {
 
 #[test]
 fn ranges_decide_what_shapes_compute() {
-    // The positions of a table of 64 rows up to the length, as exporters cut it.
+    // The rows of a table of 64 positions up to the length, as exporters write it.
     let fake = Fake::new(20)
         .input("x", "f32[seq,4]")
         .input("table", "f32[64,4]")
@@ -99,7 +99,7 @@ fn messages_have_the_names_of_the_program() {
     has(&conv, "onnx.shape_inference adds the types of ONNX's own operators");
 }
 
-/// The memory of this process that is not its files', in bytes.
+/// The memory of this process in bytes, without that of mapped files.
 fn private() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("a size");
@@ -108,7 +108,7 @@ fn private() -> usize {
 
 #[test]
 fn weights_within_a_file_are_read_when_they_are_used() {
-    // A matrix of 256 MiB behind a name that puts its elements across their alignment, in a file of holes.
+    // A matrix of 256 MiB in a sparse file, after a name whose length misaligns its elements.
     const ROWS: u64 = 1 << 16;
     let (bytes, width) = (ROWS * 1024 * 4, 1024);
     let mut fake = Fake::new(20)
@@ -160,7 +160,7 @@ fn weights_within_a_file_are_read_when_they_are_used() {
 fn weights_of_a_file_that_was_shortened_are_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");
-    // Names that put the elements on their alignment, and across it.
+    // Names whose lengths align and misalign the elements.
     for name in ["w", "wa", "wab", "wabc"] {
         let fake = Fake::new(20).input("x", "f32[5242880]").held(stored(name, &big));
         let fake = fake.node("Add", &["x", name], &["y"]).output("y");
@@ -176,7 +176,7 @@ fn weights_of_a_file_that_was_shortened_are_an_error() {
     }
 }
 
-/// The lengths that a large model is cut to between opening and decoding it.
+/// The lengths to which a large model is truncated between opening and decoding.
 #[test]
 fn a_model_that_is_shortened_before_it_is_decoded_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");

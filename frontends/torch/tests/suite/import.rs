@@ -1,5 +1,5 @@
-//! What an import makes of symbols, signatures, groups, collectives, in-place ops and unknown ops, and how
-//! it refuses what it cannot represent.
+//! The import of symbols, signatures, groups, collectives, in-place ops and unsupported ops, and the
+//! rejection of programs that cannot be represented.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn ops(graph: &Graph) -> Vec<&Op> {
     graph.nodes.values().map(|n| &n.op).collect()
 }
 
-/// Runs a program of one rank on f32 vectors; the results as numbers.
+/// Runs a program of one rank on f32 vectors, and returns the results as numbers.
 pub fn run(fake: &Fake, inputs: &[&[f64]]) -> Vec<Vec<f64>> {
     let options = ImportOptions { ranks: Some(1), ..ImportOptions::default() };
     let imported = import(&fake.bytes(), &options).unwrap();
@@ -103,7 +103,7 @@ fn callers_say_more_of_symbols() {
     assert!(imported.unbounded.is_empty());
     let error = import(&fake.bytes(), &given(&[("s2", "1..64")])).expect_err("no such symbol").to_string();
     assert_eq!(error, "symbol `s2`: expected a symbol of the program: s0, s1, found `s2`");
-    // What is too large says of which symbols.
+    // Errors about sizes that are too large name the symbols.
     let large = Fake::new()
         .range("s0", Some(2), None)
         .range("s1", Some(2), None)
@@ -120,7 +120,7 @@ fn callers_say_more_of_symbols() {
     );
     assert_eq!(of.unbounded, ["s0", "s1"]);
     import(&large.bytes(), &given(&[("s0", "..64"), ("s1", "..4096")])).expect("a program");
-    // Recorded arguments bound what is open.
+    // Recorded arguments bound symbols without an upper bound.
     let recorded =
         SymbolConstraints { recorded_shapes: vec![vec![3, 5, 4096]], ..SymbolConstraints::default() };
     let options = ImportOptions { constraints: recorded, ..ImportOptions::default() };
@@ -130,7 +130,7 @@ fn callers_say_more_of_symbols() {
 
 #[test]
 fn what_ranges_decide_is_left_out_of_extents() {
-    // A table of 64 positions, cut to the length: the same as the length where that is at most 64.
+    // A table of 64 positions, cut to the length. Its extent is the length if that is at most 64.
     let fake = Fake::new()
         .range("s0", Some(2), None)
         .input("table", "f32[Min(64@ s0),8]")
@@ -223,7 +223,8 @@ fn symbolic_floats_stand_where_numbers_stand() {
                 .output("down")
                 .output("whole")
         };
-        // Numbers do not make a result wider, and those of integers are of the default float type.
+        // Numbers do not widen the dtype of a result. Next to integers, a float gives the default float
+        // dtype.
         for (result, input, dtype) in [
             ("f32[s0]", "f32[s0]", DType::F32),
             ("f32[s0]", "i64[s0]", DType::I64),
@@ -580,7 +581,7 @@ fn collectives_that_ranks_would_not_share_are_refused() {
     );
     let value = error("all_reduce", "input=%x reduce_op='sum' group=%x");
     assert!(value.contains("the group must be a name") && value.contains("the tensor `x`"), "{value}");
-    // A reduction that is not known can be planned.
+    // An unsupported reduction can still be planned.
     let op =
         collective("all_reduce", "input=%x reduce_op='band' group='0'", "f32[4]", "f32[4]").import().unwrap();
     assert!(matches!(ops(&op.graph)[0], Op::Opaque { .. }));
@@ -628,8 +629,8 @@ fn groups_have_the_members_that_are_given() {
     }
 }
 
-/// For every combination of what is known of two groups and of the ranks: a group is all ranks only where its name or
-/// its size says so, and the error lists every other one.
+/// For every combination of known facts about two groups and the ranks, a group is all ranks only if its name
+/// or its size says so. The error lists every other group.
 #[test]
 fn groups_that_nothing_describes_are_listed() {
     for first in ["0", "1", "tp"] {
@@ -639,7 +640,8 @@ fn groups_that_nothing_describes_are_listed() {
                     let fake = gathers([(first, 2), (second, 4)]);
                     let options = ImportOptions { ranks, assumed_ranks: assumed, ..ImportOptions::default() };
                     let found = import(&fake.bytes(), &options);
-                    // What the default group states counts more than what is assumed.
+                    // The size that the default group states takes precedence over the assumed number of
+                    // ranks.
                     let stated = [(first, 2), (second, 4)].iter().find(|g| g.0 == "0").map(|g| g.1);
                     if first == second || matches!((stated, ranks), (Some(s), Some(r)) if s != r) {
                         assert!(

@@ -1,4 +1,4 @@
-//! Ops that write their operands: what is written is written, or refused by name with what helps.
+//! Ops that write their operands. Writes take effect, or are rejected by name with advice.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use symmc_torch::{ImportOptions, import};
 use crate::common::Fake;
 use crate::import::run;
 
-/// Runs a program of several ranks, whose inputs are the same f32 numbers times the rank plus one.
+/// Runs a program of several ranks. The inputs are the same f32 numbers times the rank plus one.
 fn run_ranks(fake: &Fake, ranks: u32, inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
     let options = ImportOptions { ranks: Some(ranks), ..ImportOptions::default() };
     let graph = import(&fake.bytes(), &options).unwrap().graph;
@@ -103,7 +103,7 @@ fn every_view_of_what_is_written_shows_it() {
 
 #[test]
 fn a_reshape_that_pytorch_copies_is_a_copy() {
-    // The strides of the operand tell: those of a transposed matrix are no view of a vector.
+    // The strides of the operand matter: a transposed matrix cannot be viewed as a vector.
     let program = |strides: [i64; 2]| {
         let mut fake = Fake::new()
             .input("x", "f32[2,2]")
@@ -200,7 +200,7 @@ fn what_lies_elsewhere_in_memory_is_not_read_by_strides() {
         fake.output("v")
     };
     let run = |fake: Fake| run(&fake, &[&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]);
-    // The operand lies by columns, or behind something else.
+    // The operand is stored by columns, or after other data.
     let columns =
         |fake: &mut Fake| fake.values["x"]["strides"] = serde_json::json!([{"as_int": 1}, {"as_int": 2}]);
     let behind = |fake: &mut Fake| fake.values["x"]["storage_offset"] = serde_json::json!({"as_int": 4});
@@ -316,7 +316,7 @@ fn work_buffers_have_no_contents_afterwards() {
     assert!(error.contains("`c` is memory whose contents are undefined after node `g`"), "{error}");
 }
 
-/// A custom op that fills its first argument, whose result is then read.
+/// A custom op that fills its first argument. The argument is read afterwards.
 fn custom(results: &[(&str, &str)]) -> Fake {
     Fake::new()
         .input("x", "f32[2]")
@@ -369,7 +369,7 @@ fn a_declared_op_writes_what_its_schema_says() {
     assert_eq!(written(&same, "mylib::f(Tensor(a!) out, Tensor x) -> Tensor(a!)"), (true, 1, 0));
     let pure = custom(&[("r", "f32[2]")]).output("r");
     assert!(!written(&pure, "mylib::f(Tensor out, Tensor x) -> Tensor").0);
-    // Writing an argument is an output.
+    // A write to an argument is an output.
     let graph = custom(&[]).import_with(&["mylib::f(Tensor out, Tensor(a!) x) -> ()"]).unwrap().graph;
     assert!(graph.outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_))));
 }
@@ -414,7 +414,7 @@ fn functionalised_calls_are_the_op_that_they_call() {
     assert!(
         graph.nodes.values().any(|n| matches!(&n.op, Op::Opaque { name, .. } if name == "mylib.f.default"))
     );
-    // Of an op with a rule, in a part of its base.
+    // A write of an op with a rule, to a slice of its base.
     let gather = Fake::new()
         .functional()
         .input("x", "f32[1]")
