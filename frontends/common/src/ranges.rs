@@ -598,7 +598,10 @@ mod tests {
                 let error =
                     settled("past:1..8 length:1..8 total:2..64", &[("total", &text)]).expect_err(typo);
                 assert!(error.contains("past (s_past), length (s_length)"), "{typo}: {error}");
-                assert!(error.contains(&format!("less similar to `length`, found `{typo}`")), "{typo}: {error}");
+                assert!(
+                    error.contains(&format!("less similar to `length`, found `{typo}`")),
+                    "{typo}: {error}"
+                );
             }
         }
         for new in ["rest", "long", "length_2", "s_past2"] {

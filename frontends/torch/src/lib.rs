@@ -82,7 +82,7 @@ pub struct ImportOutput {
     /// The same for the ranks after the first, if each has an archive. Numbers that differ between the
     /// programs of ranks are parameters, too.
     pub other_rank_weights: Vec<IndexMap<String, Arc<Tensor>>>,
-    /// The parameters that PyTorch calls buffers: state that is not trained.
+    /// The names of those weights that PyTorch calls buffers: state other than parameters.
     pub buffers: Vec<String>,
     /// The names of tensors that have several names: tied weights.
     pub tied_names: Vec<Vec<String>>,

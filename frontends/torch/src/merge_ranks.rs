@@ -56,8 +56,8 @@ pub(crate) fn merge_programs<'p>(programs: &mut [ExportedProgram<'p>]) -> Result
     visit_arguments_mut(&mut first.graph_module.graph, &mut |node, input| {
         let differing = if is_number(input) {
             number_index += 1;
-            let of_ranks: Vec<_> = numbers.iter().filter_map(|n| n.get(number_index - 1)).collect();
-            differing_numbers(&of_ranks)
+            let by_rank: Vec<_> = numbers.iter().filter_map(|n| n.get(number_index - 1)).collect();
+            differing_numbers(&by_rank)
         } else if row_counts(input).is_some() {
             list_index += 1;
             differing_row_counts(lists.iter().filter_map(|l| l.get(list_index - 1)).collect())
@@ -141,29 +141,29 @@ fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
 }
 
 /// The lists, unless they are all the same.
-fn differing_row_counts(of_ranks: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
-    if of_ranks.windows(2).all(|w| w[0] == w[1]) {
+fn differing_row_counts(lists: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
+    if lists.windows(2).all(|w| w[0] == w[1]) {
         return None;
     }
     let known = |piece: &RowCount| match piece {
         RowCount::Known(rows) => Some(*rows),
         RowCount::Named(_) => None,
     };
-    Some(PerRankNumbers::Lists(of_ranks.into_iter().map(|list| list.iter().map(known).collect()).collect()))
+    Some(PerRankNumbers::Lists(lists.into_iter().map(|list| list.iter().map(known).collect()).collect()))
 }
 
 /// The numbers, unless they are all the same.
-fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
-    let of_ranks: Vec<&NumberArgument> = of_ranks.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
+fn differing_numbers(numbers: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
+    let numbers: Vec<&NumberArgument> = numbers.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
     let same = |a: &NumberArgument, b: &NumberArgument| match (a, b) {
         (NumberArgument::Float(a), NumberArgument::Float(b)) => a.to_bits() == b.to_bits(),
         _ => a == b,
     };
-    if of_ranks.windows(2).all(|w| same(w[0], w[1])) {
+    if numbers.windows(2).all(|w| same(w[0], w[1])) {
         return None;
     }
     let int = |n: &&NumberArgument| if let NumberArgument::Int(i) = n { Some(*i) } else { None };
-    if let Some(ints) = of_ranks.iter().map(int).collect() {
+    if let Some(ints) = numbers.iter().map(int).collect() {
         return Some(PerRankNumbers::Ints(ints));
     }
     let float = |n: &&NumberArgument| match n {
@@ -171,7 +171,7 @@ fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumb
         NumberArgument::Float(x) => Some(*x),
         NumberArgument::Expression(_) => None,
     };
-    if let Some(floats) = of_ranks.iter().map(float).collect() {
+    if let Some(floats) = numbers.iter().map(float).collect() {
         return Some(PerRankNumbers::Floats(floats));
     }
     let text = |n: &&NumberArgument| match n {
@@ -179,7 +179,7 @@ fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumb
         NumberArgument::Float(x) => format!("Float({x:?})"),
         NumberArgument::Expression(text) => text.clone(),
     };
-    Some(PerRankNumbers::Expressions(of_ranks.iter().map(text).collect()))
+    Some(PerRankNumbers::Expressions(numbers.iter().map(text).collect()))
 }
 
 fn group_argument(input: &NamedArgument<'_>) -> Option<String> {
@@ -250,8 +250,8 @@ fn group_cells(
     let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
     for (at, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
         let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
-        for (rank, of_rank) in group_names.iter().enumerate() {
-            if let Some(name) = of_rank.get(at) {
+        for (rank, names) in group_names.iter().enumerate() {
+            if let Some(name) = names.get(at) {
                 cells.entry(name).or_default().push(rank as u32);
             }
         }
@@ -482,11 +482,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             (Argument::Tensor(x), Argument::Tensor(y)) => named(y) == Some(x),
             (Argument::Tensors(x), Argument::Tensors(y)) => all(x, y),
             (Argument::OptionalTensors(x), Argument::OptionalTensors(y)) => {
-                let one = |(x, y): (&Option<JsonStr<'p>>, &Option<JsonStr<'p>>)| match (x, y) {
+                let is_same_name = |(x, y): (&Option<JsonStr<'p>>, &Option<JsonStr<'p>>)| match (x, y) {
                     (Some(x), Some(y)) => named(y) == Some(x),
                     (x, y) => x.is_none() && y.is_none(),
                 };
-                x.len() == y.len() && x.iter().zip(y).all(one)
+                x.len() == y.len() && x.iter().zip(y).all(is_same_name)
             }
             (Argument::SymInt(x), Argument::SymInt(y)) => is_same_sym_int(graphs, x, y),
             (Argument::SymBool(x), Argument::SymBool(y)) | (Argument::SymFloat(x), Argument::SymFloat(y)) => {
@@ -508,10 +508,10 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             (Argument::ScalarType(x), Argument::ScalarType(y)) => x == y,
             (Argument::Operator(x), Argument::Operator(y)) => x == y,
             (Argument::SymFloats(x), Argument::SymFloats(y)) => {
-                let one = |(x, y): (&SymArgument<'p>, &SymArgument<'p>)| {
+                let is_same_float = |(x, y): (&SymArgument<'p>, &SymArgument<'p>)| {
                     x.as_name == y.as_name && x.as_float == y.as_float && x.as_int == y.as_int
                 };
-                x.len() == y.len() && x.iter().zip(y).all(one)
+                x.len() == y.len() && x.iter().zip(y).all(is_same_float)
             }
             (Argument::None, Argument::None) | (Argument::CustomObj(_), Argument::CustomObj(_)) => true,
             (Argument::Graph(x), Argument::Graph(y)) => return self.compare_wrapped_graphs(place, x, y),

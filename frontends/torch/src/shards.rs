@@ -21,8 +21,8 @@ pub(crate) struct RankShard {
 pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
     let ranks = i64::try_from(starts.len()).ok()?;
     let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
-    let at = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
-    let found = starts.iter().map(|start| at(start).and_then(|p| usize::try_from(p).ok()));
+    let position_of = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
+    let found = starts.iter().map(|start| position_of(start).and_then(|p| usize::try_from(p).ok()));
     let found = found.collect::<Option<Vec<usize>>>()?;
     let times = |p: usize| found.iter().filter(|&&q| q == p).count();
     let often = times(0);

@@ -152,8 +152,8 @@ pub(crate) fn lower_inputs<'p>(
             buffer.or(s.parameter_mutation.as_ref().map(|p| &*p.parameter_name))
         })
         .collect();
-    for (rank, of_rank) in stores.iter_mut().enumerate() {
-        of_rank.reserve_all(program).map_err(|e| e.with_rank(rank))?;
+    for (rank, store) in stores.iter_mut().enumerate() {
+        store.reserve_all(program).map_err(|e| e.with_rank(rank))?;
     }
     let mut inputs =
         ProgramInputs { by_source: HashMap::new(), by_argument: HashMap::new(), parameters: Vec::new() };
@@ -217,8 +217,8 @@ fn load_if_equal(
     ty: &TensorType,
 ) -> Result<Option<Arc<Tensor>>> {
     let mut first: Option<Arc<Tensor>> = None;
-    for (rank, of_rank) in stores.iter_mut().enumerate() {
-        let data = of_rank.load_tensor(source, ty).map_err(|e| e.with_rank(rank))?;
+    for (rank, store) in stores.iter_mut().enumerate() {
+        let data = store.load_tensor(source, ty).map_err(|e| e.with_rank(rank))?;
         match (&first, data) {
             (_, None) => return Ok(None),
             (None, data) => first = data,

@@ -90,8 +90,8 @@ impl SizeAssumptions {
             self.steps.iter().map(|one| (one.symbol.clone(), step(one))).collect();
         known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.expression.clone())));
         // The quotient is not a symbol of the file. It vanishes if it is defined by another relation.
-        let of_file = known.keys().filter(|symbol| !self.is_quotient(symbol));
-        let dims = of_file.filter_map(|symbol| {
+        let file_symbols = known.keys().filter(|symbol| !self.is_quotient(symbol));
+        let dims = file_symbols.filter_map(|symbol| {
             let mut symbols = SizeSymbols::default();
             let mut dim = symbols.parse_dim(symbol)?;
             // This terminates because a relation only uses symbols that have no relation.
@@ -233,9 +233,9 @@ impl SizeAssumptions {
             let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
             products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
         });
-        let of_file = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
-        let at_least =
-            of_file.flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
+        let file_symbols = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
+        let at_least = file_symbols
+            .flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
         let possible = equal.chain(products).chain(at_least);
         let possible = possible.filter(|one| one.holds(sizes) && !self.refuted.contains(one));
         let mut found: Vec<_> = possible.map(|one| vec![one]).collect();

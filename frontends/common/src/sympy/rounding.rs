@@ -94,7 +94,7 @@ fn to_quotient(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<SizeQuotie
             let dividend = exact(a)?;
             let divisor = exact(b)?;
             let by = divisor.numerator.as_const().filter(|&n| n != 0 && (-FINE..=FINE).contains(&n));
-            let by = by.ok_or_else(|| format!("the divisor is not a constant from 1 to {FINE}"))?;
+            let by = by.ok_or_else(|| format!("the divisor is not a non-zero constant of at most {FINE}"))?;
             let numerator = dividend.numerator * Dim::from(divisor.denominator) * Dim::from(by.signum());
             let is_inexact = !by.unsigned_abs().is_power_of_two();
             SizeQuotient::new(numerator, dividend.denominator * by.abs(), is_inexact)

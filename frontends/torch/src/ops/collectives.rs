@@ -198,8 +198,10 @@ fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 
 fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let group = c.resolve_group()?;
-    if let (Some(to), Some(from)) = (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS)) {
-        return lower_uneven_all_to_all(c, x, group, to, from.1);
+    if let (Some((by_rank, to)), Some((_, from))) =
+        (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS))
+    {
+        return lower_uneven_all_to_all(c, x, group, by_rank, to, from);
     }
     for name in [OUTPUT_SPLITS, INPUT_SPLITS] {
         let sizes = c.opt_dims(name)?.unwrap_or_default();
@@ -237,7 +239,8 @@ fn lower_uneven_all_to_all(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
     group: GroupId,
-    (by_rank, to): (&PerRankArgument, &SplitSizes),
+    by_rank: &PerRankArgument,
+    to: &SplitSizes,
     from: &SplitSizes,
 ) -> EmitResult {
     let cells = c.lowering.builder.graph().cells(group);
@@ -288,11 +291,11 @@ fn find_permutation(cells: &[Vec<u32>], to: &SplitSizes) -> Option<Vec<(u32, u32
         let (target, _) = sent.next()?;
         sent.next().is_none().then_some(target as u32)
     };
-    let of_cell = |cell: &Vec<u32>| {
+    let pairs_of_cell = |cell: &Vec<u32>| {
         let pairs = cell.iter().enumerate().map(|(i, rank)| Some((i as u32, target(rank)?)));
         pairs.collect::<Option<Vec<_>>>()
     };
-    let mut all = cells.iter().map(of_cell);
+    let mut all = cells.iter().map(pairs_of_cell);
     let first = all.next()??;
     all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }

@@ -100,10 +100,10 @@ impl ConvolutionLayout {
         let x = c.permute(x, vec![1, 0, 3, 2])?;
         let all = batch.clone() * places.clone();
         let x = c.reshape(x, vec![self.groups.into(), all.clone(), terms])?;
-        let of_group = Dim::from(self.outer / self.groups);
-        let y = c.reshape(y, vec![batch, self.groups.into(), of_group.clone(), places])?;
+        let outputs_per_group = Dim::from(self.outer / self.groups);
+        let y = c.reshape(y, vec![batch, self.groups.into(), outputs_per_group.clone(), places])?;
         let y = c.permute(y, vec![1, 2, 0, 3])?;
-        let y = c.reshape(y, vec![self.groups.into(), of_group, all])?;
+        let y = c.reshape(y, vec![self.groups.into(), outputs_per_group, all])?;
         let w = c.numpy_matmul(y, x)?;
         let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
         let w = c.permute(w, vec![0, 2, 1])?;

@@ -126,16 +126,16 @@ fn rows_by_rank(
             "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
         )));
     };
-    let of_ranks = |c: &OpCall<'_, '_>, name: &str, default: i64| -> RuleResult<Vec<i64>> {
+    let positions_by_rank = |c: &OpCall<'_, '_>, name: &str, default: i64| -> RuleResult<Vec<i64>> {
         Ok(match c.ints_by_rank(name) {
             Some((_, v)) => v.to_vec(),
             None => vec![c.opt_int(name)?.unwrap_or(default); ranks],
         })
     };
     let limited = |at: &i64| if *at < 0 { at.saturating_add(extent).max(0) } else { (*at).min(extent) };
-    let raw = of_ranks(c, "start", 0)?;
+    let raw = positions_by_rank(c, "start", 0)?;
     let starts: Vec<i64> = raw.iter().map(limited).collect();
-    let ends: Vec<i64> = of_ranks(c, "end", i64::MAX)?.iter().map(limited).collect();
+    let ends: Vec<i64> = positions_by_rank(c, "end", i64::MAX)?.iter().map(limited).collect();
     let length = |(s, e): (&i64, &i64)| (e - s).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
     let lengths: Vec<u64> = starts.iter().zip(&ends).map(length).collect();
     let len = match lengths.as_slice() {
@@ -171,7 +171,7 @@ fn symbolic_rows(
     let end = c.dims_by_rank("end")?;
     let Some(ranks) = start.as_ref().or(end.as_ref()).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
-    let of_ranks = |c: &OpCall<'_, '_>, name: &str, default: Dim| -> RuleResult<Vec<Dim>> {
+    let positions_by_rank = |c: &OpCall<'_, '_>, name: &str, default: Dim| -> RuleResult<Vec<Dim>> {
         if let Some((_, ints)) = c.ints_by_rank(name) {
             return Ok(ints.iter().map(|&i| Dim::from(i)).collect());
         }
@@ -180,11 +180,11 @@ fn symbolic_rows(
     };
     let starts = match &start {
         Some((_, dims)) => dims.clone(),
-        None => of_ranks(c, "start", 0.into())?,
+        None => positions_by_rank(c, "start", 0.into())?,
     };
     let ends = match &end {
         Some((_, dims)) => dims.clone(),
-        None => of_ranks(c, "end", n.clone())?,
+        None => positions_by_rank(c, "end", n.clone())?,
     };
     let lengths: Vec<Dim> = starts.iter().zip(&ends).map(|(s, e)| e.clone() - s.clone()).collect();
     let within = |d: &Dim| c.dim_bounds(d).0 >= 0;
