@@ -164,7 +164,7 @@ fn programs_that_are_no_ranks() {
     let this = std::env::current_exe().expect("this binary has a path");
     let out = Command::new(this).args(["rank", "77"]).output().expect("it starts");
     assert_eq!(out.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("descriptor 77 is no control socket"));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("descriptor 77 is not a control socket"));
 }
 
 fn a_failing_step_ends_the_run() {
