@@ -145,7 +145,10 @@ impl Channel {
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let bytes = serde_json::to_vec(message).map_err(|e| self.protocol_error(e))?;
         if bytes.len() > LARGEST {
-            return Err(self.protocol_error(format!("a message of {} bytes exceeds the maximum of {LARGEST} bytes", bytes.len())));
+            return Err(self.protocol_error(format!(
+                "a message of {} bytes exceeds the maximum of {LARGEST} bytes",
+                bytes.len()
+            )));
         }
         self.send_packet(&bytes, &[])
     }
@@ -164,7 +167,9 @@ impl Channel {
             match sendmsg::<()>(self.fd.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
                 Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Err(self.protocol_error("the peer process does not read its messages")),
+                Err(Errno::EAGAIN) => {
+                    return Err(self.protocol_error("the peer process does not read its messages"));
+                }
                 Err(e) => return Err(self.call_error("sending a message", "sendmsg", e)),
             }
         }
@@ -199,7 +204,11 @@ impl Channel {
         while fds.len() < count {
             match self.try_receive_fds()? {
                 ReceiveOutcome::Message(more) => fds.extend(more),
-                ReceiveOutcome::End => return Err(self.protocol_error("the connection closed before all descriptors of shared memory arrived")),
+                ReceiveOutcome::End => {
+                    return Err(self.protocol_error(
+                        "the connection closed before all descriptors of shared memory arrived",
+                    ));
+                }
                 ReceiveOutcome::Nothing => self.wait_packet(Some(deadline))?,
             }
         }

@@ -58,7 +58,9 @@ impl Group {
     /// Joins `rank` to a group of ranks of one machine that have their own means to exchange bytes. All of
     /// them call this at the same time. Fails if these means fail, or the ranks contradict each other.
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group> {
-        let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: exchanging data with the other ranks: {e}"));
+        let failed = |e| {
+            RunError::Invalid(format!("rank {rank} of {ranks}: exchanging data with the other ranks: {e}"))
+        };
         let mut mine = [0u8; 24];
         mine[8..].copy_from_slice(&random_secret()?);
         mine[..4].copy_from_slice(&rank.to_le_bytes());

@@ -190,7 +190,8 @@ fn detect_launcher(
             }
         };
     };
-    let other = found.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
+    let other =
+        found.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
     if let Some(&(other, other_rank, other_ranks)) = other {
         return Err(RunError::Invalid(format!(
             "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {other_rank} of \

@@ -316,5 +316,4 @@ fn expect_task(expected: JoinTask, found: JoinTask) -> Result<()> {
         return Ok(());
     }
     Err(RunError::Protocol { rank: 0, detail: format!("expected to {expected:?}, found {found:?}") })
-    }
 }

@@ -127,7 +127,11 @@ pub fn try_passing_descriptors() -> Result<()> {
         segment.as_ptr().add(TRIED - 1).write_volatile(MARK);
         mapped.as_ptr().add(TRIED - 1).read_volatile() == MARK
     };
-    if same { Ok(()) } else { Err(RunError::system("passing memory", "the received segment is not the one that was sent")) }
+    if same {
+        Ok(())
+    } else {
+        Err(RunError::system("passing memory", "the received segment is not the one that was sent"))
+    }
 }
 
 #[cfg(test)]
