@@ -206,7 +206,7 @@ impl Channel {
                 ReceiveOutcome::Message(more) => fds.extend(more),
                 ReceiveOutcome::End => {
                     return Err(self.protocol_error(
-                        "the connection closed before all descriptors of shared memory arrived",
+                        "the connection closed while descriptors of shared memory were missing",
                     ));
                 }
                 ReceiveOutcome::Nothing => self.wait_packet(Some(deadline))?,
@@ -231,7 +231,7 @@ impl Channel {
         if self.wait_readable(deadline)? {
             Ok(())
         } else {
-            Err(self.protocol_error("no message arrived before the timeout"))
+            Err(self.protocol_error("no message arrived within the timeout"))
         }
     }
 

@@ -1,12 +1,12 @@
 //! Copies between ranks' memory.
 //!
-//! Results that are too large for the caches are stored around them (non-temporal stores): the processor
-//! then does not read the destination first.
+//! Results that are too large for the caches bypass them (non-temporal stores): the processor then does not
+//! read the destination first.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreMode {
     Cached,
-    /// Around them.
+    /// Bypassing the caches.
     Streamed,
 }
 
@@ -14,7 +14,7 @@ pub enum StoreMode {
 const LARGE: usize = 4 << 20;
 
 impl StoreMode {
-    /// What suits a result of `bytes` bytes.
+    /// The mode for a result of `bytes` bytes.
     pub fn for_size(bytes: usize) -> StoreMode {
         #[cfg(target_arch = "x86_64")]
         if bytes >= LARGE && is_x86_feature_detected!("avx2") {
@@ -35,12 +35,12 @@ impl StoreMode {
     }
 }
 
-/// Copies `bytes` bytes; nothing where source and destination are one. After streamed stores
-/// [`Stores::settle`] must run before the result is shown to anybody.
+/// Copies `bytes` bytes; does nothing if source and destination are equal. After streamed stores
+/// [`StoreMode::fence`] must run before the result is made visible to other threads.
 ///
 /// # Safety
-/// Both hold `bytes` bytes and are the same or do not overlap; nobody writes the source or touches the
-/// destination meanwhile. `Streamed` comes from [`Stores::of`].
+/// Both hold `bytes` bytes and are the same or do not overlap; nothing else writes the source or touches the
+/// destination meanwhile. `Streamed` comes from [`StoreMode::for_size`].
 #[inline]
 pub unsafe fn copy_bytes(to: *mut u8, from: *const u8, bytes: usize, stores: StoreMode) {
     if std::ptr::eq(to, from) {
@@ -48,7 +48,7 @@ pub unsafe fn copy_bytes(to: *mut u8, from: *const u8, bytes: usize, stores: Sto
     }
     #[cfg(target_arch = "x86_64")]
     if stores == StoreMode::Streamed {
-        // SAFETY: by the caller; `Stores::of` saw that the processor has AVX2.
+        // SAFETY: by the caller; `StoreMode::for_size` has checked that the processor has AVX2.
         return unsafe { stream_bytes(to, from, bytes) };
     }
     let _ = stores;

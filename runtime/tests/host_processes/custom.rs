@@ -310,12 +310,12 @@ fn a_kernel_gets_what_it_declares() {
     };
     assert_eq!(
         detail(single("my::curious", "[0]", "[]", " group @g", "%e, %x")),
-        "operand 0 is f32, the kernel takes it for f64; \
+        "operand 0 is f32, the kernel accesses it as f64; \
          the kernel asks for operand 2, the op has 2; \
          the signature does not let kernels read operand 1 of peers; \
-         the kernel asks for number 2 of a cell of 2 ranks; \
+         the kernel asks for rank number 2 of a cell of 2 ranks; \
          the signature does not let kernels write result 0 of peers; \
-         the kernel has result 0 already"
+         the kernel has borrowed result 0 already"
     );
     assert_eq!(
         detail(single("my::careless", "[]", "[0]", " group @g", "%e")),
