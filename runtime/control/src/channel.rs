@@ -274,14 +274,15 @@ impl Channel {
                     fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
                 }
             }
+            let len = got.bytes;
             let truncated = got.flags.contains(MsgFlags::MSG_TRUNC);
             if truncated {
                 return Err(self.protocol_error("a message exceeds the maximum of {LARGEST} bytes"));
             }
-            if got.bytes == 0 {
+            if len == 0 {
                 return Ok(ReceiveOutcome::End);
             }
-            bytes.truncate(got.bytes);
+            bytes.truncate(len);
             return Ok(ReceiveOutcome::Message(ChannelPacket { bytes, fds }));
         }
     }
