@@ -1,8 +1,8 @@
 //! Matrix product over the last two axes, with broadcast leading axes, and products of groups of rows.
 //!
-//! f32 and f64 operands are multiplied where they lie, whatever their strides. Half-precision operands are
-//! converted to f32 block by block, with the whole of `k` in one block, so that every element of the result
-//! is rounded once. Integers are multiplied in i64 and wrap.
+//! f32 and f64 operands are multiplied in place, whatever their strides. Half-precision operands are
+//! converted to f32 block by block, with all of `k` in one block, so that every element of the result is
+//! rounded once. Integers are multiplied in i64 and wrap.
 
 use symmc_ir::{DType, Scalar};
 
@@ -13,7 +13,7 @@ use super::pointwise;
 use super::scratch::{Scratch, ScratchNeeds};
 use super::strided::{Odometer, StridedReader, StridedView, StridedWriter};
 
-/// The most f32 numbers of the right operand that are converted at once.
+/// The maximum number of f32 numbers of the right operand that are converted at once.
 const BLOCK_NUMBERS: usize = 1 << 19;
 
 pub(super) fn matmul(
@@ -60,8 +60,9 @@ fn gemm_extents(x: &StridedView, y: &StridedView, result: &StridedView) -> Resul
     Ok((result.rank(), GemmExtents { m, k, n }))
 }
 
-/// Each group of the rows of `x` times its own matrix of `y`; zeros behind the last. Or, of two matrices, the products of
-/// the groups that divide K. The ends are checked before anything is written. Operands: `x`, `y`, the ends.
+/// Multiplies each group of the rows of `x` by its own matrix of `y`, with zeros after the last group. Or,
+/// for two matrices, computes the products of the groups that divide K. The ends are checked before anything
+/// is written. Operands: `x`, `y`, the ends.
 pub(super) fn grouped_matmul(
     [x, y, ends]: [&StridedView; 3],
     result: &StridedView,
@@ -109,8 +110,7 @@ pub(super) fn grouped_matmul(
     Ok(())
 }
 
-/// A batch of products with one right matrix as a single product, where the rows of the batch lie at one
-/// stride.
+/// A batch of products with one right matrix as a single product, if the rows of the batch have one stride.
 fn fold_batch(
     x: &StridedView,
     y: &StridedView,
@@ -151,7 +151,7 @@ fn single_matmul(
 }
 
 fn matmul_in_place<C: GemmNumber>(x: &StridedView, y: &StridedView, result: &StridedView, e: GemmExtents) {
-    // SAFETY: the views hold the matrices as elements of `C`, and a result of a product never lies on an
+    // SAFETY: the views hold the matrices as elements of `C`, and the result of a product never overlaps an
     // operand.
     unsafe { C::gemm(e, C::ONE, as_matrix(x), as_matrix(y), C::ZERO, as_matrix(result)) };
 }
@@ -162,7 +162,7 @@ pub(super) fn as_matrix<C: ComputeNumber>(v: &StridedView) -> GemmMatrix<C> {
     GemmMatrix { ptr: v.ptr.cast(), row: v.axes[0].stride / size, column: v.axes[1].stride / size }
 }
 
-/// The rows and columns of a result that are computed from converted operands at once.
+/// The rows and columns of a result that are computed at once from converted operands.
 fn block_size(e: GemmExtents) -> (usize, usize) {
     let columns = (BLOCK_NUMBERS / e.k.max(1)).clamp(8, e.n.max(8)).min(e.n);
     let rows = (BLOCK_NUMBERS / e.k.max(columns).max(1)).clamp(8, e.m.max(8)).min(e.m);
@@ -208,7 +208,7 @@ fn matmul_converted(
     scratch.return_buffer(c);
 }
 
-/// Reads a matrix into `buffer` in the order in which it lies in memory.
+/// Reads a matrix into `buffer` in its order in memory.
 pub(super) fn read_matrix<C: ComputeNumber>(v: &StridedView, buffer: &mut [C]) -> GemmMatrix<C> {
     let by_column = v.axes[0].stride.abs() < v.axes[1].stride.abs();
     let n = v.numel();

@@ -1,7 +1,7 @@
 //! Softmax, RMS norm and layer norm: one row at a time.
 //!
-//! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once: the squares of
-//! numbers far from 1 do not fit f32.
+//! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once,
+//! because the squares of very large or small numbers exceed the range of f32.
 
 use super::error::{KernelError, Result};
 use super::gemm::sum_mapped;
@@ -42,7 +42,7 @@ pub(super) fn softmax(
 }
 
 widened! {
-    /// The largest element; NaN if there is one, minus infinity if there is none.
+    /// The largest element; NaN if any element is NaN, minus infinity without elements.
     pub(super) fn row_max<R: RealNumber>(row: &[R]) -> R {
         let mut lanes = [R::NEG_INFINITY; 16];
         for chunk in row.chunks(16) {
@@ -55,7 +55,7 @@ widened! {
 }
 
 widened! {
-    /// Replaces each element by `e^(x - max)`; gives their sum.
+    /// Replaces each element by `e^(x - max)`; returns their sum.
     pub(super) fn exp_row<R: RealNumber>(row: &mut [R], max: R) -> f64 {
         row.iter_mut().for_each(|x| *x = (*x - max).exp());
         sum_mapped(row, |x| x)

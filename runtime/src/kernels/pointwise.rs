@@ -1,7 +1,7 @@
 //! Element-wise ops: unary, binary, select, cast, full and iota.
 //!
-//! Each works block by block: read a block of every operand as numbers, compute, write the block. Floats
-//! are computed in f32 (f64 for f64), integers and bool in i64 with wrap-around at the stored width.
+//! Each works block by block: it reads a block of every operand as numbers, computes, and writes the block.
+//! Floats are computed in f32 (f64 for f64), integers and bool in i64 with wrap-around at the stored width.
 
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
@@ -114,7 +114,7 @@ pub(super) fn cast(x: &StridedView, result: &StridedView) {
 pub(super) fn full(scalar: Scalar, result: &StridedView) {
     match (result.dtype.is_float(), scalar) {
         (true, _) => fill_with(result, |_| scalar.as_f64()),
-        // A float that is not 0 is true even where it truncates to 0.
+        // A float other than 0 is true even if it truncates to 0.
         (false, Scalar::Float(x)) if result.dtype == DType::Bool => fill_with(result, |_| x.0),
         (false, _) => fill_with(result, |_| scalar.as_i64()),
     }
@@ -149,7 +149,7 @@ fn map_blocks<C: ComputeNumber>(x: &StridedView, result: &StridedView, f: impl F
     }
 }
 
-/// The sizes of the blocks that `n` elements fall into.
+/// The sizes of the blocks into which `n` elements are divided.
 pub(super) fn block_sizes(n: usize) -> impl Iterator<Item = usize> {
     (0..n.div_ceil(BLOCK)).map(move |i| BLOCK.min(n - i * BLOCK))
 }
@@ -205,8 +205,8 @@ fn unary_int_block(op: UnaryOp, dtype: DType, b: &mut [i64]) {
     }
 }
 
-/// Binary ops on blocks of one number type; the result replaces the left operand, 1 and 0 stand for true
-/// and false.
+/// Binary ops on blocks of one number type. The result replaces the left operand; 1 and 0 represent true and
+/// false.
 pub(super) trait CombineBlocks: ComputeNumber {
     fn combine(op: BinaryOp, a: &mut [Self], b: &[Self]) -> Result<()>;
 }
@@ -268,7 +268,7 @@ impl CombineBlocks for i64 {
             BinaryOp::Add => zip_blocks(a, b, i64::wrapping_add),
             BinaryOp::Sub => zip_blocks(a, b, i64::wrapping_sub),
             BinaryOp::Mul => zip_blocks(a, b, i64::wrapping_mul),
-            // Not reached: they are not defined on integers.
+            // Unreachable: these ops are not defined on integers.
             BinaryOp::Div | BinaryOp::Atan2 => {}
             BinaryOp::FloorDiv => zip_blocks(a, b, |x, y| {
                 let q = x.wrapping_div(y);
@@ -295,7 +295,7 @@ impl CombineBlocks for i64 {
     }
 }
 
-/// `x` to the power `e`, wrapping; a negative power is the integer part of the true one.
+/// `x` to the power `e`, wrapping; a negative power is the integer part of the exact one.
 fn int_pow(x: i64, e: i64) -> i64 {
     if e < 0 {
         return match x {

@@ -1,7 +1,7 @@
 //! Rotary position embedding: one row at a time.
 //!
-//! Products and sums are rounded to the dtype of the cosines, as if they were ops of their own. All of a row is read
-//! before any of it is written, so the result may lie on the first operand.
+//! Products and sums are rounded to the dtype of the cosines, as if they were separate ops. All of a row is
+//! read before any of it is written, so the result may lie on the first operand.
 
 use symmc_ir::DType;
 

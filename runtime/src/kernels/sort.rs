@@ -10,7 +10,7 @@ use super::scratch::Scratch;
 use super::strided::{StridedReader, StridedView, StridedWriter};
 
 /// The first `k` elements along `axis` in ascending or descending order, with their positions; `k` is the
-/// extent of the results. All of them for a sort.
+/// extent of the results. A sort has all elements.
 pub(super) fn sort_axis(
     axis: usize,
     descending: bool,
@@ -55,7 +55,7 @@ pub(super) fn sort_axis(
     Ok(())
 }
 
-/// Moves the `k` first under a total order without equals to the front, in order.
+/// Moves the first `k` elements under a total order without equals to the front, in order.
 fn select_first(order: &mut [i64], k: usize, compare: impl Fn(i64, i64) -> Ordering) {
     if k < order.len() {
         order.select_nth_unstable_by(k - 1, |&a, &b| compare(a, b));
