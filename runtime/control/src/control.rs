@@ -1,6 +1,6 @@
 //! The control segment: the words through which the ranks of a run signal each other.
 //!
-//! It holds, each on cache lines of its own:
+//! The segment holds, each on separate cache lines:
 //! - the coordinator's heartbeat ([`crate::heartbeat`]);
 //! - the abort word, with the error that ended the run;
 //! - per rank: a doorbell (a futex), the number of its sleepers, its progress, its heartbeat, the number of

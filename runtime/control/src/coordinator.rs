@@ -1,7 +1,7 @@
 //! The coordinator of a run: compares the plans of the ranks, starts the ranks together, watches them, and
 //! decides why a run ended.
 //!
-//! It exchanges messages with every rank over a control socket and reads the progress of each from the
+//! The coordinator exchanges messages with every rank over a control socket and reads the progress of each from the
 //! control segment. Until all ranks have started it follows the state machine of [`crate::joining`]. When the
 //! run fails it sets the abort word, which ends every wait. It then collects errors for a moment longer, in
 //! case one explains the failure better (a rank that died explains why another one timed out). Finally it
@@ -87,7 +87,7 @@ impl RankIdentity {
 /// The phase of a rank, as the coordinator sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RankPhase {
-    /// The stage of joining says what the rank has to do.
+    /// The rank is joining; its task depends on the stage.
     Joining,
     Running,
     /// The rank has run the plan.
@@ -383,7 +383,8 @@ impl<'a> Coordinator<'a> {
                 return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
             }
             if other.plan != first.plan {
-                let (expected, found) = (describe_plan(first, other), describe_plan(other, first));
+                let expected = describe_plan(first, other);
+                let found = describe_plan(other, first);
                 return Err(RunError::PlanDiffers { rank, expected, found });
             }
             if other.terms != first.terms {

@@ -133,7 +133,7 @@ pub enum RunError {
     #[error("rank {rank} made no progress for {limit_ms} ms {at}")]
     Stuck {
         rank: u32,
-        /// Where it was last seen: `at step 3 (all_reduce %x), run 0`.
+        /// The place at which it was last seen: `at step 3 (all_reduce %x), run 0`.
         at: String,
         limit_ms: u64,
     },
@@ -141,7 +141,7 @@ pub enum RunError {
     Absent { ranks: Vec<u32>, limit_ms: u64 },
     #[error("{detail}")]
     Misplaced {
-        /// The rank that it says it is.
+        /// The rank that the process claims to be.
         rank: u32,
         detail: String,
     },

@@ -47,7 +47,7 @@ pub struct JoinRequest {
     pub subject: PlanSubject,
     /// Other settings that must be equal on all ranks.
     pub terms: Vec<JoinTerm>,
-    /// Groups of ranks that have flags of their own.
+    /// The number of groups of ranks with separate flags.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,

@@ -29,7 +29,7 @@ const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct LaunchConfig<'a> {
     pub ranks: u32,
-    /// Groups of ranks that have flags of their own.
+    /// The number of groups of ranks with separate flags.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,

@@ -36,7 +36,7 @@ pub struct LaunchedRank {
     files: Vec<OwnedFd>,
 }
 
-/// Does the task that the launcher at the other end of control socket `fd` gave this process. Failures are
+/// Runs the task that the launcher at the other end of control socket `fd` assigned to this process. Failures are
 /// reported to the launcher and are not errors here. Fails if `fd` is not a control socket, or the launcher's
 /// messages are invalid.
 pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) -> Result<()> {

@@ -33,7 +33,7 @@ pub struct UntrustedPath {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DistrustReason {
-    /// It belongs to a user other than this one and root.
+    /// The entry belongs to a user other than this one and root.
     Owner(u32),
     /// Others can write it; contains its mode.
     Writable(u32),

@@ -208,7 +208,9 @@ impl<T: Element> PeerResult<'_, T> {
     /// They do not lie within the result.
     pub fn write(&self, at: usize, from: &[T]) -> Result<(), CustomError> {
         if at.checked_add(from.len()).is_none_or(|end| end > self.elements) {
-            let (position, len, elements) = (self.position, from.len(), self.elements);
+            let position = self.position;
+            let len = from.len();
+            let elements = self.elements;
             return Err(CustomError::Range { position, at, len, elements });
         }
         (self.touch)();

@@ -87,7 +87,8 @@ fn rank_tensors<'a>(
     results: &'a [(DType, Vec<usize>)],
     pointers: &[*mut u8],
 ) -> RankTensors<'a> {
-    let (reads, writes) = (entry.signature.peer_operands(), entry.signature.peer_results());
+    let reads = entry.signature.peer_operands();
+    let writes = entry.signature.peer_results();
     let view = |(i, x): (usize, &'a AlignedTensor)| {
         let ptr = x.words.as_ptr().cast();
         // SAFETY: the tensor is held for `'a`, dense, aligned, and never written.

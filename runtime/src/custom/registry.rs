@@ -71,7 +71,8 @@ impl CustomKernelRegistry {
             },
             _ => Ok(None),
         };
-        let (node, op) = (graph.node_name(node).to_string(), op_display_name(graph, &data.op));
+        let node = graph.node_name(node).to_string();
+        let op = op_display_name(graph, &data.op);
         found.map_err(|why| RunError::CannotRun { rank, node, op, why })
     }
 

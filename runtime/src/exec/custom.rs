@@ -44,7 +44,8 @@ impl<'a> CustomStep<'a> {
                 if p == number { Ok(self.own_tensors(step)) } else { self.peer_tensors(peers, p, memory) }
             };
             let sides = (0..peers.cell.len()).map(tensors).collect::<Result<Vec<_>>>()?;
-            let (signature, touch) = (&self.kernel.signature, || memory.on_peer_access());
+            let signature = &self.kernel.signature;
+            let touch = || memory.on_peer_access();
             // SAFETY: by the caller; the barriers around the kernel order it with those of the peers.
             let mut call =
                 unsafe { CustomCall::new(self.name, &peers.cell, number, signature, &sides, &touch) };

@@ -43,7 +43,8 @@ impl Executor {
         }
         let programs = plan.buckets.iter().map(|_| None).collect();
         let bounds = BoundsChecks::derive(plan.source_program());
-        let (plan, registry) = (plan.clone(), registry.clone());
+        let plan = plan.clone();
+        let registry = registry.clone();
         Ok(Executor { plan, rank, registry, config, bounds, programs, bound: Vec::new() })
     }
 

@@ -6,7 +6,7 @@
 //! run here, collectives go to a [`Communicator`].
 //!
 //! ```text
-//! Plan ──► PreparedBucket (one bucket: graph, layouts, places) ──bind──► ResolvedProgram (numbers) ──► run (addresses)
+//! Plan ──► PreparedBucket (graph, layouts, placements) ──bind──► ResolvedProgram (numbers) ──► run (addresses)
 //! ```
 //!
 //! The plan has been checked. The conditions of memory safety are checked again where it is cheap: every view

@@ -48,7 +48,9 @@ impl PreparedBucket {
         for (id, symbol) in self.graph.symbols.iter() {
             let value = symbols.get(&symbol.name).copied();
             let value = value.filter(|v| (symbol.min..=symbol.max).contains(v)).ok_or_else(|| {
-                let (name, min, max) = (&symbol.name, symbol.min, symbol.max);
+                let name = &symbol.name;
+                let min = symbol.min;
+                let max = symbol.max;
                 let found = value.map_or_else(|| "no value".to_string(), |value| value.to_string());
                 RunError::Invalid(format!("symbol {name}: expected {min} to {max}, found {found}"))
             })?;
@@ -319,7 +321,8 @@ impl ProgramResolver<'_> {
         c: &Collective,
     ) -> Result<ResolvedCollective> {
         let node = &self.graph.nodes[id];
-        let (x, y) = (node.inputs[0], node.outputs[0]);
+        let x = node.inputs[0];
+        let y = node.outputs[0];
         let missing = || self.invalid_value(y, "it names no variant that runs it");
         let variant = c.variant.ok_or_else(missing)?;
         let contract = variant.contract(&c.kind).ok_or_else(missing)?;
@@ -442,7 +445,8 @@ impl ProgramResolver<'_> {
 
     /// The peers of a custom op; `None` for an op without a group.
     fn resolve_peers(&self, id: NodeId, custom: CustomId) -> Result<Option<ResolvedPeers>> {
-        let (node, op) = (&self.graph.nodes[id], &self.graph.customs[custom]);
+        let node = &self.graph.nodes[id];
+        let op = &self.graph.customs[custom];
         let Some(group) = op.group else { return Ok(None) };
         let cells = self.graph.cells(group).unwrap_or_default();
         let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();

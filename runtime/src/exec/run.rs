@@ -383,7 +383,8 @@ impl StepRun<'_> {
                 })
             }
             StepWork::Custom { name, kernel, operands, results, peers } => {
-                let (op, peers) = (self.op, peers.as_ref());
+                let op = self.op;
+                let peers = peers.as_ref();
                 let custom = CustomStep { name, op, kernel: &kernel.0, operands, results, peers };
                 // SAFETY: as for a collective.
                 unsafe { custom.run(self) }

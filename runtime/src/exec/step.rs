@@ -22,13 +22,17 @@ pub(super) struct StepRun<'a> {
 
 impl StepRun<'_> {
     pub fn step_error(&self, detail: String) -> RunError {
-        let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
+        let step = self.index;
+        let node = self.node.to_string();
+        let op = self.op.to_string();
         RunError::Step { rank: self.rank, step, node, op, detail }
     }
 
     /// The error of a step that refuses its data.
     pub fn data_error(&self, fault: DataFault, detail: String) -> RunError {
-        let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
+        let step = self.index;
+        let node = self.node.to_string();
+        let op = self.op.to_string();
         RunError::Data { rank: self.rank, step, node, op, fault, detail }
     }
 

@@ -62,7 +62,8 @@ pub(super) struct GroupState {
 
 impl HostCommunicator {
     pub fn new(domain: SharedRunMemory, rank: u32, config: CommConfig) -> Result<HostCommunicator> {
-        let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
+        let ranks = domain.control.ranks();
+        let groups = domain.control.groups();
         if rank >= ranks || domain.arenas.len() != ranks as usize {
             let found = domain.arenas.len();
             return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {found} arenas")));

@@ -66,9 +66,11 @@ unsafe fn stream_bytes(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: by the caller; head, vectors and tail cover the bytes once, and the vectors are aligned.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
-        let (from_mid, to_mid) = (from.add(head), to.add(head));
+        let from_mid = from.add(head);
+        let to_mid = to.add(head);
         for i in 0..vectors {
-            let (from, to) = (from_mid.add(128 * i).cast::<__m256i>(), to_mid.add(128 * i).cast::<__m256i>());
+            let from = from_mid.add(128 * i).cast::<__m256i>();
+            let to = to_mid.add(128 * i).cast::<__m256i>();
             let x = [0, 1, 2, 3].map(|k| _mm256_loadu_si256(from.add(k)));
             (0..4).for_each(|k| _mm256_stream_si256(to.add(k), x[k]));
         }

@@ -137,7 +137,8 @@ fn reduce_messages(
     let mut at = 0;
     while at < count {
         let elements = PIECE.min(count - at);
-        let (from, to) = (at * size, (at + elements) * size);
+        let from = at * size;
+        let to = (at + elements) * size;
         // SAFETY: the blocks have room for elements of any dtype. This rank's part of the operand and the
         // result have the size of the whole message. A block of the operand is read before that of the result
         // is written.
@@ -149,7 +150,8 @@ fn reduce_messages(
                 receive_message(running, &zones, p, room.as_mut_ptr(), from, to)?;
                 Ok(room.as_mut_ptr())
             };
-            let (a, b) = (source(0, &mut low)?, source(1, &mut high)?);
+            let a = source(0, &mut low)?;
+            let b = source(1, &mut high)?;
             reducer.start(&mut acc, a, b, elements);
             for p in 2..running.n {
                 reducer.combine(&mut acc, source(p, &mut low)?, elements);

@@ -156,7 +156,8 @@ unsafe fn start<E: ReduceElement, O: ReduceOperation<E::Acc>>(
     b: *const u8,
     n: usize,
 ) {
-    let (a, b) = (a.cast::<E>(), b.cast::<E>());
+    let a = a.cast::<E>();
+    let b = b.cast::<E>();
     let acc = acc.as_mut_ptr().cast::<E::Acc>();
     for i in 0..n {
         // SAFETY: `i` is below `n`, which the caller bounds by the block and the sources.
@@ -193,7 +194,8 @@ unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
     let from = if E::AS_STORED && !O::FINISHES {
         acc.as_mut_ptr()
     } else {
-        let (from, to) = (acc.as_mut_ptr().cast::<E::Acc>(), rounded.as_mut_ptr().cast::<E>());
+        let from = acc.as_mut_ptr().cast::<E::Acc>();
+        let to = rounded.as_mut_ptr().cast::<E>();
         for i in 0..n {
             // SAFETY: `start` wrote the accumulator's first `n` elements; there is room for as many.
             unsafe { to.add(i).write(E::narrow(O::finish(from.add(i).read(), ranks))) };
@@ -201,7 +203,7 @@ unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
         to.cast()
     };
     for out in outs {
-        // SAFETY: the caller gives room for `n` elements, of which `from` holds as many.
+        // SAFETY: the caller provides room for `n` elements, of which `from` holds as many.
         unsafe { copy_bytes(*out, from, n * size_of::<E>(), stores) };
     }
 }

@@ -72,7 +72,8 @@ impl<'a> StepRendezvous<'a> {
     /// The numbers of the peers in the cell, beginning after this rank's.
     #[inline]
     pub fn peer_numbers(&self) -> impl Iterator<Item = usize> + use<> {
-        let (me, n) = (self.me, self.n);
+        let me = self.me;
+        let n = self.n;
         (1..n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 
@@ -157,7 +158,8 @@ impl<'a> StepRendezvous<'a> {
     #[cold]
     pub fn data_error(&self, detail: String) -> RunError {
         let RendezvousStep { step, node, op, .. } = self.info;
-        let (rank, fault) = (self.comm.rank, DataFault::Other);
+        let rank = self.comm.rank;
+        let fault = DataFault::Other;
         RunError::Data { rank, step, node: node.into(), op: op.into(), fault, detail }
     }
 }

@@ -80,6 +80,8 @@ fn expect_group_size(plan: &Plan, group: &Group) -> Result<()> {
     if plan.ranks == group.ranks() {
         return Ok(());
     }
-    let (rank, expected, found) = (group.rank(), plan.ranks, group.ranks());
+    let rank = group.rank();
+    let expected = plan.ranks;
+    let found = group.ranks();
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the group has {found}")))
 }

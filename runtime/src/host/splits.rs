@@ -59,7 +59,8 @@ fn exchange_sizes(
     // Rows without elements can have any number: nothing moves.
     let capacity = call.elements.checked_div(call.row).unwrap_or(usize::MAX);
     if call.row > 0 && capacity * call.row != call.elements {
-        let (row, elements) = (call.row, call.elements);
+        let row = call.row;
+        let elements = call.elements;
         return Err(
             running.call_error(format!("expected whole rows of {row} elements, found {elements} elements"))
         );

@@ -156,7 +156,9 @@ fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<()> {
     if now.len() == stamp.bytes as u64 && !modified {
         return Ok(());
     }
-    let (file, expected, found) = (file_name(file), stamp.bytes, now.len());
+    let file = file_name(file);
+    let expected = stamp.bytes;
+    let found = now.len();
     Err(RunError::Invalid(format!(
         "{file}: the file changed while it was in use: it had {expected} bytes, now it has {found}"
     )))

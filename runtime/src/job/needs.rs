@@ -49,7 +49,8 @@ fn tensor_slot(graph: &Graph, value: ValueId, bindings: &SymbolBindings, what: &
 
 fn check_inputs(graph: &Graph, bindings: &SymbolBindings, inputs: &[Arc<Tensor>], rank: u32) -> Result<()> {
     if inputs.len() != graph.inputs.len() {
-        let (expected, found) = (graph.inputs.len(), inputs.len());
+        let expected = graph.inputs.len();
+        let found = inputs.len();
         return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));
     }
     for (input, tensor) in graph.inputs.values().zip(inputs) {

@@ -91,7 +91,9 @@ fn expect_membership(place: &Membership, plan: &Plan) -> Result<()> {
     if plan.ranks == place.ranks {
         return Ok(());
     }
-    let (rank, expected, found) = (place.rank, plan.ranks, place.ranks);
+    let rank = place.rank;
+    let expected = plan.ranks;
+    let found = place.ranks;
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
 }
 

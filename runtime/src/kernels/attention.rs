@@ -86,8 +86,12 @@ pub(super) fn attention(
         &split(sums.unwrap_or(o.q))[..],
     ]);
     let inner = |v: &StridedView| v.with_axes(v.axes[batch..].iter().copied());
-    let (q, k, v, r) = (inner(o.q), inner(o.k), inner(o.v), inner(result));
-    let (mask, sums) = (mask.map(inner), sums.map(inner));
+    let q = inner(o.q);
+    let k = inner(o.k);
+    let v = inner(o.v);
+    let r = inner(result);
+    let mask = mask.map(inner);
+    let sums = sums.map(inner);
     let mut first_head = 0;
     while let Some([qo, ko, vo, ro, mo, so]) = positions.next() {
         let mask = mask.as_ref().map(|m| m.with_offset(mo));
@@ -95,7 +99,8 @@ pub(super) fn attention(
         for kv in 0..k.axis_len(0) {
             let at =
                 |v: &StridedView, offset: isize, head: usize| select_leading(&v.with_offset(offset), head);
-            let (k, v) = (at(&k, ko, kv), at(&v, vo, kv));
+            let k = at(&k, ko, kv);
+            let v = at(&v, vo, kv);
             let heads: Vec<_> = (kv * group..(kv + 1) * group)
                 .map(|h| AttentionQueryHead {
                     q: at(&q, qo, h),
@@ -132,7 +137,8 @@ pub(super) fn attention_operands<'a>(
 
 /// Checks the type of the log-sum-exp.
 pub(super) fn check_log_sum_exp(o: &AttentionOperands<'_, StridedView>, sums: &StridedView) -> Result<()> {
-    let (q, found) = (o.q.shape(), sums.shape());
+    let q = o.q.shape();
+    let found = sums.shape();
     let expected = &q[..q.len() - 1];
     if sums.dtype == o.q.dtype.compute_dtype() && found[..] == *expected {
         return Ok(());
@@ -222,7 +228,9 @@ pub(super) fn check_shapes(
     o: &AttentionOperands<'_, StridedView>,
     result: &StridedView,
 ) -> Result<(HeadShape, usize)> {
-    let (q, k, v) = (o.q.shape(), o.k.shape(), o.v.shape());
+    let q = o.q.shape();
+    let k = o.k.shape();
+    let v = o.v.shape();
     let misfit = || KernelError::Shape {
         what: "attention".into(),
         expected: "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]".into(),
@@ -246,7 +254,8 @@ pub(super) fn check_shapes(
         && k[r - 1] == head.e
         && v[r - 2] == head.s
         && result.shape() == expected;
-    let (h, g) = (q[r - 3], k[r - 3]);
+    let h = q[r - 3];
+    let g = k[r - 3];
     if !fits || (h != 0 && h.checked_rem(g) != Some(0)) {
         return Err(misfit());
     }
@@ -446,7 +455,8 @@ impl<R: GemmNumber> AttentionRows<R> {
     fn weigh_row(&mut self, i: usize, start: usize, n: usize) {
         let f = self.head.f;
         let column = |at: usize| at.saturating_sub(start).min(n);
-        let (from, below) = (column(self.visible[i].start), column(self.visible[i].end));
+        let from = column(self.visible[i].start);
+        let below = column(self.visible[i].end);
         let scores = &mut self.scores[i * n..(i + 1) * n];
         scores[..from].fill(R::ZERO);
         scores[below..].fill(R::ZERO);

@@ -120,7 +120,8 @@ impl StoredElement for f16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
-        let (magnitude, sign) = (bits & 0x7fff_ffff, (bits >> 16) & 0x8000);
+        let magnitude = bits & 0x7fff_ffff;
+        let sign = (bits >> 16) & 0x8000;
         // As for bf16. A number that rounds up beyond the largest f16, or is larger, becomes infinity.
         let rebiased = magnitude.wrapping_sub(F16_BIAS);
         let normal = (rebiased.wrapping_add(0xfff + ((rebiased >> 13) & 1)) >> 13).min(0x7c00);

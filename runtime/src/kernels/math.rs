@@ -202,7 +202,9 @@ fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
     let scale = std::f64::consts::FRAC_2_SQRT_PI * (-c * c).exp();
     let mut out = [0.0; ERF_TERMS];
     // erf(c) = 2/√π e^(-c²) Σ 2^n c^(2n+1) / (1·3·…·(2n+1)), all terms positive (7.1.6).
-    let (mut term, mut sum, mut n) = (c, 0.0, 0.0);
+    let mut term = c;
+    let mut sum = 0.0;
+    let mut n = 0.0;
     while term > sum * 1e-18 {
         sum += term;
         n += 1.0;
@@ -210,7 +212,9 @@ fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
     }
     out[0] = scale * sum;
     // Coefficient k+1 is scale (-1)^k H_k(c) / (k+1)!, with H_{k+1} = 2c H_k - 2k H_{k-1}.
-    let (mut last, mut hermite, mut factorial) = (0.0, 1.0, 1.0);
+    let mut last = 0.0;
+    let mut hermite = 1.0;
+    let mut factorial = 1.0;
     for k in 0..ERF_TERMS - 1 {
         factorial *= (k + 1) as f64;
         out[k + 1] = scale * hermite / factorial * if k % 2 == 0 { 1.0 } else { -1.0 };

@@ -26,8 +26,11 @@ pub(super) fn matmul(
     let batch = &result.shape()[..rank - 2];
     let matrix = |v: &StridedView| v.with_axes(v.axes[v.rank() - 2..].iter().copied());
     let outer = |v: &StridedView| v.with_axes(v.axes[..v.rank() - 2].iter().copied()).broadcast(batch);
-    let (xo, yo) = (outer(x)?, outer(y)?);
-    let (xm, ym, rm) = (matrix(x), matrix(y), matrix(result));
+    let xo = outer(x)?;
+    let yo = outer(y)?;
+    let xm = matrix(x);
+    let ym = matrix(y);
+    let rm = matrix(result);
     if result.numel() == 0 {
         return Ok(());
     }
@@ -85,7 +88,8 @@ pub(super) fn grouped_matmul(
     let rows = if divides_k { e.k } else { e.m };
     let mut given = scratch.allocate::<i64>(ends.axis_len(0));
     StridedReader::new(ends).read_next(&mut given);
-    let (mut start, mut parts) = (0, Vec::with_capacity(given.len()));
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(given.len());
     for (group, &end) in given.iter().enumerate() {
         let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
         let end = within.ok_or(KernelError::GroupEnd { end, rows })?;
@@ -95,12 +99,14 @@ pub(super) fn grouped_matmul(
     scratch.return_buffer(given);
     for (group, first, own) in parts {
         if divides_k {
-            let (columns, rows) = (x.slice_axis(1, first, own), y.slice_axis(0, first, own));
+            let columns = x.slice_axis(1, first, own);
+            let rows = y.slice_axis(0, first, own);
             if e.m > 0 && e.n > 0 {
                 single_matmul(&columns, &rows, &matrix(result, group), GemmExtents { k: own, ..e }, scratch);
             }
         } else if own > 0 && e.n > 0 {
-            let (rows, out) = (x.slice_axis(0, first, own), result.slice_axis(0, first, own));
+            let rows = x.slice_axis(0, first, own);
+            let out = result.slice_axis(0, first, own);
             single_matmul(&rows, &matrix(y, group), &out, GemmExtents { m: own, ..e }, scratch);
         }
     }
@@ -130,7 +136,8 @@ fn fold_batch(
             _ => None,
         }
     };
-    let (x, r) = (fold(x)?, fold(result)?);
+    let x = fold(x)?;
+    let r = fold(result)?;
     let m = r.axis_len(0);
     (x.axis_len(0) == m).then_some((x, r, GemmExtents { m, ..e }))
 }

@@ -32,7 +32,9 @@ fn add_accumulators(dtype: DType, n: usize, out: &mut ScratchNeeds) {
 
 pub(super) fn grouped(x: &[StridedView], r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     out.add::<i64>(extent(&x[2], 0)?);
-    let (m, k, n) = (extent(&x[0], 0)?, extent(&x[0], 1)?, extent_back(&x[1], 1)?);
+    let m = extent(&x[0], 0)?;
+    let k = extent(&x[0], 1)?;
+    let n = extent_back(&x[1], 1)?;
     matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
     Some(())
 }
@@ -68,7 +70,8 @@ pub(super) fn norm(axes: usize, x: &[StridedView], out: &mut ScratchNeeds) -> Op
 
 /// The extents `[l, s, e, f]` of attention, with the buffers for positions and sinks of its rows.
 fn attention_extents(o: &AttentionOperands<'_, StridedView>, out: &mut ScratchNeeds) -> Option<[usize; 4]> {
-    let (l, e) = (extent_back(o.q, 2)?, extent_back(o.q, 1)?);
+    let l = extent_back(o.q, 2)?;
+    let e = extent_back(o.q, 1)?;
     let rows = o.q.numel() / e.max(1);
     o.positions.iter().for_each(|_| out.add::<i64>(rows));
     o.sink.iter().for_each(|_| out.add::<f64>(rows));
@@ -127,7 +130,8 @@ pub(super) fn scatter(
 }
 
 pub(super) fn sort(axis: usize, x: &StridedView, r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
-    let (n, k) = (extent(x, axis)?, extent(r, axis)?);
+    let n = extent(x, axis)?;
+    let k = extent(r, axis)?;
     for_number!(x.dtype, C => [n, k].into_iter().for_each(|n| out.add::<C>(n)));
     out.add::<i64>(n);
     Some(())
@@ -148,7 +152,8 @@ pub(super) fn matrix_product(
     r: &StridedView,
     out: &mut ScratchNeeds,
 ) -> Option<()> {
-    let (k, n) = (extent_back(x, 1)?, extent_back(y, 1)?);
+    let k = extent_back(x, 1)?;
+    let n = extent_back(y, 1)?;
     let m = r.numel() / n.max(1);
     matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
     Some(())

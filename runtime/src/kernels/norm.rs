@@ -34,7 +34,8 @@ pub(super) fn softmax(
     if axis >= x.rank() || x.shape() != result.shape() {
         return Err(KernelError::shape_mismatch("the result of softmax", &x.shape(), &result.shape()));
     }
-    let (x, result) = (x.axis_last(axis), result.axis_last(axis));
+    let x = x.axis_last(axis);
+    let result = result.axis_last(axis);
     for_real!(x.dtype, R => {
         map_rows::<R>(&x, &result, x.axis_len(x.rank() - 1), scratch, |row| softmax_row(log, row));
     });
@@ -81,7 +82,8 @@ fn map_rows<R: RealNumber>(
     scratch: &mut Scratch,
     mut f: impl FnMut(&mut [R]),
 ) {
-    let (mut xs, mut out) = (StridedReader::<R>::new(x), StridedWriter::<R>::new(result));
+    let mut xs = StridedReader::<R>::new(x);
+    let mut out = StridedWriter::<R>::new(result);
     let mut row = scratch.allocate::<R>(n);
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
         xs.read_next(&mut row);

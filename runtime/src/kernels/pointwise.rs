@@ -28,10 +28,14 @@ fn expect_defined(takes: bool, op: &str, dtype: DType) -> Result<()> {
 pub(super) fn binary(op: BinaryOp, x: &StridedView, y: &StridedView, result: &StridedView) -> Result<()> {
     expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     let shape = result.shape();
-    let (x, y) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
+    let x = x.broadcast(&shape)?;
+    let y = y.broadcast(&shape)?;
     for_number!(x.dtype, C => {
-        let (mut xs, mut ys, mut out) = (StridedReader::<C>::new(&x), StridedReader::<C>::new(&y), StridedWriter::<C>::new(result));
-        let (mut a, mut b) = ([C::default(); BLOCK], [C::default(); BLOCK]);
+        let mut xs = StridedReader::<C>::new(&x);
+        let mut ys = StridedReader::<C>::new(&y);
+        let mut out = StridedWriter::<C>::new(result);
+        let mut a = [C::default(); BLOCK];
+        let mut b = [C::default(); BLOCK];
         for n in block_sizes(result.numel()) {
             xs.read_next(&mut a[..n]);
             ys.read_next(&mut b[..n]);
@@ -52,10 +56,12 @@ pub(super) fn binary_scalar(
 ) -> Result<()> {
     expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     for_number!(x.dtype, C => {
-        let (mut xs, mut out) = (StridedReader::<C>::new(x), StridedWriter::<C>::new(result));
-        let scalar = match op.is_comparison() {
-            true => for_element!(x.dtype, E => C::from_element(C::from_scalar(scalar).to_element::<E>())),
-            false => C::from_scalar(scalar),
+        let mut xs = StridedReader::<C>::new(x);
+        let mut out = StridedWriter::<C>::new(result);
+        let scalar = if op.is_comparison() {
+            for_element!(x.dtype, E => C::from_element(C::from_scalar(scalar).to_element::<E>()))
+        } else {
+            C::from_scalar(scalar)
         };
         let scalars = [scalar; BLOCK];
         let mut a = [C::default(); BLOCK];
@@ -81,11 +87,17 @@ pub(super) fn select(
     result: &StridedView,
 ) -> Result<()> {
     let shape = result.shape();
-    let (condition, x, y) = (condition.broadcast(&shape)?, x.broadcast(&shape)?, y.broadcast(&shape)?);
+    let condition = condition.broadcast(&shape)?;
+    let x = x.broadcast(&shape)?;
+    let y = y.broadcast(&shape)?;
     for_number!(x.dtype, C => {
         let mut conditions = StridedReader::<i64>::new(&condition);
-        let (mut xs, mut ys, mut out) = (StridedReader::<C>::new(&x), StridedReader::<C>::new(&y), StridedWriter::<C>::new(result));
-        let (mut c, mut a, mut b) = ([0i64; BLOCK], [C::default(); BLOCK], [C::default(); BLOCK]);
+        let mut xs = StridedReader::<C>::new(&x);
+        let mut ys = StridedReader::<C>::new(&y);
+        let mut out = StridedWriter::<C>::new(result);
+        let mut c = [0i64; BLOCK];
+        let mut a = [C::default(); BLOCK];
+        let mut b = [C::default(); BLOCK];
         for n in block_sizes(result.numel()) {
             conditions.read_next(&mut c[..n]);
             xs.read_next(&mut a[..n]);
@@ -140,7 +152,8 @@ fn fill_with<C: ComputeNumber>(result: &StridedView, f: impl Fn(usize) -> C) {
 
 /// Reads `x` as `C`, applies `f` to each block and stores it.
 fn map_blocks<C: ComputeNumber>(x: &StridedView, result: &StridedView, f: impl Fn(&mut [C])) {
-    let (mut xs, mut out) = (StridedReader::<C>::new(x), StridedWriter::<C>::new(result));
+    let mut xs = StridedReader::<C>::new(x);
+    let mut out = StridedWriter::<C>::new(result);
     let mut buffer = [C::default(); BLOCK];
     for n in block_sizes(result.numel()) {
         xs.read_next(&mut buffer[..n]);
@@ -304,7 +317,9 @@ fn int_pow(x: i64, e: i64) -> i64 {
             _ => 0,
         };
     }
-    let (mut power, mut base, mut left) = (1i64, x, e);
+    let mut power = 1i64;
+    let mut base = x;
+    let mut left = e;
     while left > 0 {
         if left & 1 == 1 {
             power = power.wrapping_mul(base);

@@ -143,9 +143,10 @@ pub(super) fn reduce(
 /// The axes that are not reduced. Checks the shape of the result.
 fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedView) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.rank()).filter(|a| !axes.contains(a)).collect();
-    let expected: Vec<usize> = match keep {
-        true => (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.axis_len(a) }).collect(),
-        false => kept.iter().map(|&a| x.axis_len(a)).collect(),
+    let expected: Vec<usize> = if keep {
+        (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.axis_len(a) }).collect()
+    } else {
+        kept.iter().map(|&a| x.axis_len(a)).collect()
     };
     if axes.iter().any(|&a| a >= x.rank()) || result.shape()[..] != expected[..] {
         return Err(KernelError::shape_mismatch("the result of a reduction", &expected, &result.shape()));
@@ -167,7 +168,9 @@ fn reduce_axes<A: Accumulate>(
     let inner: Vec<usize> = kept.iter().copied().filter(|&a| last.is_some_and(|l| a > l)).collect();
     let outer: Vec<usize> = kept.iter().copied().filter(|&a| !inner.contains(&a)).collect();
     let size = |axes: &[usize]| axes.iter().map(|&a| x.axis_len(a)).product::<usize>();
-    let (rows, count, width) = (size(&outer), size(axes), size(&inner));
+    let rows = size(&outer);
+    let count = size(axes);
+    let width = size(&inner);
     let order = outer.iter().chain(axes).chain(&inner).map(|&a| x.axes[a]);
     let mut xs = StridedReader::<A>::new(&x.with_axes(order));
     let mut out = StridedWriter::<A>::new(result);

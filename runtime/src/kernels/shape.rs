@@ -41,7 +41,8 @@ pub(super) fn pad(low: &[Dim], value: Scalar, x: &StridedView, result: &StridedV
         .map(|d| d.as_const().ok_or_else(|| KernelError::Symbolic { what: "a padding".into() }))
         .collect::<Result<_, _>>()?;
     full(value, result);
-    let (mut from, mut to) = (x.clone(), result.clone());
+    let mut from = x.clone();
+    let mut to = result.clone();
     for (axis, &low) in low.iter().enumerate() {
         let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(from.axis_len(axis));
         let start = usize::try_from(low).unwrap_or(0).min(to.axis_len(axis));

@@ -329,7 +329,7 @@ unsafe fn load_strided<C: ComputeNumber>(dtype: DType, ptr: *const u8, stride: i
 }
 
 /// # Safety
-/// As [`load`], for elements of type `E`.
+/// As [`load_strided`], for elements of type `E`.
 unsafe fn load_elements<E: StoredElement, C: ComputeNumber>(ptr: *const u8, stride: isize, out: &mut [C]) {
     let size = size_of::<E>() as isize;
     match stride {
