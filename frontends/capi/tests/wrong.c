@@ -160,7 +160,7 @@ static void of_sessions(void) {
     refused(symmc_session_read(session, "y", NULL, 32), INPUT, "NULL");
     refused(symmc_session_poll(session, NULL), INPUT, "NULL");
     refused(symmc_session_taken(session, NULL), INPUT, "NULL");
-    refused(symmc_session_enqueue_on(session, x), INPUT, "sessions of the host have none");
+    refused(symmc_session_enqueue_on(session, x), INPUT, "sessions of the host have no streams");
     refused(symmc_session_read(session, "y", y, SIZE_MAX), INPUT, "32 bytes");
     must(symmc_session_wait(session, UINT64_MAX));
     must(symmc_session_read(session, "y", y, sizeof y));
