@@ -28,7 +28,7 @@ const RANKS: usize = 4096;
 const ABORT_TEXT_LEN: usize = RANKS - ABORT_TEXT;
 /// The number of milliseconds that the reason of an abort may take to be written.
 const WRITING_LOOKS: u32 = 200;
-/// The longest text of an error of which only the text is kept; one character may take six bytes of JSON.
+/// The maximum length of the text that is kept if an error is too long; one character may take six bytes of JSON.
 const ABORT_REASON_LEN: usize = 500;
 /// The reason of a run that was ended by a process that did not store its error completely.
 const UNKNOWN_CAUSE: &str = "the run ended, and the cause is unknown";

@@ -54,7 +54,7 @@ impl SystemErrorKind {
 }
 
 impl RunError {
-    /// The error of the system call `call`; `what` says what it was for.
+    /// The error of the system call `call`; `what` names its purpose.
     pub fn from_system_call(what: impl Into<String>, call: &str, error: impl Into<io::Error>) -> RunError {
         let error = error.into();
         let what = what.into();
