@@ -94,7 +94,7 @@ pub enum RunError {
     )]
     Limit {
         rank: u32,
-        /// The rank that all wait for in the end: one of `peers`, or a rank that these wait for themselves.
+        /// The rank that ultimately keeps the others waiting: one of `peers`, or a rank that these wait for themselves.
         culprit: u32,
         peers: Vec<u32>,
         step: usize,
@@ -115,12 +115,12 @@ pub enum RunError {
         op: String,
         run: u64,
     },
-    /// A rank's process ended before its first step, or after its last.
+    /// A rank's process ended outside of a step.
     #[error("rank {rank} died ({how}) {when}")]
     DiedOutside {
         rank: u32,
         how: String,
-        /// `before the first step` or `after the last step`.
+        /// `before the first step`, `between steps` or `while the ranks joined`.
         when: String,
     },
     /// The process of a rank exited with code 2: it could not get memory, threads or files, not even to
