@@ -428,7 +428,7 @@ fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
         error.to_string()
     });
     assert!(
-        errors.iter().all(|e| e.contains("run 1") && e.contains("all ranks must run alike")),
+        errors.iter().all(|e| e.contains("run 1") && e.contains("all ranks must agree")),
         "{errors:?}"
     );
     assert!(started.elapsed() < Duration::from_secs(10));
