@@ -170,7 +170,7 @@ fn nodes() {
         ),
         (
             "all_reduce %x op=sum group=@all via=packets",
-            "expected `ll`, as it is called now, found `packets`",
+            "expected its current name `ll`, found `packets`",
         ),
         ("permute_ranks %x pairs=[0-1] group=@all", "expected `->`, found `-`"),
         ("custom \"c\" %x", "no custom op has the name `c`"),
