@@ -15,8 +15,8 @@ use crate::types::{DType, FloatAttribute, TensorType};
 
 const MAX_CHUNK: u64 = 1 << 40;
 
-/// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
-/// the op leaves them to be declared.
+/// The result types of `op` for operands of these types, on groups of `n` ranks. `Ok(None)` if the result types
+/// must be declared.
 pub fn infer_types(
     op: &Op,
     operands: &[&TensorType],
@@ -92,7 +92,8 @@ pub fn infer_types(
         Op::AttentionGradient { bounds, .. } => infer_attention_gradient(bounds, operands).map(Some),
         Op::Permuted { op, perm } => {
             ensure(op.is_permutable(), || "only attention and its gradient permute their results".into())?;
-            let mut types = infer_types(op, operands, n)?.ok_or("an op of known result types is permuted")?;
+            let mut types = infer_types(op, operands, n)?
+                .ok_or("the result types of the permuted op cannot be inferred")?;
             for ty in types.iter_mut().take(op.permuted_results()) {
                 *ty = infer_permute(ty, perm)?;
             }
@@ -200,7 +201,9 @@ pub fn check_types(
         Op::Pad { low, .. } => {
             same(operands[0])?;
             check_same_rank(operands[0], r)?;
-            ensure(low.len() == r.rank(), || format!("it pads {} axes of {}", low.len(), r.rank()))
+            ensure(low.len() == r.rank(), || {
+                format!("`low` must have one entry per axis: expected {}, found {}", r.rank(), low.len())
+            })
         }
         Op::TopK { axis, .. } => {
             same(operands[0])?;
@@ -214,7 +217,7 @@ pub fn check_types(
                 )
             })
         }
-        _ => Err("its result types are declared without a rule that they must satisfy".into()),
+        _ => Err("the declared result types of this op have no typing rule".into()),
     }
 }
 
@@ -237,13 +240,14 @@ fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }
 
-/// The least and the largest number of operands of an op.
+/// The minimum and the maximum number of operands of an op.
 pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
 pub fn check_operand_and_result_counts(op: &Op, operands: usize, results: usize) -> Result<(), String> {
-    let ((min, max), least) = (operand_counts(op), op.facts().results);
+    let (min, max) = operand_counts(op);
+    let least = op.facts().results;
     ensure((min..=max).contains(&operands) && results >= least, || {
         format!("{min} to {max} operands and {least} results")
     })
@@ -259,7 +263,7 @@ fn check_operand_count(op: &Op, found: usize) -> Result<(), String> {
 }
 
 fn check_axis(axis: usize, x: &TensorType) -> Result<(), String> {
-    ensure(axis < x.rank(), || format!("axis {axis} of an operand with {} axes", x.rank()))
+    ensure(axis < x.rank(), || format!("axis {axis} is out of range: the operand has {} axes", x.rank()))
 }
 
 fn check_same_rank(x: &TensorType, y: &TensorType) -> Result<(), String> {
@@ -353,7 +357,7 @@ fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Re
     Ok(TensorType::new(x.dtype, shape))
 }
 
-/// Checks what attention says beside its operands.
+/// Checks the attributes of attention.
 fn check_attention_attributes(cap: Option<FloatAttribute>, bounds: &[AttentionBound]) -> Result<(), String> {
     if let Some(cap) = cap {
         ensure(cap.0.is_finite() && cap.0 > 0.0, || {
@@ -459,9 +463,11 @@ fn check_rotary(operands: &[&TensorType], width: usize) -> Result<(), String> {
     })?;
     let ((x_last, x_rows), (last, rows)) = (split_last(x), split_last(cos));
     let extent = |d: Option<&Dim>| d.and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
-    ensure(width >= 2 && width.is_multiple_of(2), || format!("it turns pairs, found a width of {width}"))?;
+    ensure(width >= 2 && width.is_multiple_of(2), || {
+        format!("the width must be even and at least 2, found {width}")
+    })?;
     ensure(extent(x_last).is_some_and(|n| n >= width), || {
-        format!("it turns {width} elements of rows of {:?}", x.shape)
+        format!("expected rows of at least {width} elements, found {:?}", x.shape)
     })?;
     ensure(extent(last).is_some_and(|n| n == width || n == width / 2), || {
         format!("expected {width} or {} cosines in a row, found {:?}", width / 2, cos.shape)
@@ -508,7 +514,7 @@ fn check_norm(operands: &[&TensorType], axes: usize) -> Result<(), String> {
     let x = operands[0];
     check_float(x)?;
     ensure(axes >= 1 && axes <= x.rank(), || {
-        format!("it normalises {axes} axes of an operand with {}", x.rank())
+        format!("the number of normalised axes must be 1 to {}, found {axes}", x.rank())
     })?;
     let tail = &x.shape[x.rank() - axes..];
     for w in &operands[1..] {
@@ -537,7 +543,7 @@ fn check_scatter(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     check_scatter_source(x.dtype, &index.shape, operands[2])
 }
 
-/// Checks the operands of an addition at indices.
+/// Checks the operands of `index_add`.
 fn check_index_add(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     let (x, index) = (operands[0], operands[1]);
     check_axis(axis, x)?;
@@ -555,7 +561,7 @@ fn check_scatter_source(dtype: DType, shape: &[Dim], src: &TensorType) -> Result
     })
 }
 
-/// Checks the operands of a store at indices.
+/// Checks the operands of `index_put`.
 fn check_index_put(operands: &[&TensorType], axis: usize) -> Result<(), String> {
     let (x, src) = (operands[0], operands[1]);
     let at = indexed_shape(x, &operands[2..], axis)?;
@@ -574,7 +580,7 @@ fn infer_concat(operands: &[&TensorType], axis: usize) -> Result<TensorType, Str
         for (a, d) in shape.iter_mut().enumerate() {
             if a == axis {
                 *d = d.clone() + y.shape[a].clone();
-                ensure(d.atom_count() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
+                ensure(d.atom_count() <= MAX_ATOMS, || "the sum of the extents is too complex".into())?;
             } else {
                 ensure(*d == y.shape[a], || {
                     format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a])
@@ -589,14 +595,14 @@ fn infer_permute(x: &TensorType, perm: &[usize]) -> Result<TensorType, String> {
     let mut seen = perm.to_vec();
     seen.sort_unstable();
     ensure(seen.iter().copied().eq(0..x.rank()), || {
-        format!("{perm:?} is no permutation of {} axes", x.rank())
+        format!("{perm:?} is not a permutation of {} axes", x.rank())
     })?;
     Ok(TensorType::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
 }
 
 fn indexed_shape(x: &TensorType, indices: &[&TensorType], axis: usize) -> Result<Vec<Dim>, String> {
     ensure(axis.saturating_add(indices.len()) <= x.rank(), || {
-        format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())
+        format!("{} indices from axis {axis} on exceed an operand with {} axes", indices.len(), x.rank())
     })?;
     for i in indices {
         check_index_dtype(i)?;
@@ -612,14 +618,15 @@ fn require_rank_count(n: Option<u32>) -> Result<Dim, String> {
     n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string())
 }
 
-/// The type of one of as many equal pieces along an axis as there are ranks.
+/// The type of one piece of a value whose axis is divided into equal pieces, one per rank.
 fn shard_type(x: &TensorType, axis: usize, n: Option<u32>) -> Result<TensorType, String> {
     let n = require_rank_count(n)?;
     let d = &x.shape[axis];
-    let extent =
-        || if axis == 0 { "the leading extent".into() } else { format!("the extent of axis {axis},") };
-    let len =
-        d.exact_div(&n).ok_or_else(|| format!("{} {d:?} is not a multiple of {n:?} ranks", extent()))?;
+    let len = d.exact_div(&n).ok_or_else(|| {
+        let extent =
+            if axis == 0 { format!("leading extent {d:?}") } else { format!("extent {d:?} of axis {axis}") };
+        format!("the {extent} is not a multiple of {n:?} ranks")
+    })?;
     let mut ty = x.clone();
     ty.shape[axis] = len;
     Ok(ty)
@@ -682,7 +689,7 @@ fn infer_collective(
     })
 }
 
-/// Checks that a rank is in a group of `n`, unless `n` is open.
+/// Checks that a rank is in a group of `n` ranks, unless `n` is open.
 fn check_rank_in_group(what: &str, rank: u32, n: Option<u32>) -> Result<(), String> {
     match n {
         Some(n) if rank >= n => Err(format!("{what} {rank} is not in a group of {n} ranks")),

@@ -69,7 +69,7 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("group @all world", "7: the group `@all` is already defined"),
     ("group @new", "11: expected `world` or the lists of ranks, found the end of the line"),
     ("group @new [[0, -1]]", "17: expected an integer from 0 to 2^32 - 1, found -1"),
-    ("symbol m in 1..8", "14: no statement has the character '.' here"),
+    ("symbol m in 1..8", "14: unexpected character '.'"),
     ("symbol m in 1..=99999999999999999999", "17: the integer `99999999999999999999` does not fit 64 bits"),
     (
         "custom \"c\" symmetric operands [4294967296] results []",
@@ -80,7 +80,7 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("arg %y: f32[8 8]", "15: expected `,` or `]`, found `8`"),
     ("arg %y: f32[8,]", "15: expected a dim, found `]`"),
     ("arg %y: f32[k]", "13: no symbol has the name `k`"),
-    ("arg %: f32[]", "5: expected a name behind `%`"),
+    ("arg %: f32[]", "5: expected a name after `%`"),
     ("arg %y: f32[] source x", "22: expected the name in the weights as a string, found `x`"),
     ("arg %y: f32[] = hex\"00\"", "15: expected the end of the line, found `=`"),
     ("const %y: f32[]", "16: expected `=`, found the end of the line"),
@@ -106,7 +106,7 @@ const STATEMENTS: &[(&str, &str)] = &[
         "arg %y: f32[] source \"a\\u{d800}\"",
         "24: expected one of the escapes \\\", \\\\, \\n, \\r, \\t and \\u{hex}",
     ),
-    ("é", "1: no statement has the character 'é' here"),
+    ("é", "1: unexpected character 'é'"),
 ];
 
 #[test]
@@ -122,7 +122,7 @@ fn statements() {
     let unclosed = parse(&format!("{HEADER}arg %y: f32[8\nreturn %x\n")).unwrap_err();
     assert_eq!((unclosed.line, unclosed.message.as_str()), (6, "expected `,` or `]`, found `return`"));
     let node = format!("{HEADER}%y: f32[n, 8] = relu %x\nmutate %y = %x\n");
-    assert_eq!(parse(&node).unwrap_err().message, "only an input can be mutated, `%y` is none");
+    assert_eq!(parse(&node).unwrap_err().message, "only an input can be mutated, and `%y` is not an input");
 }
 
 #[test]
