@@ -9,7 +9,7 @@ use crate::attention::{AttentionBound, AttentionOperands, visible_columns};
 
 enum MaskElements<'a> {
     None,
-    /// Nonzero attends.
+    /// Nonzero elements attend.
     Bool(&'a [i64]),
     /// Added to the scores.
     Float(&'a [f64]),
@@ -20,7 +20,7 @@ pub(super) struct ScoreAttributes<'a> {
     pub cap: Option<f64>,
     pub bounds: &'a [AttentionBound],
     pub adds: Vec<i64>,
-    /// Whether an operand is one more score of each row.
+    /// Whether an operand is an additional score of each row.
     pub sink: bool,
 }
 
@@ -30,7 +30,7 @@ impl ScoreAttributes<'_> {
         self.cap.map_or(score, |cap| cap * (score / cap).tanh())
     }
 
-    /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
+    /// The columns among `s` that each row of `rows`, `[.., h, l]`, sees.
     fn visible_columns_by_row(
         &self,
         positions: &[&WideArray],
@@ -62,13 +62,13 @@ impl ScoreAttributes<'_> {
 }
 
 struct ScoreRow<'a> {
-    /// Its number among the rows of all heads.
+    /// The index of the row among the rows of all heads.
     row: usize,
-    /// The head of keys and values that it reads, among those of the whole batch.
+    /// The index of the head of keys and values that it reads, among the heads of the whole batch.
     shared: usize,
-    /// Its scores; `None` where it does not see the column.
+    /// The scores; `None` for columns that the row does not see.
     scores: &'a [Option<f64>],
-    /// One more score, whose value is zero.
+    /// An additional score, whose value is zero.
     sink: Option<f64>,
 }
 
@@ -102,7 +102,7 @@ fn for_each_row(
     let mut row = 0;
     for_each_offset(rows, [&mask_strides[..rank - 1], &sink_strides[..rank - 1]], |[mask_start, sink]| {
         let head = row / l;
-        // Heads of q share heads of k and v in runs of h / g.
+        // Groups of h / g adjacent heads of q share a head of k and v.
         let shared = head / h * g + head % h / (h / g.max(1)).max(1);
         let query = &q[row * e..][..e];
         for (j, score) in scores.iter_mut().enumerate() {
@@ -147,8 +147,8 @@ pub(super) fn attention(
     Ok((WideArray::from_floats(dtype, shape, out), sums))
 }
 
-/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen and of the sink; gives the
-/// log-sum-exp of these. If none is seen, or all are minus infinity, `out` stays.
+/// Adds the rows of `values` to `out`, weighted with the softmax of the visible scores and the sink. Returns
+/// the log-sum-exp of these. If no score is visible, or all are minus infinity, `out` is unchanged.
 fn accumulate_row(row: &ScoreRow<'_>, values: &[f64], out: &mut [f64]) -> f64 {
     let seen = row.scores.iter().flatten().chain(&row.sink);
     let max = seen.clone().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
@@ -167,8 +167,8 @@ fn accumulate_row(row: &ScoreRow<'_>, values: &[f64], out: &mut [f64]) -> f64 {
     max + sum.ln()
 }
 
-/// The gradients of attention for its queries, keys and values; operands: the gradient of the result, the result, the
-/// log-sum-exp, then those of [`attention`].
+/// The gradients of attention with respect to its queries, keys and values. Operands: the gradient of the
+/// result, the result, the log-sum-exp, then the operands of [`attention`].
 pub(super) fn attention_gradient(
     operands: &[&WideArray],
     attributes: &ScoreAttributes<'_>,

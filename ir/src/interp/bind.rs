@@ -1,4 +1,4 @@
-//! Symbols and inputs: solving symbols from the shapes of inputs, and checking both before a run.
+//! Symbols and inputs: solves symbols from the shapes of inputs, and checks both before a run.
 
 use super::error::InterpError;
 use crate::dim::{Dim, SymbolBindings};
@@ -7,20 +7,22 @@ use crate::ids::ValueId;
 use crate::symbol::SymbolId;
 use crate::tensor::Tensor;
 
-/// The symbols' values that make the types of a program's inputs fit these tensors, which are all inputs
-/// of one rank in order.
+/// The values of the symbols for which the types of a program's inputs match these tensors, which are all
+/// inputs of one rank in order.
 ///
-/// A dim that is one symbol fixes it; so does one that is linear in a single symbol that no other dim
-/// fixes (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol that occurs
-/// in no input's shape stays unbound. Fails for another number of inputs, a dtype or shape that does not fit, a symbol
-/// out of its bounds, or one that the shapes mention and do not fix.
+/// A dim that is one symbol determines that symbol. So does a dim that is linear in a single symbol that no
+/// other dim determines (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol
+/// that occurs in no input's shape stays unbound.
+///
+/// Fails for a wrong number of inputs, a dtype or shape that does not match, a symbol out of its bounds, or a
+/// symbol that occurs in shapes but is not determined by them.
 pub fn infer_bindings(graph: &Graph, inputs: &[&Tensor]) -> Result<SymbolBindings, InterpError> {
     check_count(graph, 0, inputs.len())?;
     let values = graph.inputs.values().map(|i| i.value);
     solve_bindings(graph, &values.zip(inputs.iter().copied()).collect::<Vec<_>>())
 }
 
-/// [`infer_bindings`] for some of the inputs, each named by its value.
+/// [`infer_bindings`] for a subset of the inputs, each identified by its value.
 pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<SymbolBindings, InterpError> {
     let mut bindings = SymbolBindings::new();
     for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
@@ -52,7 +54,7 @@ pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Sy
             break;
         }
     }
-    // The shapes first: a wrong extent explains a symbol that it left open or put out of bounds.
+    // Shapes are checked first: a wrong extent explains a symbol that it left undetermined or out of bounds.
     for &(value, tensor) in inputs {
         check_input(graph, &bindings, 0, value, tensor)?;
     }
@@ -61,9 +63,9 @@ pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Sy
 }
 
 enum DimSolution {
-    /// The dim has more than one unbound symbol, or one that it is not linear in.
+    /// The dim has several unbound symbols, or one in which it is not linear.
     Open,
-    /// The dim has no unbound symbol, or no value of the symbol gives the extent.
+    /// The dim has no unbound symbol, or no value of the symbol yields the extent.
     None,
     Symbol(SymbolId, i64),
 }
@@ -124,10 +126,10 @@ pub(super) fn check_input(
     Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
 }
 
-/// For values of more elements memory is mapped on trial before a run.
+/// The number of elements from which on memory is mapped on trial before a run.
 const LARGE: usize = 1 << 27;
 
-/// The shape of a value under the bindings. Its elements, held wide, fit into memory.
+/// The shape of a value under the bindings. Fails if its elements, in the wide type, do not fit into memory.
 pub(super) fn concrete_shape(
     graph: &Graph,
     bindings: &SymbolBindings,

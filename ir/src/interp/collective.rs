@@ -8,8 +8,7 @@ use super::movement::{concat, full};
 use crate::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 use crate::types::{DType, Scalar};
 
-/// The results on each rank of a cell from the operands on each. Fails with the rank within the cell, and what it
-/// found.
+/// The results on each rank of a cell, from the operands on each. An error carries the rank within the cell.
 pub(super) fn exchange(
     kind: &CollectiveKind,
     operands: &[Vec<WideArray>],
@@ -46,15 +45,15 @@ pub(super) fn exchange(
     }
 }
 
-/// All operands one after another along the leading axis.
+/// All operands concatenated along the leading axis.
 fn concat_leading(x: &[&WideArray]) -> Result<WideArray> {
     let mut shape = x[0].shape.clone();
     shape[0] = x.iter().map(|x| x.shape[0]).sum();
     concat(x, 0, &shape)
 }
 
-/// The reduction in ascending order of rank. Floats accumulate in f32, f64 in f64, and round once, so
-/// that a backend that does the same gives the same bits.
+/// The reduction in ascending order of rank. Floats accumulate in f32 (f64 in f64) and are rounded once, so a
+/// backend that does the same gives the same bits.
 fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
     let n = x.len();
     let (dtype, shape) = (x[0].dtype, &x[0].shape);
@@ -66,7 +65,8 @@ fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
                 CollectiveReduceOp::Max => float_max,
                 CollectiveReduceOp::Min => float_min,
             };
-            // Sum, product and quotient of two f32 in f64, rounded to f32, are those of f32 itself.
+            // Sum, product and quotient of two f32, computed in f64 and rounded to f32, equal the f32
+            // operations.
             let narrow: fn(f64) -> f64 = if dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
             let mut out = first.clone();
             for y in &x[1..] {
@@ -96,7 +96,7 @@ fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
     }
 }
 
-/// All-to-all by split sizes on the device: operands `x` and `[n]` rows for each rank.
+/// All-to-all with split sizes known only on the device. Operands: `x`, and `[n]` rows for each rank.
 fn exchange_by_splits(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let capacity = operands[0][0].shape[0];

@@ -20,8 +20,8 @@ pub(super) fn matmul(x: &WideArray, y: &WideArray, shape: &[usize]) -> Result<Wi
     }
 }
 
-/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last. Or, of two
-/// matrices, those of the groups that divide K.
+/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`, and zeros after the last
+/// group. For two matrices: the products of the groups that divide K.
 pub(super) fn grouped_matmul(
     x: &WideArray,
     y: &WideArray,
@@ -88,8 +88,8 @@ fn product<T: Copy>(
     out
 }
 
-/// Rotary position embedding: `x [.., e]`, the cosines and the sines. Each product and each sum is rounded to the dtype of
-/// the cosines.
+/// Rotary position embedding of `x [.., e]` with the cosines and the sines. Each product and each sum is
+/// rounded to the dtype of the cosines.
 pub(super) fn rotary(
     x: &WideArray,
     cos: &WideArray,

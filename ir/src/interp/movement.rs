@@ -1,7 +1,7 @@
-//! Ops that make or move elements without computing: constants, views, concatenation, padding, sorting.
+//! Ops that create or move elements without computing: constants, views, concatenation, padding, sorting.
 //!
-//! Each op that moves computes, for every element of its result, the position of its source, and picks.
-//! Views copy here; that they share memory is a matter of plans.
+//! Each op that moves elements computes the source position of every element of its result, and gathers. Views
+//! copy here; sharing memory is a matter of plans.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use super::elementwise::cast;
 use super::error::{OpError, Result};
 use crate::types::{DType, Scalar};
 
-/// A position that no array has: [`Array::pick`] fills there.
+/// A position outside every array, at which [`WideArray::pick`] fills.
 const NOWHERE: usize = usize::MAX;
 
 pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {
@@ -45,7 +45,7 @@ pub(super) fn permute(x: &WideArray, perm: &[usize], shape: &[usize]) -> WideArr
     x.gather_positions(shape, &positions, Scalar::Int(0))
 }
 
-/// On each rank of a cell the piece of its operand along an axis at the rank's position.
+/// On each rank of a cell, the piece of its operand along an axis at the rank's position.
 pub(super) fn shards(
     operands: &[Vec<WideArray>],
     axis: usize,
@@ -120,8 +120,8 @@ pub(super) fn pad(x: &WideArray, low: &[i64], value: Scalar, shape: &[usize]) ->
     x.gather_positions(shape, &positions, value)
 }
 
-/// The first elements along `axis` in stable sorted order, as many as `shape` has, and their positions.
-/// NaN counts as greater than every number.
+/// The first elements along `axis` in stable sorted order, and their positions. `shape` gives their number. NaN
+/// is greater than every number.
 pub(super) fn sorted(
     x: &WideArray,
     axis: usize,

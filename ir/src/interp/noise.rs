@@ -1,9 +1,10 @@
 //! Noise on every rounding of a run, which shows how far rounding errors grow within a program.
 //!
-//! Differences that cancel, state that grows from run to run, and step functions near their step turn the small
-//! differences between two correct backends into large ones. A run with noise makes such differences on purpose: every
-//! result that an op rounds is moved by about as much as backends differ there. The program does not determine an element
-//! that moves far under noise to any better precision. An element that does not move has to be right.
+//! Some programs amplify the small differences between two correct backends: differences that cancel, state
+//! that grows from run to run, and step functions near their step. A run with noise makes such differences on
+//! purpose. It moves every result that an op rounds by about the usual difference between backends. If an
+//! element moves far under noise, the program does not determine it more precisely. An element that does not
+//! move must be correct.
 
 use super::array::{ArrayData, WideArray};
 use super::collective;
@@ -17,22 +18,22 @@ use symmc_support::random::SplitMix;
 #[derive(Clone, Copy, Debug)]
 pub struct RoundingNoise {
     pub seed: u64,
-    /// The numerics classes of the plan that the run stands for: f32 that ranks reduce moves as far as the types do that
-    /// these allow for it.
+    /// The numerics classes of the plan that the run simulates. An f32 that ranks reduce moves as far as the
+    /// types that these classes allow for it.
     pub numerics: Numerics,
 }
 
-/// What an op does to its elements' errors.
+/// The effect of an op on the errors of its elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NoiseScale {
-    /// Each result is rounded by itself.
+    /// Each result is rounded separately.
     Element,
     /// Results are sums, whose errors are fractions of their terms.
     Terms,
 }
 
 impl RoundingNoise {
-    /// A result of a node with noise. Equal results of several ranks get equal noise.
+    /// A result of a node, with noise. Equal results of several ranks get equal noise.
     pub(super) fn perturb(self, node: usize, op: &Op, array: WideArray) -> WideArray {
         let ArrayData::Float(elements) = &*array.data else { return array };
         let extent = if op.is_element_wise() { NoiseScale::Element } else { NoiseScale::Terms };
@@ -53,9 +54,10 @@ impl RoundingNoise {
 const MOST_F16: f64 = 65504.0;
 
 impl RoundingNoise {
-    /// Results of a reduction of f32 whose terms or sums leave the range of a type that the numerics classes allow for it.
-    /// In which order ranks add, and whether they use that type, is left to the plan, so runs with different seeds take
-    /// different ones of the numbers that an element may become: NaN, an infinity, or the sum itself.
+    /// The results of an f32 reduction whose terms or sums exceed the range of a type that the numerics classes
+    /// allow for it. The plan chooses the order in which ranks add, and whether they use that type. An element
+    /// may therefore become NaN, an infinity, or the sum itself, and runs with different seeds select different
+    /// ones of these.
     pub(super) fn perturb_overflow(
         self,
         kind: &CollectiveKind,

@@ -241,7 +241,7 @@ fn runs_check_their_inputs() {
         error(&graph, &bind(3, 1), &inputs),
         "rank 0, input %z: expected the shape [13, 1] ([4*tokens + 1, k]), found [9, 1]"
     );
-    assert_eq!(error(&graph, &bind(2, 1), &[]), "expected inputs for 1 ranks, found them for 0");
+    assert_eq!(error(&graph, &bind(2, 1), &[]), "expected inputs for 1 ranks, found inputs for 0");
     let short = vec![vec![z]];
     assert_eq!(error(&graph, &bind(2, 1), &short), "rank 0: expected 2 inputs, found 1");
     let swapped = vec![vec![x.clone(), x]];
@@ -291,7 +291,7 @@ fn broken_graphs_are_refused() {
     let found = run(&b.finish(), &SymbolBindings::new(), &inputs(3)).unwrap_err();
     assert_eq!(
         found.to_string(),
-        "group @tp: expected cells of one size in which each of 3 ranks stands once, found [[0, 1], [1, 2]]"
+        "group @tp: expected cells of equal size that contain each of 3 ranks once, found [[0, 1], [1, 2]]"
     );
     let mut graph = Graph::new("types");
     graph.ranks = Some(1);
@@ -305,7 +305,7 @@ fn broken_graphs_are_refused() {
 fn opaque_and_custom_ops() {
     let x = f32s(&[2], &[1.0, 2.0]);
     let op = Op::Opaque { name: "aten.frobnicate".into(), attributes: String::new() };
-    let message = "the op `aten.frobnicate` is opaque: it can be planned, not run";
+    let message = "the op `aten.frobnicate` is opaque: it can be planned but not run";
     check_error(op, std::slice::from_ref(&x), &[type_of(&x)], message);
 
     let mut b = GraphBuilder::new("custom", Some(4));
