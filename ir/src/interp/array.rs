@@ -3,7 +3,7 @@
 //!
 //! Invariants: the number of elements is the product of the shape. Float dtypes hold `f64`, all others `i64`.
 //! Every element is exactly representable in the dtype. An op therefore computes in the wide type and rounds
-//! once, in [`WideArray::floats`] or [`WideArray::ints`]. Elements are stored in row-major order. There are no
+//! once, in [`WideArray::from_floats`] or [`WideArray::from_ints`]. Elements are stored in row-major order. There are no
 //! strided views; a view op copies.
 
 use std::rc::Rc;

@@ -12,7 +12,7 @@ use super::elementwise::cast;
 use super::error::{OpError, Result};
 use crate::types::{DType, Scalar};
 
-/// A position outside every array, at which [`WideArray::pick`] fills.
+/// A position outside every array, at which [`WideArray::gather_positions`] fills.
 const NOWHERE: usize = usize::MAX;
 
 pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {

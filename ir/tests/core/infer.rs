@@ -150,12 +150,21 @@ const REFUSED: &[(&str, &str)] = &[
         "rotary_embedding %x, %v, %i width=8 interleaved=false",
         "the cosines and sines differ: f32[8] and i64[n, 8]",
     ),
-    ("rotary_embedding %h, %h, %h width=3 interleaved=true", "the width must be even and at least 2, found 3"),
-    ("rotary_embedding %x, %v, %v width=16 interleaved=true", "expected rows of at least 16 elements, found [n, 8]"),
+    (
+        "rotary_embedding %h, %h, %h width=3 interleaved=true",
+        "the width must be even and at least 2, found 3",
+    ),
+    (
+        "rotary_embedding %x, %v, %v width=16 interleaved=true",
+        "expected rows of at least 16 elements, found [n, 8]",
+    ),
     ("rotary_embedding %x, %v, %v width=4 interleaved=true", "expected 4 or 2 cosines in a row, found [8]"),
     ("rotary_embedding %x, %q, %q width=8 interleaved=true", "the cosines have 4 axes, x has 2"),
     ("rotary_embedding %x, %h, %h width=8 interleaved=true", "the cosines must be f32 or wider, found bf16"),
-    ("attention %q, %kv, %kv causal=true scale=1.0 perm=[0, 2, 1]", "[0, 2, 1] is not a permutation of 4 axes"),
+    (
+        "attention %q, %kv, %kv causal=true scale=1.0 perm=[0, 2, 1]",
+        "[0, 2, 1] is not a permutation of 4 axes",
+    ),
     ("take %x, %v axis=0", "an index must be an integer tensor, found f32"),
     ("index %x, %r, %r axis=1", "2 indices from axis 1 on exceed an operand with 2 axes"),
     ("gather_elements %x, %r axis=0", "expected 2 axes, found 1"),
@@ -199,7 +208,10 @@ fn refused() {
             "%o: f32[m, 4] = slice %x axis=1 start=0 step=1",
             "slice: the extent of axis 0 must stay n, found m",
         ),
-        ("%o: f32[n] = pad %v low=[] value=0.0", "pad: `low` must have one entry per axis: expected 1, found 0"),
+        (
+            "%o: f32[n] = pad %v low=[] value=0.0",
+            "pad: `low` must have one entry per axis: expected 1, found 0",
+        ),
         ("%o: bool[n] = iota start=0 step=1", "iota: the result must have one axis and a number type"),
         ("%o: i64[n, 8] = reshape %x", "reshape: the result must be f32, found i64"),
         (
