@@ -150,7 +150,8 @@ impl BoundsChecks {
         let operands = node.op.index_operands(node.inputs.len());
         let mut covered = !operands.is_empty();
         for (position, axis) in operands {
-            let (operand, index) = (node.inputs[0], node.inputs[position]);
+            let operand = node.inputs[0];
+            let index = node.inputs[position];
             let shape = &graph.ty(index).shape;
             let Some((first, last)) = indices.range_of_indices(index) else {
                 covered = false;
@@ -187,7 +188,8 @@ impl BoundsCheck {
     }
 
     fn always_holds(&self, graph: &Graph) -> bool {
-        let (extent, symbols) = (self.extent(graph), &graph.symbols);
+        let extent = self.extent(graph);
+        let symbols = &graph.symbols;
         match &self.required {
             BoundsCondition::Within { first, last } => is_range_within_axis(first, last, extent, symbols),
             BoundsCondition::AtLeast(count) => count.provably_le(extent, symbols),
@@ -209,14 +211,16 @@ impl BoundsCheck {
                 let inside =
                     |dim: &Dim| matches!((dim.eval(bindings), n), (Some(i), Some(n)) if 0 <= i && i < n);
                 let Some(index) = [first, last].into_iter().find(|dim| !inside(dim)) else { return Ok(()) };
-                let (index, extent) = (shown(index), shown(extent));
+                let index = shown(index);
+                let extent = shown(extent);
                 format!("index {index} is outside axis {axis} of %{operand}, whose extent is {extent}")
             }
             BoundsCondition::AtLeast(count) => {
                 if matches!((count.eval(bindings), n), (Some(count), Some(n)) if count <= n) {
                     return Ok(());
                 }
-                let (count, extent) = (shown(count), shown(extent));
+                let count = shown(count);
+                let extent = shown(extent);
                 format!("expected at most {extent} elements along axis {axis} of %{operand}, found {count}")
             }
         };
@@ -301,8 +305,11 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
     let mut part = Graph { ranks: Some(1), ..Graph::new("constants") };
     let mut new = HashMap::new();
     for id in inputs {
-        let (input, old) = (&graph.inputs[id], &graph.values[graph.inputs[id].value]);
-        let (name, ty, data) = (old.name.clone(), old.ty.clone(), input.data.clone());
+        let input = &graph.inputs[id];
+        let old = &graph.values[graph.inputs[id].value];
+        let name = old.name.clone();
+        let ty = old.ty.clone();
+        let data = input.data.clone();
         new.insert(input.value, part.add_input(InputKind::Constant, name, "", ty, data));
     }
     for id in nodes {

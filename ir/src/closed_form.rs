@@ -368,13 +368,15 @@ fn fold_binary(
             _ => {}
         }
     }
-    let (x, y) = (xy[0].0?, xy[1].0?);
+    let x = xy[0].0?;
+    let y = xy[1].0?;
     if let (ClosedForm::Full(a), ClosedForm::Full(b)) = (x, y)
         && let Some(s) = scalar::fold_binary(op, *a, *b, xy[0].1.dtype)
     {
         return Some(ClosedForm::Full(s));
     }
-    let (a, b) = (x.as_affine(ty.rank())?, y.as_affine(ty.rank())?);
+    let a = x.as_affine(ty.rank())?;
+    let b = y.as_affine(ty.rank())?;
     let combine = |f: fn(i64, i64) -> Option<i64>| -> Option<(i64, Vec<i64>)> {
         let steps = a.step.iter().zip(&b.step).map(|(&s, &t)| f(s, t)).collect::<Option<_>>()?;
         Some((f(a.start, b.start)?, steps))

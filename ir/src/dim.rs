@@ -5,8 +5,8 @@
 //! constants fold, so equal expressions compare equal whenever they are equal as polynomials over their
 //! atoms.
 //!
-//! Arithmetic saturates at the ends of `i64`. A dim that saturated is far beyond what the verifier
-//! accepts, so no later stage sees one.
+//! Arithmetic saturates at the ends of `i64`. A saturated dim is far beyond the limits of the
+//! verifier, so no later stage sees one.
 
 use std::fmt;
 use std::ops::{Add, Mul, Sub};
@@ -541,7 +541,8 @@ impl DimAtom {
 
     fn simplify_within(&self, symbols: &SymbolTable) -> Dim {
         let Some((a, b)) = self.arguments() else { return Dim::from_atom(self.clone()) };
-        let (a, b) = (a.simplify_within(symbols), b.simplify_within(symbols));
+        let a = a.simplify_within(symbols);
+        let b = b.simplify_within(symbols);
         let (low, high) = (a.clone() - b.clone()).bounds(symbols);
         match self {
             DimAtom::Max(..) if low >= 0 => a,
@@ -576,15 +577,18 @@ impl DimAtom {
         match self {
             DimAtom::Symbol(s) => symbols.get(*s).map_or((i64::MIN, i64::MAX), |s| (s.min, s.max)),
             DimAtom::Max(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 (a.0.max(b.0), a.1.max(b.1))
             }
             DimAtom::Min(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 (a.0.min(b.0), a.1.min(b.1))
             }
             DimAtom::FloorDiv(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 if b.0 <= 0 {
                     return (i64::MIN, i64::MAX);
                 }
@@ -592,7 +596,8 @@ impl DimAtom {
                 (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]))
             }
             DimAtom::Mod(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 match (a.0 >= 0, b.0 > 0) {
                     (_, false) => (i64::MIN, i64::MAX),
                     (true, true) if a.1 < b.0 => a,

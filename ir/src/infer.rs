@@ -168,7 +168,7 @@ pub fn check_types(
     let count = op.facts().results;
     ensure(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
     let r = results[0];
-    let same = |x: &TensorType| {
+    let check_same_dtype_as = |x: &TensorType| {
         ensure(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype))
     };
     match op {
@@ -180,33 +180,33 @@ pub fn check_types(
             format!("the shape must stay {:?}, found {:?}", operands[0].shape, r.shape)
         }),
         Op::Reshape => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             ensure(operands[0].numel() == r.numel(), || {
                 format!("{:?} elements do not fit {:?}", operands[0].numel(), r.shape)
             })
         }
         Op::Expand => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             ensure(broadcast_shapes(&[&operands[0].shape, &r.shape]).as_deref() == Ok(&r.shape), || {
                 format!("{:?} does not expand to {:?}", operands[0].shape, r.shape)
             })
         }
         Op::Slice { axis, step, .. } => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             check_axis(*axis, operands[0])?;
             check_same_rank(operands[0], r)?;
             ensure(*step >= 1, || format!("the step must be at least 1, found {step}"))?;
             check_same_except_axis(operands[0], r, *axis)
         }
         Op::Pad { low, .. } => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             check_same_rank(operands[0], r)?;
             ensure(low.len() == r.rank(), || {
                 format!("`low` must have one entry per axis: expected {}, found {}", r.rank(), low.len())
             })
         }
         Op::TopK { axis, .. } => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             check_axis(*axis, operands[0])?;
             check_same_rank(operands[0], r)?;
             check_same_except_axis(operands[0], r, *axis)?;
@@ -371,7 +371,9 @@ fn check_attention_attributes(cap: Option<FloatAttribute>, bounds: &[AttentionBo
 }
 
 fn infer_attention(parts: &AttentionOperands<'_, &TensorType>) -> Result<TensorType, String> {
-    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+    let q = *parts.q;
+    let k = *parts.k;
+    let v = *parts.v;
     check_same_dtype(&[q, k, v])?;
     check_float(q)?;
     check_same_rank(q, k)?;
@@ -435,21 +437,23 @@ fn infer_attention_gradient(
     let parts = AttentionOperands::from_operands(bounds, false, forward)
         .ok_or("it needs queries, keys and values")?;
     let expected = infer_attention(&parts)?;
-    let is = |what: &str, found: &TensorType, expected: &TensorType| {
+    let check_type = |what: &str, found: &TensorType, expected: &TensorType| {
         ensure(found == expected, || {
-            let (e, f) = (expected, found);
-            format!("the {what} must be {}{:?}, found {}{:?}", e.dtype, e.shape, f.dtype, f.shape)
+            let (dtype, shape) = (expected.dtype, &expected.shape);
+            format!("the {what} must be {dtype}{shape:?}, found {}{:?}", found.dtype, found.shape)
         })
     };
-    is("gradient of the result", gradient, &expected)?;
-    is("result", result, &expected)?;
-    is("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
+    check_type("gradient of the result", gradient, &expected)?;
+    check_type("result", result, &expected)?;
+    check_type("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
     Ok([parts.q, parts.k, parts.v].map(|ty| (*ty).clone()).to_vec())
 }
 
 /// Checks the operands of a rotary embedding of the first `width` elements.
 fn check_rotary(operands: &[&TensorType], width: usize) -> Result<(), String> {
-    let (x, cos, sin) = (operands[0], operands[1], operands[2]);
+    let x = operands[0];
+    let cos = operands[1];
+    let sin = operands[2];
     check_float(x)?;
     check_float(cos)?;
     ensure(cos == sin, || {
@@ -526,7 +530,8 @@ fn check_norm(operands: &[&TensorType], axes: usize) -> Result<(), String> {
 }
 
 fn infer_take(operands: &[&TensorType], axis: usize) -> Result<TensorType, String> {
-    let (x, index) = (operands[0], operands[1]);
+    let x = operands[0];
+    let index = operands[1];
     check_axis(axis, x)?;
     check_index_dtype(index)?;
     let mut shape = x.shape[..axis].to_vec();
@@ -536,7 +541,8 @@ fn infer_take(operands: &[&TensorType], axis: usize) -> Result<TensorType, Strin
 }
 
 fn check_scatter(operands: &[&TensorType], axis: usize) -> Result<(), String> {
-    let (x, index) = (operands[0], operands[1]);
+    let x = operands[0];
+    let index = operands[1];
     check_axis(axis, x)?;
     check_index_dtype(index)?;
     check_same_rank(x, index)?;
@@ -545,7 +551,8 @@ fn check_scatter(operands: &[&TensorType], axis: usize) -> Result<(), String> {
 
 /// Checks the operands of `index_add`.
 fn check_index_add(operands: &[&TensorType], axis: usize) -> Result<(), String> {
-    let (x, index) = (operands[0], operands[1]);
+    let x = operands[0];
+    let index = operands[1];
     check_axis(axis, x)?;
     check_index_dtype(index)?;
     ensure(index.rank() == 1, || "the index must have one axis".into())?;
@@ -563,7 +570,8 @@ fn check_scatter_source(dtype: DType, shape: &[Dim], src: &TensorType) -> Result
 
 /// Checks the operands of `index_put`.
 fn check_index_put(operands: &[&TensorType], axis: usize) -> Result<(), String> {
-    let (x, src) = (operands[0], operands[1]);
+    let x = operands[0];
+    let src = operands[1];
     let at = indexed_shape(x, &operands[2..], axis)?;
     ensure(src.dtype == x.dtype && broadcast_shapes(&[&src.shape, &at])? == at, || {
         format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, src.dtype, src.shape)
@@ -677,7 +685,8 @@ fn infer_collective(
             vec![x.clone()]
         }
         CollectiveKind::Permute { pairs } => {
-            let (mut senders, mut receivers) = (HashSet::new(), HashSet::new());
+            let mut senders = HashSet::new();
+            let mut receivers = HashSet::new();
             for &(from, to) in pairs {
                 check_rank_in_group("the sender", from, n)?;
                 check_rank_in_group("the receiver", to, n)?;

@@ -18,7 +18,7 @@ use crate::named_enum;
 use crate::numerics::RoundingEffect;
 use crate::types::{DType, FloatAttribute, Scalar};
 
-/// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
+/// The operation of a node. Operands are written `x`, `y`, … in the order of the node's inputs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Every element is the scalar. No operand.

@@ -203,7 +203,8 @@ impl fmt::Display for Tensor {
             return f.write_str("[]");
         }
         for i in 0..self.numel() {
-            let (opens, closes) = (self.axes_starting_at(i), self.axes_starting_at(i + 1));
+            let opens = self.axes_starting_at(i);
+            let closes = self.axes_starting_at(i + 1);
             if i > 0 {
                 match (f.alternate(), opens) {
                     (_, 0) => f.write_str(", ")?,

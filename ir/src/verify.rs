@@ -301,7 +301,8 @@ impl Verifier<'_> {
     /// and each of them names the definition. The values are therefore complete exactly if the order holds.
     fn check_numbering(&mut self) {
         let g = self.graph;
-        let (mut inputs, mut nodes) = (g.inputs.keys(), g.nodes.keys());
+        let mut inputs = g.inputs.keys();
+        let mut nodes = g.nodes.keys();
         let mut values = g.values.iter();
         while let Some((id, value)) = values.next() {
             let fits = match value.def {
@@ -484,15 +485,17 @@ impl Verifier<'_> {
         let symbols = &self.graph.symbols;
         match op {
             Op::Slice { axis, start, step } => {
-                let (extent, count) = (&operands[0].shape[*axis], &results[0].shape[*axis]);
+                let extent = &operands[0].shape[*axis];
+                let count = &results[0].shape[*axis];
                 if count.bounds(symbols).0 < 1 {
                     return;
                 }
                 let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
                 let below = start.bounds(symbols).1 < 0;
                 if below || extent.provably_le(&last, symbols) {
-                    let (extent, start, last) =
-                        (extent.display(symbols), start.display(symbols), last.display(symbols));
+                    let extent = extent.display(symbols);
+                    let start = start.display(symbols);
+                    let last = last.display(symbols);
                     let message =
                         format!("expected positions from 0 to below {extent}, found {start} to {last}");
                     self.report_node(Invariant::Bounds, id, message);
@@ -514,7 +517,8 @@ impl Verifier<'_> {
     fn check_at_most(&mut self, id: NodeId, found: &Dim, limit: &Dim) {
         let symbols = &self.graph.symbols;
         if (limit.clone() + Dim::from(1)).provably_le(found, symbols) {
-            let (limit, found) = (limit.display(symbols), found.display(symbols));
+            let limit = limit.display(symbols);
+            let found = found.display(symbols);
             self.report_node(
                 Invariant::Bounds,
                 id,
@@ -556,14 +560,16 @@ impl Verifier<'_> {
             let OutputKind::Mutates(id) = output.kind else { continue };
             let input = &g.inputs[id];
             let target = self.describe_value(input.value);
-            let (expected, found) = (g.ty(input.value), g.ty(output.value));
+            let expected = g.ty(input.value);
+            let found = g.ty(output.value);
             if input.kind == InputKind::Constant {
                 let message =
                     format!("expected an argument or a parameter to mutate, found constant {target}");
                 self.report(Invariant::Outputs, describe_output(i), message);
             }
             if expected != found {
-                let (expected, found) = (self.display_type(expected), self.display_type(found));
+                let expected = self.display_type(expected);
+                let found = self.display_type(found);
                 let message = format!("expected {expected} of {target}, found {found}");
                 self.report(Invariant::Outputs, describe_output(i), message);
             }

@@ -28,7 +28,8 @@ impl Dim {
                 return None;
             }
             for above in 0..1u32 << term.product.len() {
-                let (mut factor, mut rest) = (i128::from(term.factor), Vec::new());
+                let mut factor = i128::from(term.factor);
+                let mut rest = Vec::new();
                 for (i, atom) in term.product.iter().enumerate() {
                     if above >> i & 1 == 1 {
                         rest.push(atom);

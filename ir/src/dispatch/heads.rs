@@ -41,7 +41,8 @@ pub fn find_rotated_product(
     let ty = graph.ty(at);
     let mut layout = Layout { base: at, offset: Dim::from(0), strides: ty.contiguous_strides() };
     for &view in &views {
-        let (from, to) = (graph.nodes[view].inputs[0], graph.nodes[view].outputs[0]);
+        let from = graph.nodes[view].inputs[0];
+        let to = graph.nodes[view].outputs[0];
         layout = view_layout(&graph.nodes[view].op, &layout, graph.ty(from), graph.ty(to))?;
     }
     let columns = ty.shape.last()?.as_const()?;

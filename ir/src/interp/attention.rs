@@ -47,7 +47,8 @@ impl ScoreAttributes<'_> {
             if bound.operand
                 && let Some(x) = positions.next()
             {
-                let (elements, mut row) = (x.as_ints()?, 0);
+                let elements = x.as_ints()?;
+                let mut row = 0;
                 for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
                     of_rows[row] = elements[at];
                     row += 1;
@@ -78,10 +79,14 @@ fn for_each_row(
     attributes: &ScoreAttributes<'_>,
     mut each: impl FnMut(ScoreRow<'_>),
 ) -> Result<()> {
-    let (q, k) = (*parts.q, *parts.k);
+    let q = *parts.q;
+    let k = *parts.k;
     let rank = q.shape.len();
-    let (h, l) = (q.shape[rank - 3], q.shape[rank - 2]);
-    let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
+    let h = q.shape[rank - 3];
+    let l = q.shape[rank - 2];
+    let g = k.shape[rank - 3];
+    let s = k.shape[rank - 2];
+    let e = k.shape[rank - 1];
     let rows = &q.shape[..rank - 1];
     let (mask, mask_strides) = match parts.mask {
         None => (MaskElements::None, vec![0; rank]),
@@ -93,7 +98,8 @@ fn for_each_row(
             (mask, broadcast_strides(&m.shape, &[rows, &[s]].concat()))
         }
     };
-    let (q, keys) = (q.as_floats()?, k.as_floats()?);
+    let q = q.as_floats()?;
+    let keys = k.as_floats()?;
     let visible = attributes.visible_columns_by_row(parts.positions, rows, s)?;
     let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
     let column = [rows, &[1]].concat();
@@ -132,9 +138,11 @@ pub(super) fn attention(
 ) -> Result<(WideArray, WideArray)> {
     let parts =
         AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
-    let (v, dtype) = (*parts.v, operands[0].dtype);
+    let v = *parts.v;
+    let dtype = operands[0].dtype;
     let rank = shape.len();
-    let (s, f) = (v.shape[rank - 2], v.shape[rank - 1]);
+    let s = v.shape[rank - 2];
+    let f = v.shape[rank - 1];
     let values = v.as_floats()?;
     let mut out = Vec::with_capacity(numel(shape));
     let mut sums = Vec::with_capacity(numel(&shape[..rank - 1]));
@@ -175,11 +183,19 @@ pub(super) fn attention_gradient(
 ) -> Result<Vec<WideArray>> {
     let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING)?;
     let parts = AttentionOperands::from_operands(attributes.bounds, false, forward).ok_or(MISSING)?;
-    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+    let q = *parts.q;
+    let k = *parts.k;
+    let v = *parts.v;
     let rank = q.shape.len();
-    let (s, e, f) = (k.shape[rank - 2], k.shape[rank - 1], v.shape[rank - 1]);
-    let (gradients, results, sums) = (gradient.as_floats()?, result.as_floats()?, sums.as_floats()?);
-    let (queries, keys, values) = (q.as_floats()?, k.as_floats()?, v.as_floats()?);
+    let s = k.shape[rank - 2];
+    let e = k.shape[rank - 1];
+    let f = v.shape[rank - 1];
+    let gradients = gradient.as_floats()?;
+    let results = result.as_floats()?;
+    let sums = sums.as_floats()?;
+    let queries = q.as_floats()?;
+    let keys = k.as_floats()?;
+    let values = v.as_floats()?;
     let [mut of_q, mut of_k, mut of_v] = [q, k, v].map(|x| vec![0.0; numel(&x.shape)]);
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let add = |to: &mut [f64], times: f64, x: &[f64]| {
@@ -189,7 +205,8 @@ pub(super) fn attention_gradient(
         if sums[row] == f64::NEG_INFINITY {
             return;
         }
-        let (query, gradient) = (&queries[row * e..][..e], &gradients[row * f..][..f]);
+        let query = &queries[row * e..][..e];
+        let gradient = &gradients[row * f..][..f];
         let mean = dot(gradient, &results[row * f..][..f]);
         for (j, score) in scores.iter().enumerate() {
             let Some(score) = score else { continue };

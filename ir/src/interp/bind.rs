@@ -92,7 +92,8 @@ fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
 pub(super) fn check_bindings(graph: &Graph, bindings: &SymbolBindings) -> Result<(), InterpError> {
     for (id, symbol) in graph.symbols.iter() {
         if let Some(value) = bindings.get(id).filter(|v| !(symbol.min..=symbol.max).contains(v)) {
-            let (min, max) = (symbol.min, symbol.max);
+            let min = symbol.min;
+            let max = symbol.max;
             return Err(InterpError::SymbolOutOfRange { symbol: symbol.name.clone(), value, min, max });
         }
     }
@@ -114,7 +115,8 @@ pub(super) fn check_input(
     let ty = graph.ty(value);
     let input = || graph.value_name(value).to_string();
     if tensor.dtype() != ty.dtype {
-        let (expected, found) = (ty.dtype, tensor.dtype());
+        let expected = ty.dtype;
+        let found = tensor.dtype();
         return Err(InterpError::InputDType { rank, input: input(), expected, found });
     }
     let expected: Option<Vec<i64>> = ty.shape.iter().map(|d| d.eval(bindings)).collect();
@@ -122,7 +124,8 @@ pub(super) fn check_input(
     if expected.iter().copied().eq(tensor.shape().iter().map(|&d| d as i64)) {
         return Ok(());
     }
-    let (dims, found) = (display_dims(graph, value), tensor.shape().to_vec());
+    let dims = display_dims(graph, value);
+    let found = tensor.shape().to_vec();
     Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
 }
 

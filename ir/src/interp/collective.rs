@@ -56,7 +56,8 @@ fn concat_leading(x: &[&WideArray]) -> Result<WideArray> {
 /// backend that does the same gives the same bits.
 fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
     let n = x.len();
-    let (dtype, shape) = (x[0].dtype, &x[0].shape);
+    let dtype = x[0].dtype;
+    let shape = &x[0].shape;
     match &*x[0].data {
         ArrayData::Float(first) => {
             let f: fn(f64, f64) -> f64 = match op {

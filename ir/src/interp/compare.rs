@@ -64,8 +64,8 @@ impl Tolerance {
     /// ([`widened_by_noise`](Self::widened_by_noise)).
     pub fn for_stored_type(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         let limit = Tolerance::for_history(history, expected);
-        let own = Tolerance::default_fraction(expected.dtype());
-        if own == 0.0 || own >= limit.relative { limit } else { limit.with_relative(own) }
+        let fraction = Tolerance::default_fraction(expected.dtype());
+        if fraction == 0.0 || fraction >= limit.relative { limit } else { limit.with_relative(fraction) }
     }
 
     /// This tolerance, widened to several times the largest move of a typical element in a run with noise, and
@@ -200,11 +200,13 @@ impl fmt::Display for TensorComparison {
             (most, _) => write!(f, "largest absolute difference {most:.2e}")?,
         }
         if self.overflowed > 0 {
-            let (some, all) = (self.overflowed, self.elements);
+            let some = self.overflowed;
+            let all = self.elements;
             write!(f, ", {some} of {all} elements infinite or NaN, which the numerics class allows")?;
         }
         if self.sensitive > 0 {
-            let (some, all) = (self.sensitive, self.elements);
+            let some = self.sensitive;
+            let all = self.elements;
             write!(
                 f,
                 ", {some} of {all} elements beyond it, but no farther than noise on every rounding moves them"

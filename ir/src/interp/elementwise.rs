@@ -127,7 +127,8 @@ fn zip<T: Copy, R>(
         return a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect();
     }
     let mut out = Vec::with_capacity(numel(shape));
-    let (sa, sb) = (broadcast_strides(a_shape, shape), broadcast_strides(b_shape, shape));
+    let sa = broadcast_strides(a_shape, shape);
+    let sb = broadcast_strides(b_shape, shape);
     for_each_offset(shape, [&sa, &sb], |[i, j]| out.push(f(a[i], b[j])));
     out
 }
@@ -226,7 +227,9 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
             _ => 0,
         };
     }
-    let (mut out, mut square, mut rest) = (1i64, base, exponent);
+    let mut out = 1i64;
+    let mut square = base;
+    let mut rest = exponent;
     while rest > 0 {
         if rest & 1 == 1 {
             out = out.wrapping_mul(square);
@@ -308,7 +311,9 @@ fn erfc(x: f64) -> f64 {
 
 /// `2/√π · exp(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (2n+1)!!`, whose terms have one sign (Abramowitz and Stegun 7.1.6).
 fn erf_series(x: f64) -> f64 {
-    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    let mut term = x;
+    let mut sum = x;
+    let mut n = 0.0;
     while term.abs() > 1e-17 * sum.abs() {
         n += 1.0;
         term *= 2.0 * x * x / (2.0 * n + 1.0);

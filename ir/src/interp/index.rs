@@ -38,7 +38,9 @@ fn broadcast_index_shape(indices: &[&WideArray]) -> Vec<usize> {
 fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Result<(Vec<usize>, Vec<usize>)> {
     let end = axis + indices.len();
     let selected = &x.shape[axis..end];
-    let (outer, middle, inner) = (numel(&x.shape[..axis]), numel(selected), numel(&x.shape[end..]));
+    let outer = numel(&x.shape[..axis]);
+    let middle = numel(selected);
+    let inner = numel(&x.shape[end..]);
     let shape = broadcast_index_shape(indices);
     let mut within = vec![0; numel(&shape)];
     for (i, (index, stride)) in indices.iter().zip(strides(selected)).enumerate() {
@@ -64,7 +66,8 @@ fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Resu
 fn element_positions(x: &WideArray, index: &WideArray, axis: usize) -> Result<Vec<usize>> {
     for a in (0..x.shape.len()).filter(|&a| a != axis) {
         if index.shape[a] > x.shape[a] {
-            let (limit, found) = (x.shape[a], index.shape[a]);
+            let limit = x.shape[a];
+            let found = index.shape[a];
             return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found });
         }
     }

@@ -62,12 +62,14 @@ pub(super) fn shards(
 }
 
 pub(super) fn slice(x: &WideArray, axis: usize, start: i64, step: i64, shape: &[usize]) -> Result<WideArray> {
-    let (count, extent) = (shape[axis], x.shape[axis]);
+    let count = shape[axis];
+    let extent = x.shape[axis];
     let outside = OpError::Slice { axis, start, step, count, extent };
     let reach = |count: usize| {
         let last = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
         (start >= 0 && step >= 1).then_some(())?;
-        let (start, last) = (usize::try_from(start).ok()?, usize::try_from(last).ok()?);
+        let start = usize::try_from(start).ok()?;
+        let last = usize::try_from(last).ok()?;
         (last < extent).then_some((start, usize::try_from(step).ok()?))
     };
     let (start, step) = if count == 0 { (0, 1) } else { reach(count).ok_or(outside)? };

@@ -81,8 +81,8 @@ impl RoundingNoise {
             CollectiveKind::ReduceScatter(_) => CollectiveKind::ReduceScatter(op),
             _ => CollectiveKind::AllReduce(op),
         };
-        let parts = |sign: f64| {
-            let one = |x: &WideArray| match &*x.data {
+        let exchange_parts = |sign: f64| {
+            let part_of_array = |x: &WideArray| match &*x.data {
                 ArrayData::Float(elements) => WideArray::from_floats(
                     x.dtype,
                     &x.shape,
@@ -91,14 +91,18 @@ impl RoundingNoise {
                 ArrayData::Int(_) => x.clone(),
             };
             let operands: Vec<Vec<WideArray>> =
-                operands.iter().map(|x| x.iter().map(one).collect()).collect();
+                operands.iter().map(|x| x.iter().map(part_of_array).collect()).collect();
             collective::exchange(&kind, &operands)
         };
-        let (positive, negative) = (parts(1.0)?, parts(-1.0)?);
-        let one = |((x, p), n): ((Vec<WideArray>, &Vec<WideArray>), &Vec<WideArray>)| {
-            x.into_iter().zip(p.iter().zip(n)).map(|(x, (p, n))| self.replace_out_of_range(x, p, n)).collect()
-        };
-        Ok(results.into_iter().zip(&positive).zip(&negative).map(one).collect())
+        let positive = exchange_parts(1.0)?;
+        let negative = exchange_parts(-1.0)?;
+        let mut out = Vec::with_capacity(results.len());
+        for ((arrays, positive_sums), negative_sums) in results.into_iter().zip(&positive).zip(&negative) {
+            let sums = positive_sums.iter().zip(negative_sums);
+            let replaced = arrays.into_iter().zip(sums);
+            out.push(replaced.map(|(x, (p, n))| self.replace_out_of_range(x, p, n)).collect());
+        }
+        Ok(out)
     }
 
     fn replace_out_of_range(self, x: WideArray, positive: &WideArray, negative: &WideArray) -> WideArray {
@@ -107,8 +111,9 @@ impl RoundingNoise {
         else {
             return x;
         };
-        let one = |((&x, &p), &n): ((&f64, &f64), &f64)| {
-            let (up, down) = (p > MOST_F16, n > MOST_F16);
+        let replace = |((&x, &p), &n): ((&f64, &f64), &f64)| {
+            let up = p > MOST_F16;
+            let down = n > MOST_F16;
             match (up, down, self.seed % 4) {
                 (true, true, 0) => f64::NAN,
                 (true, true, 1) => f64::INFINITY,
@@ -118,7 +123,7 @@ impl RoundingNoise {
                 _ => x,
             }
         };
-        let out = elements.iter().zip(p).zip(n).map(one).collect();
+        let out = elements.iter().zip(p).zip(n).map(replace).collect();
         WideArray::from_floats(x.dtype, &x.shape, out)
     }
 }

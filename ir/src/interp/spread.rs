@@ -88,7 +88,8 @@ impl NoiseSpread {
         if !found.dtype().is_float() {
             return distance(found, expected, element) <= SPREAD_FACTOR * moves.largest_move;
         }
-        let (found, expected) = (found.get_f64(element), expected.get_f64(element));
+        let found = found.get_f64(element);
+        let expected = expected.get_f64(element);
         match (found.is_finite(), expected.is_finite()) {
             (false, _) => moves.explains_nonfinite(found),
             // Values on the way to an infinity that was seen are possible, too.
@@ -111,7 +112,8 @@ impl ElementSpread {
             self.largest_move = self.largest_move.max(distance(noisy, expected, i));
             return;
         }
-        let (x, expected) = (noisy.get_f64(i), expected.get_f64(i));
+        let x = noisy.get_f64(i);
+        let expected = expected.get_f64(i);
         let is_first = self.classes & FINITE == 0;
         self.classes |= classify(x);
         if !x.is_finite() {

@@ -237,7 +237,8 @@ impl ProductLimits {
     /// The maximum number of rows with which they are profitable; 0 if they never are. The rows of `of` are
     /// ignored.
     pub fn max_profitable_rows(&self, of: &ProductShape, multiprocessors: u32) -> u64 {
-        let (mut low, mut high) = (0, u64::from(self.rows));
+        let mut low = 0;
+        let mut high = u64::from(self.rows);
         while low < high {
             let rows = low + (high - low).div_ceil(2);
             if self.is_profitable(&ProductShape { rows, ..*of }, multiprocessors) {

@@ -174,7 +174,7 @@ mod tests {
             (together - us(&[(&GATHER, 512 << 10)]) - 3.0 * EXTRA_COLLECTIVE_US).abs() < 1e-9,
             "{together}"
         );
-        // Of two kinds, in any order.
+        // Two kinds, in any order.
         let [mixed, reversed] =
             [us(&[(&EXCHANGE, 2 << 20), (&SUM, 1 << 10)]), us(&[(&SUM, 1 << 10), (&EXCHANGE, 2 << 20)])];
         assert!((mixed - reversed).abs() < 1e-9);

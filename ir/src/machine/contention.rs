@@ -44,7 +44,8 @@ struct ContentionFields {
 impl From<ContentionMeasurement> for ContentionFields {
     fn from(c: ContentionMeasurement) -> ContentionFields {
         let ContentionMeasurement { collective, variant, ranks, bytes, taken, rate } = c;
-        let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
+        let collective = collective.name().to_string();
+        let variant = variant.name().to_string();
         ContentionFields { collective, variant, ranks, bytes, taken, rate }
     }
 }

@@ -121,7 +121,8 @@ mod written {
                 spread,
                 blocks,
             } = curve;
-            let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
+            let collective = collective.name().to_string();
+            let variant = variant.name().to_string();
             CurveFields { collective, variant, exit, ranks, provenance, note, points, spread, blocks }
         }
     }
@@ -192,7 +193,8 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
         if !ALLOWED_TIMES_US.contains(&us) {
-            let (least, most) = (ALLOWED_TIMES_US.start(), ALLOWED_TIMES_US.end());
+            let least = ALLOWED_TIMES_US.start();
+            let most = ALLOWED_TIMES_US.end();
             return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
         }
     }

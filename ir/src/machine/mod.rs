@@ -247,12 +247,12 @@ impl MachineProfile {
                 multiprocessors,
             )
         };
-        let own = modelled(bytes, ranks);
+        let modelled_share = modelled(bytes, ranks);
         Some(match self.nearest_contention(kind, variant, ranks) {
             Some(measured) => {
-                (measured.taken * own / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
+                (measured.taken * modelled_share / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
             }
-            None => own,
+            None => modelled_share,
         })
     }
 
@@ -335,11 +335,13 @@ fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
     }
     curve::check_points(&curve.points)?;
     if !curve.spread.is_empty() && curve.spread.len() != curve.points.len() {
-        let (points, spread) = (curve.points.len(), curve.spread.len());
+        let points = curve.points.len();
+        let spread = curve.spread.len();
         return Err(format!("{spread} spreads for {points} points, expected one each or none"));
     }
     if !curve.blocks.is_empty() && curve.blocks.len() != curve.points.len() {
-        let (points, blocks) = (curve.points.len(), curve.blocks.len());
+        let points = curve.points.len();
+        let blocks = curve.blocks.len();
         return Err(format!("{blocks} numbers of blocks for {points} points, expected one each or none"));
     }
     if curve.blocks.contains(&0) {

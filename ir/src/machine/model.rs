@@ -32,12 +32,12 @@ pub fn occupied_compute_share(
         !facts.reduces || matches!(variant, CollectiveVariant::OneShot | CollectiveVariant::Ll);
     let whole = facts.preserves_positions() && in_one_round;
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
-    let most = |own: u64| most.map_or(own, u64::from);
+    let max_blocks = |default: u64| most.map_or(default, u64::from);
     let blocks = match variant {
         CollectiveVariant::Copies | CollectiveVariant::PullCopies | CollectiveVariant::CopyEngine => 0,
         CollectiveVariant::Plain | CollectiveVariant::NcclWindow => LIBRARY_BLOCKS,
-        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(most(64)),
-        _ => moved.div_ceil(4 << 10).min(most(128)),
+        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(max_blocks(64)),
+        _ => moved.div_ceil(4 << 10).min(max_blocks(128)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + TRANSFER_SHARE).min(1.0)
 }

@@ -94,7 +94,8 @@ impl OperationCounts {
         let mut out = OperationCounts::default();
         let elements = |shape: &[Dim]| shape.iter().map(&size).fold(1, u64::saturating_mul);
         let [Some(&first), Some(&result)] = [node.inputs.first(), node.outputs.first()] else { return out };
-        let (of, result) = (graph.ty(first), graph.ty(result));
+        let of = graph.ty(first);
+        let result = graph.ty(result);
         match node.op.facts().cost {
             cost @ (OpCost::Product | OpCost::GroupedProduct) => {
                 let is_grouped = cost == OpCost::GroupedProduct;

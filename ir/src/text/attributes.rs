@@ -139,7 +139,8 @@ impl TextAttribute for AttentionBound {
             }
             Ok(found)
         };
-        let (row, operand) = (moves("row")?, moves("operand")?);
+        let row = moves("row")?;
+        let operand = moves("operand")?;
         cursor.expect("(")?;
         let add = cursor.dim()?;
         cursor.expect(")")?;

@@ -1,6 +1,6 @@
 //! Reads the basic elements of the text form: numbers, names, lists, dims.
 //!
-//! A [`Cursor`] looks one token ahead. Recursion is limited by the nesting depth of a dim, and the size of a
+//! A [`TokenCursor`] looks one token ahead. Recursion is limited by the nesting depth of a dim, and the size of a
 //! dim by [`crate::dim::MAX_ATOMS`], so that no input makes reading deep or slow.
 
 use std::borrow::Cow;

@@ -22,7 +22,7 @@ pub struct OpForm {
     pub name: &'static str,
     /// The operands in order. `name?` is optional, `name…` may be repeated.
     pub operands: &'static str,
-    /// What it computes, with the meaning of each attribute.
+    /// The result, with the meaning of each attribute.
     pub meaning: &'static str,
     /// Lines that use the op, in the program of [`PRELUDE`].
     pub example: &'static str,

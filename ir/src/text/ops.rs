@@ -109,7 +109,7 @@ fn build_binary_scalar(head: &OpHead<'_>, scalar: Scalar, before: usize) -> Pars
     };
     if head.values.len() != 1 {
         let found = head.values.len();
-        let message = format!("{} takes one value beside a scalar, found {found}", quote(head.name));
+        let message = format!("{} takes one value next to a scalar, found {found}", quote(head.name));
         return Err(ParseFailure::new(head.at, message));
     }
     Ok(Op::BinaryScalar { op, scalar, scalar_left: before == 0 })

@@ -138,7 +138,8 @@ impl MappedFile {
 
     /// Whether the file is unchanged since it was opened.
     pub fn check_unchanged(&self) -> io::Result<()> {
-        let (now, then) = (FileIdentity::from_file(&self.file)?, self.stamp);
+        let now = FileIdentity::from_file(&self.file)?;
+        let then = self.stamp;
         if now == then {
             return Ok(());
         }

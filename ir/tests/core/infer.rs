@@ -83,7 +83,7 @@ fn accepted() {
     }
 }
 
-/// Ops with operands of the test's program, declared to give `f32[]`, and what they break.
+/// Ops with operands of the test's program, declared to give `f32[]`, and the rule that they break.
 const REFUSED: &[(&str, &str)] = &[
     ("add %x", "it takes 2 operands, found 1"),
     ("add %x, %h", "the dtypes differ: f32 and bf16"),

@@ -147,7 +147,7 @@ proptest! {
                 let mut bindings = SymbolBindings::new();
                 bindings.set(SymbolId::new(0), n);
                 bindings.set(SymbolId::new(1), m);
-                // Values behind a copying reshape have a base of their own; the check ends there.
+                // Values after a copying reshape have another base; the check ends there.
                 for (id, value) in graph.values.iter().take_while(|(id, _)| layouts[*id].base.index() == 0) {
                     let shape = value.ty.concrete_shape(&bindings).unwrap();
                     let expected = positions(&graph, id, &bindings).unwrap();

@@ -46,7 +46,7 @@ fn node(graph: &Graph, name: &str) -> NodeId {
     graph.defining_node(value(graph, name)).unwrap()
 }
 
-/// Applies a mutation and expects one violation that displays like this behind the number of its invariant.
+/// Applies a mutation and expects one violation with this text, which follows the number of its invariant.
 fn one(expected: &str, mutate: impl FnOnce(&mut Graph)) {
     let mut graph = base();
     mutate(&mut graph);

@@ -1,4 +1,4 @@
-//! Noise on every rounding: what is sensitive moves, what is not stays, and what is exact stays as it is.
+//! Noise on every rounding: sensitive results move, others hardly move, and exact results do not.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use symmc_ir::{
     ValueId,
 };
 
-/// Runs a collective on as many ranks as there are operands.
+/// Runs a collective with one rank per operand.
 fn exchange(
     kind: CollectiveKind,
     cells: &[&[u32]],
@@ -134,7 +134,7 @@ fn all_to_all_by_splits_on_the_device() {
     let second = [f32s(&[3, 2], &[12.0, 13.0, 14.0, 15.0, 24.0, 25.0]), i64s(&[2], &[2, 1])];
     assert_same("rank 0", &found[0], &first, 0.0);
     assert_same("rank 1", &found[1], &second, 0.0);
-    // Rows that nobody fills are zero.
+    // Rows without data are zero.
     let found = exchange(kind.clone(), &[], &operands([0, 1], [0, 0]), &results).unwrap();
     assert_same("rank 0", &found[0], &[f32s(&[3, 2], &[0.0; 6]), i64s(&[2], &[0, 0])], 0.0);
     let second = [f32s(&[3, 2], &[10.0, 11.0, 0.0, 0.0, 0.0, 0.0]), i64s(&[2], &[1, 0])];
@@ -457,7 +457,7 @@ fn a_divided_product_is_the_whole_product() {
     found.iter().for_each(|found| assert_same("rank", found, &expected, 0.0));
 }
 
-/// Inputs of every kind and use that seeds tell apart.
+/// Inputs of every kind and use that seeds distinguish.
 fn inputs_of_all_kinds() -> Graph {
     let mut b = GraphBuilder::new("seeds", Some(2));
     let world = b.group("ep", GroupMembers::World);
@@ -529,7 +529,7 @@ fn seeds_draw_fitting_inputs() {
     let with = |rank| seeded_inputs(&graph, &SymbolBindings::new(), &config, rank).unwrap();
     assert_eq!(with(0)[0], with(1)[0]);
     assert_ne!(with(0)[4], with(1)[4]);
-    // Where a part is enough, it is the first elements of a float input, and others whole.
+    // A sample is the first elements of a float input, and other inputs in full.
     let bindings = SymbolBindings::new();
     let seeds = SeededInputs::new(&graph, &bindings, SeedConfig::new(1));
     for (id, whole) in graph.inputs.keys().zip(&inputs) {

@@ -13,7 +13,7 @@ fn error(text: &str) -> String {
     parse(text).expect_err("the text is wrong").to_string()
 }
 
-/// The message for a line behind the header, with its column.
+/// The message for a line after the header, with its column.
 fn line(text: &str) -> String {
     let error = parse(&format!("{HEADER}{text}\n")).expect_err(text);
     assert!(error.line == 5, "{error}");
@@ -48,7 +48,7 @@ fn long_lines_are_cut() {
     assert_eq!(lines[1].chars().nth(caret), Some('?'));
 }
 
-/// Lines behind the head, with the column and the message of their failure.
+/// Lines after the header, with the column and the message of their failure.
 const STATEMENTS: &[(&str, &str)] = &[
     (
         "relu %x",
@@ -139,7 +139,7 @@ fn nodes() {
         ("relu %x,", "expected an operand, found the end of the text"),
         ("relu 1.0", "`relu` takes no scalar operand"),
         ("add 1.0, 2.0", "a node takes one scalar operand at most"),
-        ("add %x, %x, 2.0", "`add` takes one value beside a scalar, found 2"),
+        ("add %x, %x, 2.0", "`add` takes one value next to a scalar, found 2"),
         ("add %x, 1e999", "the float `1e999` is too large"),
         ("add %x, -9223372036854775809", "the integer `9223372036854775809` does not fit 64 bits"),
         ("full value=x", "expected a scalar, found `x`"),

@@ -107,7 +107,8 @@ impl ParsedProgram {
                 overlapped_us: us(overlapped[step]),
             });
         }
-        let (total_us, compute_us) = (us(total), us(compute));
+        let total_us = us(total);
+        let compute_us = us(compute);
         Ok(BucketEstimate {
             total_us,
             compute_us,
@@ -133,7 +134,8 @@ impl ParsedProgram {
         let Node { op, inputs, outputs } = &graph.nodes[node];
         let (&operand, &result) = (inputs.get(k)?, outputs.first()?);
         let place = |v: ValueId| bucket.places.get(graph.value_name(v));
-        let (of, to) = (place(self.base(operand))?, place(result)?);
+        let of = place(self.base(operand))?;
+        let to = place(result)?;
         let Op::Concat { axis } = *op else {
             return Some((of.memory, &of.offset) == (to.memory, &to.offset));
         };

@@ -218,11 +218,11 @@ impl StepNodes {
         let graph = &program.graph;
         let all =
             self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
-        let own = move |x: ValueId| {
+        let is_defined_here = move |x: ValueId| {
             let def = graph.defining_node(program.base(x));
             self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.contains(n))
         };
-        all.filter(move |(_, _, x)| !own(*x))
+        all.filter(move |(_, _, x)| !is_defined_here(*x))
     }
 
     pub fn results(self, program: &ParsedProgram) -> Vec<ValueId> {

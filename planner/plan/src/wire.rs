@@ -4,7 +4,7 @@
 //! no other description is needed. Unknown versions and fields are rejected, with their names. Offsets within
 //! buffers are dims in text form (docs/symm.md), in bytes. All other numbers are bytes or indices.
 //!
-//! # What a planned program looks like
+//! # Planned programs
 //! - Its inputs and outputs are those of the imported program, in the same order.
 //! - Every collective has its variant. Every copy is a `copy` node.
 //! - Every value is a *base* (`symmc_ir::layout`) with a [`ValuePlacement`], a view of a base, or internal to a
