@@ -19,8 +19,8 @@ use crate::named_enum;
 ///   ascending order.
 /// - all-gather: `x [d, …]` gives `[n*d, …]`, the operands concatenated in order of rank.
 /// - reduce-scatter: `x [n*d, …]` gives `[d, …]`, this rank's piece of the reduction.
-/// - all-to-all: `x [n*d, …]` gives `[n*d, …]`. Piece `p` of `x` goes to rank `p`; rank `r`'s piece becomes
-///   piece `r` of the result there.
+/// - all-to-all: `x [n*d, …]` gives `[n*d, …]`. Piece `p` of rank `r`'s operand becomes piece `r` of
+///   rank `p`'s result.
 /// - broadcast: the operand of rank `root`.
 /// - permute: for each pair `(from, to)` the result on `to` is the operand of `from`. The result of a rank
 ///   that is no `to` is zero.

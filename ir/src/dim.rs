@@ -284,24 +284,24 @@ impl Dim {
     /// is the one with the most factors, and the first among equals; every step removes such a term and leaves
     /// smaller ones.
     fn long_div(&self, divisor: &Dim) -> Option<Dim> {
-        let lead = |d: &Dim| {
-            let most = |a: &&DimTerm, b: &&DimTerm| {
+        let leading_term = |d: &Dim| {
+            let by_leading_order = |a: &&DimTerm, b: &&DimTerm| {
                 a.product.len().cmp(&b.product.len()).then_with(|| b.product.cmp(&a.product))
             };
             d.terms_and_constant()
                 .0
                 .iter()
-                .max_by(most)
+                .max_by(by_leading_order)
                 .map(|t| Dim::from_normal_terms(smallvec![t.clone()], 0))
         };
-        let by = lead(divisor)?;
+        let divisor_lead = leading_term(divisor)?;
         let mut rest = self.clone();
         let mut quotient = Dim::from(0);
         for _ in 0..MAX_ATOMS {
             if rest.as_const() == Some(0) {
                 return Some(quotient);
             }
-            let part = lead(&rest)?.exact_div(&by)?;
+            let part = leading_term(&rest)?.exact_div(&divisor_lead)?;
             rest = rest - part.clone() * divisor.clone();
             quotient = quotient + part;
             check_shape_complexity(&[rest.clone(), quotient.clone()]).ok()?;

@@ -22,7 +22,7 @@ pub fn infer_types(
     operands: &[&TensorType],
     n: Option<u32>,
 ) -> Result<Option<Vec<TensorType>>, String> {
-    let one = |ty: TensorType| Ok(Some(vec![ty]));
+    let single_result = |ty: TensorType| Ok(Some(vec![ty]));
     check_operand_count(op, operands.len())?;
     let x = operands.first().copied();
     let first = || x.cloned().ok_or_else(|| "it needs an operand".to_string());
@@ -43,25 +43,28 @@ pub fn infer_types(
             if u.is_predicate() {
                 ty.dtype = DType::Bool;
             }
-            one(ty)
+            single_result(ty)
         }
         Op::Binary(b) => {
             check_same_dtype(&operands[..2])?;
             let dtype = binary_result_dtype(*b, operands[0].dtype)?;
-            one(TensorType::new(dtype, broadcast_shapes(&[&operands[0].shape, &operands[1].shape])?))
+            single_result(TensorType::new(
+                dtype,
+                broadcast_shapes(&[&operands[0].shape, &operands[1].shape])?,
+            ))
         }
         Op::BinaryScalar { op, .. } => {
             let ty = first()?;
-            one(TensorType::new(binary_result_dtype(*op, ty.dtype)?, ty.shape))
+            single_result(TensorType::new(binary_result_dtype(*op, ty.dtype)?, ty.shape))
         }
-        Op::Select => one(infer_select(operands)?),
-        Op::MatMul => one(infer_matmul(operands[0], operands[1])?),
-        Op::GroupedMatMul => one(infer_grouped_matmul(operands[0], operands[1], operands[2])?),
-        Op::Reduce { op, axes, keep } => one(infer_reduce(*op, axes, *keep, operands[0])?),
+        Op::Select => single_result(infer_select(operands)?),
+        Op::MatMul => single_result(infer_matmul(operands[0], operands[1])?),
+        Op::GroupedMatMul => single_result(infer_grouped_matmul(operands[0], operands[1], operands[2])?),
+        Op::Reduce { op, axes, keep } => single_result(infer_reduce(*op, axes, *keep, operands[0])?),
         Op::ArgReduce { axis, keep, .. } => {
             let x = first()?;
             check_axis(*axis, &x)?;
-            one(TensorType::new(DType::I64, reduced_shape(&x.shape, &[*axis], *keep)))
+            single_result(TensorType::new(DType::I64, reduced_shape(&x.shape, &[*axis], *keep)))
         }
         Op::CumSum { axis } => {
             let mut x = first()?;
@@ -69,17 +72,17 @@ pub fn infer_types(
             if !x.dtype.is_float() {
                 x.dtype = DType::I64;
             }
-            one(x)
+            single_result(x)
         }
         Op::Softmax { axis, .. } => {
             let x = first()?;
             check_axis(*axis, &x)?;
             check_float(&x)?;
-            one(x)
+            single_result(x)
         }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
             check_norm(operands, *axes)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::Attention { cap, bounds, sink, log_sum_exp, .. } => {
             check_attention_attributes(*cap, bounds)?;
@@ -101,31 +104,31 @@ pub fn infer_types(
         }
         Op::RotaryEmbedding { width, .. } => {
             check_rotary(operands, *width)?;
-            one(first()?)
+            single_result(first()?)
         }
-        Op::Take { axis } => one(infer_take(operands, *axis)?),
+        Op::Take { axis } => single_result(infer_take(operands, *axis)?),
         Op::Index { axis } => {
             let x = first()?;
-            one(TensorType::new(x.dtype, indexed_shape(&x, &operands[1..], *axis)?))
+            single_result(TensorType::new(x.dtype, indexed_shape(&x, &operands[1..], *axis)?))
         }
         Op::GatherElements { axis } => {
             let x = first()?;
             check_axis(*axis, &x)?;
             check_index_dtype(operands[1])?;
             check_same_rank(&x, operands[1])?;
-            one(TensorType::new(x.dtype, operands[1].shape.clone()))
+            single_result(TensorType::new(x.dtype, operands[1].shape.clone()))
         }
         Op::ScatterElements { axis, .. } => {
             check_scatter(operands, *axis)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::IndexAdd { axis } => {
             check_index_add(operands, *axis)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::IndexPut { axis, .. } => {
             check_index_put(operands, *axis)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::Sort { axis, .. } => {
             let x = first()?;
@@ -133,13 +136,13 @@ pub fn infer_types(
             let positions = TensorType::new(DType::I64, x.shape.clone());
             Ok(Some(vec![x, positions]))
         }
-        Op::Concat { axis } => one(infer_concat(operands, *axis)?),
-        Op::Permute { perm } => one(infer_permute(operands[0], perm)?),
-        Op::Copy => one(first()?),
+        Op::Concat { axis } => single_result(infer_concat(operands, *axis)?),
+        Op::Permute { perm } => single_result(infer_permute(operands[0], perm)?),
+        Op::Copy => single_result(first()?),
         Op::Shard { axis, .. } => {
             let x = first()?;
             check_axis(*axis, &x)?;
-            one(shard_type(&x, *axis, n)?)
+            single_result(shard_type(&x, *axis, n)?)
         }
         Op::Collective(c) => infer_collective(&c.kind, operands, n).map(Some),
     }
@@ -380,17 +383,18 @@ fn infer_attention(parts: &AttentionOperands<'_, &TensorType>) -> Result<TensorT
     check_same_rank(q, v)?;
     let r = q.rank();
     ensure(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
-    let same = |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
+    let check_equal =
+        |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
     for a in 0..r - 3 {
-        same(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
-        same(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
+        check_equal(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
+        check_equal(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
     }
-    same(&k.shape[r - 3], &v.shape[r - 3], "the heads of k and v")?;
+    check_equal(&k.shape[r - 3], &v.shape[r - 3], "the heads of k and v")?;
     ensure(q.shape[r - 3].exact_div(&k.shape[r - 3]).is_some(), || {
         format!("the heads of k, {:?}, do not divide those of q, {:?}", k.shape[r - 3], q.shape[r - 3])
     })?;
-    same(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
-    same(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
+    check_equal(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
+    check_equal(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
     if let Some(mask) = parts.mask {
         ensure(mask.dtype == DType::Bool || mask.dtype.is_float(), || {
             format!("the mask must be bool or floating-point, found {}", mask.dtype)

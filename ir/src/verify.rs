@@ -298,7 +298,7 @@ impl Verifier<'_> {
     }
 
     /// Checks the order of the table of values. The caller has checked that each definition names its values
-    /// and each of them names the definition. The values are therefore complete exactly if the order holds.
+    /// and each of them names the definition. Each value then occurs once exactly if each definition does.
     fn check_numbering(&mut self) {
         let g = self.graph;
         let mut inputs = g.inputs.keys();

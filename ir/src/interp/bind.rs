@@ -77,8 +77,8 @@ fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
         [one] => *one,
         _ => return DimSolution::Open,
     };
-    let at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
-    let (Some(zero), Some(one)) = (at(0), at(1)) else { return DimSolution::Open };
+    let extent_at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
+    let (Some(zero), Some(one)) = (extent_at(0), extent_at(1)) else { return DimSolution::Open };
     let factor = one.saturating_sub(zero);
     if factor == 0 || known != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
         return DimSolution::Open;

@@ -15,32 +15,32 @@ pub(super) fn exchange(
 ) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let x: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
-    let one = |results: Vec<WideArray>| Ok(results.into_iter().map(|r| vec![r]).collect());
+    let one_result_per_rank = |results: Vec<WideArray>| Ok(results.into_iter().map(|r| vec![r]).collect());
     let at_root = |e: OpError| (0, e);
     match kind {
-        CollectiveKind::AllReduce(op) => one(vec![reduce(*op, &x).map_err(at_root)?; n]),
+        CollectiveKind::AllReduce(op) => one_result_per_rank(vec![reduce(*op, &x).map_err(at_root)?; n]),
         CollectiveKind::ReduceScatter(op) => {
             let sum = reduce(*op, &x).map_err(at_root)?;
             let piece = sum.shape[0] / n;
-            one((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect())
+            one_result_per_rank((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect())
         }
-        CollectiveKind::AllGather => one(vec![concat_leading(&x).map_err(at_root)?; n]),
+        CollectiveKind::AllGather => one_result_per_rank(vec![concat_leading(&x).map_err(at_root)?; n]),
         CollectiveKind::AllToAll(AllToAllSplits::Even) => {
             let piece = x[0].shape[0] / n;
             let received = |r: usize| {
                 let pieces: Vec<WideArray> = x.iter().map(|x| leading_rows(x, r * piece, piece)).collect();
                 concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))
             };
-            one((0..n).map(received).collect::<Result<_, _>>()?)
+            one_result_per_rank((0..n).map(received).collect::<Result<_, _>>()?)
         }
         CollectiveKind::AllToAll(AllToAllSplits::Device) => exchange_by_splits(operands),
-        CollectiveKind::Broadcast { root } => one(vec![x[*root as usize].clone(); n]),
+        CollectiveKind::Broadcast { root } => one_result_per_rank(vec![x[*root as usize].clone(); n]),
         CollectiveKind::Permute { pairs } => {
             let received = |r: usize| match pairs.iter().find(|(_, to)| *to as usize == r) {
                 Some((from, _)) => x[*from as usize].clone(),
                 None => full(Scalar::Int(0), x[r].dtype, &x[r].shape),
             };
-            one((0..n).map(received).collect())
+            one_result_per_rank((0..n).map(received).collect())
         }
     }
 }

@@ -160,8 +160,8 @@ impl MachineProfile {
         }
         let error =
             |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
-        let zero = (profile.multiprocessors == Some(0)).then(|| "multiprocessors".to_string());
-        if let Some(field) = zero.or_else(|| profile.dispatches.find_zero_limit()) {
+        let zero_field = (profile.multiprocessors == Some(0)).then(|| "multiprocessors".to_string());
+        if let Some(field) = zero_field.or_else(|| profile.dispatches.find_zero_limit()) {
             return Err(ProfileError::Zero { name: profile.name, field });
         }
         if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
@@ -188,12 +188,14 @@ impl MachineProfile {
                 return Some((format!("product_rates[{i}]"), message));
             }
         }
-        for (i, of) in self.contention.iter().enumerate() {
-            let same = |c: &&ContentionMeasurement| {
-                (c.collective, c.variant, c.ranks) == (of.collective, of.variant, of.ranks)
+        for (i, measurement) in self.contention.iter().enumerate() {
+            let has_same_key = |c: &&ContentionMeasurement| {
+                (c.collective, c.variant, c.ranks)
+                    == (measurement.collective, measurement.variant, measurement.ranks)
             };
-            let twice = self.contention[..i].iter().find(same).map(|_| "it is a duplicate".to_string());
-            if let Some(message) = twice.or_else(|| of.validation_error()) {
+            let duplicate =
+                self.contention[..i].iter().find(has_same_key).map(|_| "it is a duplicate".to_string());
+            if let Some(message) = duplicate.or_else(|| measurement.validation_error()) {
                 return Some((format!("contention[{i}]"), message));
             }
         }
@@ -308,10 +310,10 @@ impl MachineProfile {
 
     /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
     pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
-        let has = |v: &CollectiveVariant| {
+        let has_curve = |v: &CollectiveVariant| {
             self.nearest_curve(kind, *v, None, 2).or(self.nearest_curve(kind, *v, Some(false), 2)).is_some()
         };
-        CollectiveVariant::ALL.iter().copied().filter(has).collect()
+        CollectiveVariant::ALL.iter().copied().filter(has_curve).collect()
     }
 
     /// The estimated time in microseconds of copying `bytes` within the memory of one rank; 0 for no bytes.
