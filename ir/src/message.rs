@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_acts_on_is_escaped() {
+    fn terminal_controls_are_escaped() {
         let osc = check("\u{1b}]0;title\u{7}\u{9b}31m\0\u{7f}\r\u{202e}x");
         assert_eq!(osc, r"\u{1b}]0;title\u{7}\u{9b}31m\u{0}\u{7f}\r\u{202e}x");
         assert_eq!(check("name\nerror: forged"), "name\n  error: forged");
     }
 
     #[test]
-    fn what_is_long_is_cut_and_counted() {
+    fn long_messages_are_truncated_and_counted() {
         let name = "x".repeat(98_256);
         assert_eq!(
             check(&format!("the name {name} is taken")),

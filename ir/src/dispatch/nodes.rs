@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_what_is_no_dispatch() {
+    fn invalid_dispatches_are_rejected() {
         for (from, to, message) in [
             (
                 "dispatch map",

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_allowed_where_noise_shows_it() {
+    fn non_finite_elements_are_allowed_if_noise_shows_them() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
         let with = |found: f64, expected: f64, noisy: &[f64]| {

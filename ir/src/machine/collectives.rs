@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_collective_takes_what_it_takes_alone() {
+    fn a_step_of_one_collective_takes_its_own_time() {
         let p = profile();
         for kind in [&GATHER, &EXCHANGE, &SUM] {
             for bytes in [1, 1 << 10, 100_000, 1 << 20, 1 << 29] {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn several_take_of_computation_what_one_of_all_bytes_takes() {
+    fn several_collectives_slow_computation_like_one_of_all_bytes() {
         let p = profile();
         let all = [(&GATHER, 1u64 << 20); 8];
         let several = p.timed_collectives(&all, CollectiveVariant::Push, None, 4).expect("curves");

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_contention_stands_for_the_model() {
+    fn measured_contention_replaces_the_model() {
         let of = |taken, rate| ContentionMeasurement {
             collective: CollectiveName::AllGather,
             variant: CollectiveVariant::Push,
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_compute_a_slower_collective_may_add_less() {
+    fn a_slower_collective_may_add_less_next_to_compute() {
         let p = MachineProfile::builtin("h200x2").unwrap();
         let added = |variant, beside_us| {
             p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()

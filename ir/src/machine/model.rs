@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_take_their_blocks_and_all_take_what_moving_takes() {
+    fn kernels_take_blocks_and_every_variant_takes_the_transfer_share() {
         let taken =
             |variant, bytes| occupied_compute_share(CollectiveName::AllGather, variant, bytes, 2, None, 128);
         assert_eq!(taken(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);

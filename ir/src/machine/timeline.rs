@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_after_all_computation_is_exposed() {
+    fn communication_after_all_computation_is_exposed() {
         let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, 0, FULL_RATE), &[])]);
         assert_eq!((t.exposed[1], t.total), (20, 30));
         assert_eq!(of(&[]).total, 0);

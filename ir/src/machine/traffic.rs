@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn lookups_read_what_they_select() {
+    fn lookups_read_the_selected_elements() {
         let rows = 16 * 64 * 2;
         let take =
             "param %e: bf16[1000, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = take %e, %i axis=0\nreturn %y\n";
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_move_what_is_stored_if_they_are_in_place() {
+    fn in_place_stores_move_the_stored_elements() {
         let put = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
             %y: bf16[4096, 64] = index_put %c, %s, %i axis=0 accumulate=false\nreturn %y\n";
         let (source, cache) = (16 * 64 * 2, 4096 * 64 * 2);

@@ -54,7 +54,7 @@ fn errors_name_the_node() {
 }
 
 #[test]
-fn what_is_of_another_graph_is_an_error() {
+fn ids_of_another_graph_are_an_error() {
     let mut b = GraphBuilder::new("p", Some(2));
     b.group("all", GroupMembers::World);
     let x = b.input(InputKind::Argument, "x", "", f32s(4), None);

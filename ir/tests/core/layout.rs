@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn views_read_what_they_mean(choices in prop::collection::vec(any::<u32>(), 40), symbolic in any::<bool>()) {
+    fn views_read_the_elements_of_their_layout(choices in prop::collection::vec(any::<u32>(), 40), symbolic in any::<bool>()) {
         let graph = chain(&mut Choices(choices), symbolic);
         let layouts = compute_layouts(&graph);
         for n in 1..=4 {

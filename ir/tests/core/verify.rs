@@ -233,7 +233,7 @@ fn dims_and_sizes() {
             None,
         );
     });
-    one("I8 %new: expected a number of elements of at most 1024 terms, found up to 2048", |g| {
+    one("I8 %new: expected at most 1024 terms in the number of elements, found up to 2048", |g| {
         let dim = Dim::from(SymbolId::new(0)) + Dim::from(1);
         g.add_input(
             symmc_ir::InputKind::Argument,

@@ -14,7 +14,7 @@ fn attention(bounds: &[AttentionBound]) -> Op {
 }
 
 #[test]
-fn the_log_sum_exp_is_that_of_what_a_row_sees() {
+fn the_log_sum_exp_covers_the_visible_columns() {
     let op = |sink| Op::Attention {
         scale: FloatAttribute(2.0),
         cap: None,

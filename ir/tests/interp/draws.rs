@@ -43,7 +43,7 @@ return %a, %f, %g, %j, %k, %m, %n, %o, %p, %s
 "#;
 
 #[test]
-fn operands_of_collectives_differ_by_rank_and_what_selects_elements_does_not() {
+fn operands_of_collectives_differ_by_rank_and_selectors_do_not() {
     let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
     let bindings = SymbolBindings::new();
     for draw in [SeedScope::CollectiveOperands, SeedScope::Shared, SeedScope::PerRank] {

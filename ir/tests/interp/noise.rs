@@ -54,7 +54,7 @@ return %tie
 ";
 
 #[test]
-fn noise_moves_what_is_sensitive_and_nothing_else() {
+fn noise_moves_only_sensitive_results() {
     let found = spreads(PROGRAM, Numerics::EXACT);
     let off = |k: usize, by: f64| {
         let (expected, spread) = &found[k];

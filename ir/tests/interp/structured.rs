@@ -182,7 +182,7 @@ fn attention() {
 }
 
 #[test]
-fn attention_sees_what_all_bounds_let_it_see() {
+fn attention_sees_the_columns_that_all_bounds_admit() {
     // Each value is its own bit, and all scores are equal: four times the mean tells the columns.
     let seen = |bounds: Vec<AttentionBound>, positions: &[Tensor]| {
         let op =
