@@ -21,7 +21,7 @@ fn other_versions_are_refused() {
     assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 3 }));
     let message = |found| PlanReadError::Version { found }.to_string();
     assert_eq!(message(3), "the plan has version 3; this program reads version 2");
-    let renamed = ", where the variant `packets` is called `ll`: compile the program again";
+    let renamed = ", in which the variant `packets` is called `ll`; compile the program again";
     assert_eq!(message(1), format!("the plan has version 1; this program reads version 2{renamed}"));
 }
 

@@ -403,7 +403,7 @@ fn broken_nodes_are_refused_by_name() {
         ("aten.relu.default", "self=%x", "bf16[2,3]", "declares bf16[2, 3] for `y`, found f32[2, 3]"),
         ("aten.relu.default", "self=%z", "f32[2,3]", "`z` is not defined before it is used"),
         ("aten.relu.default", "self=3", "f32[2,3]", "expected a tensor as `argument 0`, found the integer 3"),
-        ("aten.permute.default", "self=%x dims=[0,0]", "f32[2,2]", "is no permutation"),
+        ("aten.permute.default", "self=%x dims=[0,0]", "f32[2,2]", "is not a permutation"),
         ("aten.sum.dim_IntList", "self=%x dim=[2]", "f32[2]", "expected an axis from -2 to 1, found 2"),
         ("aten.sum.dim_IntList", "self=%x dim=[0,-2]", "f32[3]", "expected distinct axes"),
         ("aten.view.default", "self=%x size=[4,-1]", "f32[4,1]", "expected a shape of 6 elements"),
