@@ -97,7 +97,8 @@ fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: 
         let above = alive.range(b.offset..).next().filter(|&(&offset, _)| offset < end(i)).map(|(_, &j)| j);
         match below.or(above) {
             Some(j) if j != i => {
-                let (first, second) = (i.min(j), i.max(j));
+                let first = i.min(j);
+                let second = i.max(j);
                 if known.insert((first, second)) {
                     errors.push(CheckError::BuffersOverlap { bucket: index, first, second });
                 }
@@ -211,7 +212,8 @@ pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, e
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
         let mut unknown = |found: &String| {
-            let (collective, found) = (d.collective.clone(), found.clone());
+            let collective = d.collective.clone();
+            let found = found.clone();
             errors.push(CheckError::DecisionNode { bucket, collective, found });
         };
         if !is_named_after(sources, &d.collective) {
@@ -226,12 +228,15 @@ pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, e
         for a in &d.alternatives {
             let times = [("us", a.us), ("copy_us", a.copy_us), ("saved_us", a.saved_us)];
             for (what, us) in times.into_iter().filter(|(_, us)| !us.is_finite() || *us < 0.0) {
-                let (collective, alternative, found) = (d.collective.clone(), a.name.clone(), us.to_string());
+                let collective = d.collective.clone();
+                let alternative = a.name.clone();
+                let found = us.to_string();
                 errors.push(CheckError::DecisionTime { bucket, collective, alternative, what, found });
             }
         }
         if d.alternatives.iter().all(|a| a.name != d.chosen) {
-            let (collective, found) = (d.collective.clone(), d.chosen.clone());
+            let collective = d.collective.clone();
+            let found = d.chosen.clone();
             errors.push(CheckError::DecisionChosen { bucket, collective, found });
         }
     }
@@ -249,12 +254,14 @@ fn is_named_after(sources: &HashSet<&str>, name: &str) -> bool {
 
 /// Checks the list of copies: each entry describes one `copy` node of the program, and no node is listed twice.
 pub fn check_copies(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
-    let (program, graph) = (schedule.program, &schedule.program.graph);
+    let program = schedule.program;
+    let graph = &schedule.program.graph;
     let mut seen = BTreeSet::new();
     for copy in &schedule.bucket.copies {
         let mut differs = |what: &'static str, expected: String, found: String| {
             if expected != found {
-                let (bucket, node) = (schedule.index, copy.node.clone());
+                let bucket = schedule.index;
+                let node = copy.node.clone();
                 errors.push(CheckError::Copy { bucket, node, what, expected, found });
             }
         };

@@ -307,7 +307,8 @@ impl VectorClocks {
 
     /// Advances every rank to the completion of a step. `waited_for` says whether a later step waits for it.
     pub fn complete(&mut self, step: &CheckStep, index: usize, ranks: &SimulatedRanks, waited_for: bool) {
-        let (last_touch, completion) = (self.last_touch(index), self.completion(index));
+        let last_touch = self.last_touch(index);
+        let completion = self.completion(index);
         match (std::mem::replace(&mut self.rendezvous, RendezvousClocks::None), step.sync) {
             (RendezvousClocks::Pairs(met), _) => {
                 met.into_iter().enumerate().for_each(|(r, clock)| self.now[r * LANES + step.lane] = clock);

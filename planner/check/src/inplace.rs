@@ -59,7 +59,8 @@ pub fn overlay(
     let (Some(base), Some(location)) = (&ctx.locations[layout.base], &ctx.locations[result]) else {
         return OverlayEffect::Illegal;
     };
-    let (tx, tr) = (graph.ty(x), graph.ty(result));
+    let tx = graph.ty(x);
+    let tr = graph.ty(result);
     let element = Dim::from(tx.dtype.size() as i64);
     let start = base.range.start.clone() + layout.offset.clone() * element.clone();
     let same_memory = base.range.memory == location.range.memory;
@@ -161,7 +162,8 @@ impl InPlaceConcat {
         }
         let mut piece = location.range.start.clone();
         for &x in &node.inputs {
-            let (ty, layout) = (graph.ty(x), &ctx.program.layouts[x]);
+            let ty = graph.ty(x);
+            let layout = &ctx.program.layouts[x];
             let start = ctx.locations[layout.base].as_ref().map(|base| {
                 base.range.start.clone() + layout.offset.clone() * Dim::from(ty.dtype.size() as i64)
             });

@@ -189,7 +189,8 @@ impl LocationResolver<'_> {
         errors: &mut Findings,
     ) -> Option<ValueLocation> {
         let graph = &self.program.graph;
-        let (name, ty) = (graph.value_name(value).to_string(), graph.ty(value));
+        let name = graph.value_name(value).to_string();
+        let ty = graph.ty(value);
         let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
         let start = place.offset.clone();
         let rank = place.by_rank.as_ref().map(|(group, stride)| self.rank_offset(*group, stride));

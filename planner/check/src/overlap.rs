@@ -89,7 +89,8 @@ impl DistinctLocations {
         let mut simple = vec![true; count];
         for i in 0..count {
             for j in 0..i {
-                let (x, y) = (locations[i], locations[j]);
+                let x = locations[i];
+                let y = locations[j];
                 if x.spans_overlap(y) && !(x.rigid && y.rigid) && chain.are_disjoint((i, x), (j, y), symbols)
                 {
                     disjoint[i * count + j] = true;

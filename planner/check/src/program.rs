@@ -225,7 +225,8 @@ fn collect_groups(
                     first.push(program);
                 }
                 Some(known) if !same_cells(&known.members, &group.members, ranks) => {
-                    let (group, other) = (group.name.clone(), first[at]);
+                    let group = group.name.clone();
+                    let other = first[at];
                     errors.push(CheckError::GroupMembers { program, group, other });
                 }
                 Some(_) => {}

@@ -219,7 +219,8 @@ impl RankClasses {
     }
 
     fn join(&mut self, a: usize, b: usize) {
-        let (a, b) = (self.representative(a), self.representative(b));
+        let a = self.representative(a);
+        let b = self.representative(b);
         if a != b {
             self.parent[a.max(b)] = a.min(b);
             self.count -= 1;

@@ -275,7 +275,8 @@ impl RaceProof<'_> {
         mut against: ComparisonTarget<'_>,
         over: impl Fn(&VectorClocks) -> bool,
     ) -> bool {
-        let (schedules, facts) = (self.schedules, self.facts);
+        let schedules = self.schedules;
+        let facts = self.facts;
         let schedule = &schedules[bucket];
         clocks.start_run(schedule.steps.len());
         self.write_bound_inputs(bucket, clocks, &mut against);
@@ -351,7 +352,8 @@ impl RaceProof<'_> {
         clocks: &VectorClocks,
         against: &mut ComparisonTarget<'_>,
     ) {
-        let (schedules, ranks) = (self.schedules, self.ranks);
+        let schedules = self.schedules;
+        let ranks = self.ranks;
         let step = &schedules[bucket].steps[index];
         if let ComparisonTarget::Own(_, contents) = against {
             for &v in &step.reads {
@@ -408,7 +410,8 @@ impl RaceProof<'_> {
         keeps: &HashSet<ValueId>,
         against: &mut ComparisonTarget<'_>,
     ) {
-        let (schedules, facts) = (self.schedules, self.facts);
+        let schedules = self.schedules;
+        let facts = self.facts;
         let schedule = &schedules[bucket];
         let first = accesses[0].0;
         let Some(span) = facts[bucket].spans[first.value] else { return };

@@ -175,7 +175,7 @@ fn every_rule_has_a_test() {
         text.split(name).nth(1).expect("the enum").split("\n}").next().unwrap_or_default().lines()
     };
     let rules = within(include_str!("../../src/error.rs"), "pub enum CheckError {")
-        .chain(within(include_str!("../../../plan/src/resolve.rs"), "pub enum Unresolved {"));
+        .chain(within(include_str!("../../../plan/src/resolve.rs"), "pub enum ResolveError {"));
     let names = rules.filter_map(|l| l.trim().split_once(" {")).map(|(name, _)| name);
     let names = names.filter(|n| n.chars().all(char::is_alphanumeric));
     let mut count = 0;
