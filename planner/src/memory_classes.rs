@@ -195,7 +195,7 @@ fn window_values(program: &PreparedGraph, steps: &StepList) -> Vec<WindowValue> 
 }
 
 impl ClassMerger<'_> {
-    /// The base of `operand`, if it can be overwritten by step `s` as far as its other users allow. The operand
+    /// The base of `operand`, if all other users of its class let a result of step `s` take its bytes. The operand
     /// must be all of its class. Steps before `s` that use the class must have released it. Later readers must
     /// be in the lane of `s`, so that they start after `s` ends.
     fn released_base(&self, operand: ValueId, s: usize) -> Option<ValueId> {

@@ -124,13 +124,15 @@ impl ScheduleSearch<'_> {
         }
         let lean = found[least].bytes();
         let limit = with_slack(lean, self.rules.slack);
-        let mut best = found.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
-        let best = best.by_ref().min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i)).map_or(least, |(i, _)| i);
-        let bases: Vec<Vec<u32>> = if least == 0 { vec![least] } else { vec![least, 0] }
-            .into_iter()
-            .map(|i| found[i].order.clone())
-            .collect();
-        let best = found.swap_remove(best);
+        let within_limit = found.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
+        let cheapest = within_limit.min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i));
+        let cheapest = cheapest.map_or(least, |(i, _)| i);
+        // The leanest order and program order, which is the first candidate.
+        let mut bases = vec![found[least].order.clone()];
+        if least != 0 {
+            bases.push(found[0].order.clone());
+        }
+        let best = found.swap_remove(cheapest);
         let mut overlapping = self.overlapping_orders(&bases, lean, limit, best.time);
         overlapping.extend(found.into_iter().map(|c| self.join_at_first_use(c.order)));
         self.cheapest(best, overlapping, limit)
@@ -327,7 +329,8 @@ impl ScheduleSearch<'_> {
                 (apart, demand) = (next, needed);
             }
         }
-        (candidate.apart, candidate.demand) = (apart, demand);
+        candidate.apart = apart;
+        candidate.demand = demand;
         Ok(())
     }
 

@@ -32,13 +32,14 @@ pub struct PlacedClass {
     pub wraps: Option<u32>,
 }
 
+/// The steps for which each step waits. `extents` are the bytes of the classes that lie in an arena.
 pub fn waits(
     steps: &StepList,
     live: &Liveness,
     classes: &BufferClasses,
     extents: &[PlacedClass],
 ) -> Vec<Vec<usize>> {
-    let followed = predecessors(extents, classes, &last_accesses(steps, live, classes));
+    let before_class = predecessors(extents, classes, &last_accesses(steps, live, classes));
     // For each value that lies inside of a larger one, the larger value.
     let inside: HashMap<ValueId, ValueId> = classes
         .iter()
@@ -51,27 +52,30 @@ pub fn waits(
     // The accesses to parts of values that are parts themselves. No other value of the class has their bytes.
     let mut parts: HashMap<ValueId, LatestSteps> =
         inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
+    // The accesses to each class so far.
     let mut so_far: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
     // The accesses to inputs that are replaced. An input has all bytes of the output that replaces it.
     let mut replaced: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
+    // For each lane the latest step of the other lane for which it has waited.
     let mut known: LatestSteps = [0; 2];
     let mut out = Vec::with_capacity(steps.list.len());
     for (s, step) in steps.list.iter().enumerate() {
-        let own = step.lane as usize;
-        let other = 1 - step.lane as usize;
+        let own_lane = step.lane as usize;
+        let other_lane = 1 - own_lane;
+        // The latest step of the other lane for which this step must wait, plus 1.
         let mut need = 0;
-        let produced = |v: &ValueId| {
-            let def = steps.def[*v].filter(|&d| steps.list[d as usize].lane as usize == other);
+        let defined_by_other = |v: &ValueId| {
+            let def = steps.def[*v].filter(|&d| steps.list[d as usize].lane as usize == other_lane);
             def.map_or(0, |d| d + 1)
         };
-        need = step.reads.iter().map(produced).fold(need, u32::max);
+        need = step.reads.iter().map(defined_by_other).fold(need, u32::max);
         for &v in &step.writes {
             let Some(c) = classes.class_of[v].map(|c| c as usize) else { continue };
-            need = need.max(followed[c][other]);
+            need = need.max(before_class[c][other_lane]);
             need = need.max(match (inside.contains_key(&v), parts.get(&v)) {
-                (false, _) => so_far[c][other],
-                (true, Some(parts)) => parts[other].max(replaced[c][other]),
-                (true, None) => replaced[c][other],
+                (false, _) => so_far[c][other_lane],
+                (true, Some(parts)) => parts[other_lane].max(replaced[c][other_lane]),
+                (true, None) => replaced[c][other_lane],
             });
         }
         for (v, lane, until) in step_accesses(steps, live, s) {
@@ -90,9 +94,9 @@ pub fn waits(
             }
         }
         debug_assert!(need as usize <= s, "step {s} would wait for step {need}");
-        let new = need > known[own];
-        known[own] = known[own].max(need);
-        out.push(if new { vec![need as usize - 1] } else { Vec::new() });
+        let must_wait = need > known[own_lane];
+        known[own_lane] = known[own_lane].max(need);
+        out.push(if must_wait { vec![need as usize - 1] } else { Vec::new() });
     }
     out
 }

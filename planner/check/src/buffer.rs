@@ -16,8 +16,10 @@ use super::step::BucketSchedule;
 /// Checks the buffers of a bucket as they are declared. Each lies within its arena and is aligned. It shares no
 /// bytes with fixed memory or with a buffer that is alive at the same step.
 pub fn check_declared_buffers(
-    (plan, fixed): (&Plan, &FixedMemoryIndex),
-    (index, bucket): (usize, &Bucket),
+    plan: &Plan,
+    fixed: &FixedMemoryIndex,
+    index: usize,
+    bucket: &Bucket,
     errors: &mut Findings,
 ) {
     let steps = bucket.steps.len();

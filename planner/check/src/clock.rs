@@ -168,7 +168,8 @@ impl VectorClocks {
     pub fn arrive(
         &mut self,
         step: &CheckStep,
-        (bucket, index): (usize, usize),
+        bucket: usize,
+        index: usize,
         ranks: &SimulatedRanks,
         faults: &mut Vec<OrderFault>,
     ) {
@@ -184,7 +185,7 @@ impl VectorClocks {
             Some(exchange) => self.meet_in_pairs(exchange, step.lane, ranks),
             None => self.meet_in_cells(&ranks.cells[sync.group], step.lane),
         };
-        self.compare_with_group(step, sync, (bucket, index), ranks, faults);
+        self.compare_with_group(step, sync, bucket, index, ranks, faults);
     }
 
     fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> RendezvousClocks {
@@ -239,7 +240,8 @@ impl VectorClocks {
         &mut self,
         step: &CheckStep,
         sync: StepSync,
-        (bucket, index): (usize, usize),
+        bucket: usize,
+        index: usize,
         ranks: &SimulatedRanks,
         faults: &mut Vec<OrderFault>,
     ) {
@@ -469,7 +471,7 @@ pub(super) mod tests {
         for _ in 0..runs {
             clocks.start_run(steps.len());
             for (i, s) in steps.iter().enumerate() {
-                clocks.arrive(s, (0, i), ranks, &mut faults);
+                clocks.arrive(s, 0, i, ranks, &mut faults);
                 clocks.complete(s, i, ranks, true);
             }
         }
@@ -521,7 +523,7 @@ pub(super) mod tests {
         let start = clocks.run_start();
         let mut knows = Vec::new();
         for (i, s) in steps.iter().enumerate() {
-            clocks.arrive(s, (0, i), &ranks, &mut faults);
+            clocks.arrive(s, 0, i, &ranks, &mut faults);
             clocks.complete(s, i, &ranks, false);
             let arrived = |r: usize, of: usize| clocks.now(r, 1).knows(of, 1, start);
             let of = |r| (0..4).filter(|&of| arrived(r, of)).collect::<Vec<usize>>();

@@ -54,7 +54,8 @@ impl FixedMemoryIndex {
 /// Checks the fixed memory of a plan whose programs have `inputs` inputs. `has_group` says whether a group name
 /// exists.
 pub fn check(
-    (plan, fixed): (&Plan, &FixedMemoryIndex),
+    plan: &Plan,
+    fixed: &FixedMemoryIndex,
     inputs: usize,
     has_group: impl Fn(&str) -> bool,
     errors: &mut Findings,

@@ -63,44 +63,68 @@ pub fn overlay(
     let tr = graph.ty(result);
     let element = Dim::from(tx.dtype.size() as i64);
     let start = base.range.start.clone() + layout.offset.clone() * element.clone();
+    let read = PlacedValue { location: base, ty: tx };
+    let written = PlacedValue { location, ty: tr };
     let same_memory = base.range.memory == location.range.memory;
-    let rule = match &node.op {
-        _ if !same_memory => OverlayEffect::Illegal,
-        _ if form.is_some_and(|form| !form_allows_overlay(form, reading, graph, result)) => {
-            OverlayEffect::Illegal
+    let same_start = start == location.range.start && layout.is_contiguous(tx);
+    let effect = if !same_memory {
+        OverlayEffect::Illegal
+    } else if matches!(node.op, Op::Concat { .. }) {
+        let is_in_place = in_place.contains(x, layout.base) && read.has_same_rank(written);
+        if form.is_none() && is_in_place { OverlayEffect::Keeps } else { OverlayEffect::Illegal }
+    } else if !same_start {
+        OverlayEffect::Illegal
+    } else if let Some(form) = form {
+        let is_allowed = form_allows_overlay(form, reading, graph, result) && same_elements(read, written);
+        if is_allowed { OverlayEffect::Replaces } else { OverlayEffect::Illegal }
+    } else {
+        match &node.op {
+            Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
+                collective_effect(&c.kind, ctx.program.group_index(c.group), read, written)
+            }
+            op => element_on_element(op, operand, read, written),
         }
-        Op::Concat { .. } if in_place.contains(x, layout.base) && base.range.rank == location.range.rank => {
-            OverlayEffect::Keeps
-        }
-        Op::Concat { .. } => OverlayEffect::Illegal,
-        _ if start != location.range.start || !layout.is_contiguous(tx) => OverlayEffect::Illegal,
-        _ if form.is_some() && same_elements((base, tx), (location, tr)) => OverlayEffect::Replaces,
-        _ if form.is_some() => OverlayEffect::Illegal,
-        Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
-            collective_effect(&c.kind, ctx.program.group_index(c.group), (base, tx), (location, tr))
-        }
-        op => element_on_element(op, operand, (base, tx), (location, tr)),
     };
-    if rule != OverlayEffect::Illegal {
-        return rule;
+    if effect != OverlayEffect::Illegal {
+        return effect;
     }
-    // No rule for the op applies: the op may still read only bytes outside of the result.
+    // No rule for the op applies. The overlap is still allowed if the op reads only bytes outside of the result.
     let extent = tx
         .shape
         .iter()
         .zip(&layout.strides)
         .fold(Dim::from(1), |sum, (n, stride)| sum + (n.clone() - Dim::from(1)) * stride.clone());
-    let read = SymbolicRange { start: start.clone(), end: start + extent * element, ..base.range.clone() };
-    if are_disjoint(&read, &location.range, ctx.symbols) {
+    let end = start.clone() + extent * element;
+    let read_range = SymbolicRange { start, end, ..base.range.clone() };
+    if are_disjoint(&read_range, &location.range, ctx.symbols) {
         OverlayEffect::Replaces
     } else {
         OverlayEffect::Illegal
     }
 }
 
+/// A value with its type and the location of its base.
+#[derive(Clone, Copy)]
+struct PlacedValue<'a> {
+    location: &'a ValueLocation,
+    ty: &'a TensorType,
+}
+
+impl PlacedValue<'_> {
+    fn has_same_rank(&self, other: PlacedValue<'_>) -> bool {
+        self.location.range.rank == other.location.range.rank
+    }
+
+    /// Whether this is each rank's own piece of a value that has the same place on all ranks of the group.
+    fn is_own_piece_of(&self, whole: PlacedValue<'_>, group: usize) -> bool {
+        let by_rank = |n: &RankDisplacement| n.group == group && n.stride == self.ty.bytes();
+        whole.location.range.rank.is_none() && self.location.range.rank.as_ref().is_some_and(by_rank)
+    }
+}
+
 /// Whether two contiguous values with the same start have all their elements at the same bytes.
-fn same_elements(x: (&ValueLocation, &TensorType), r: (&ValueLocation, &TensorType)) -> bool {
-    x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size() && x.0.range.rank == r.0.range.rank
+fn same_elements(x: PlacedValue<'_>, r: PlacedValue<'_>) -> bool {
+    x.ty.shape == r.ty.shape && x.ty.dtype.size() == r.ty.dtype.size() && x.has_same_rank(r)
 }
 
 /// Whether the contract of a form lets a result of the dispatch lie on an operand of one of its nodes.
@@ -114,12 +138,7 @@ fn form_allows_overlay(form: DispatchForm, reading: OperandRead, graph: &Graph, 
 /// These rules belong to the check and do not use the table of facts by which the planner places results. So the
 /// check finds errors in that table. A test of the planner compares both for all ops. An op without a rule may not
 /// overwrite its operands.
-fn element_on_element(
-    op: &Op,
-    operand: usize,
-    x: (&ValueLocation, &TensorType),
-    r: (&ValueLocation, &TensorType),
-) -> OverlayEffect {
+fn element_on_element(op: &Op, operand: usize, x: PlacedValue<'_>, r: PlacedValue<'_>) -> OverlayEffect {
     match op {
         _ if !same_elements(x, r) => OverlayEffect::Illegal,
         Op::Copy => OverlayEffect::Keeps,
@@ -188,18 +207,14 @@ impl InPlaceConcat {
 fn collective_effect(
     kind: &CollectiveKind,
     group: usize,
-    x: (&ValueLocation, &TensorType),
-    r: (&ValueLocation, &TensorType),
+    x: PlacedValue<'_>,
+    r: PlacedValue<'_>,
 ) -> OverlayEffect {
-    let is_own_piece = |whole: &ValueLocation, part: &ValueLocation, ty: &TensorType| {
-        let by_rank = |n: &RankDisplacement| n.group == group && n.stride == ty.bytes();
-        whole.range.rank.is_none() && part.range.rank.as_ref().is_some_and(by_rank)
-    };
     match kind {
-        CollectiveKind::AllGather if is_own_piece(r.0, x.0, x.1) => OverlayEffect::Keeps,
-        CollectiveKind::ReduceScatter(_) if is_own_piece(x.0, r.0, r.1) => OverlayEffect::Replaces,
+        CollectiveKind::AllGather if x.is_own_piece_of(r, group) => OverlayEffect::Keeps,
+        CollectiveKind::ReduceScatter(_) if r.is_own_piece_of(x, group) => OverlayEffect::Replaces,
         CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. }
-            if x.0.range.rank == r.0.range.rank =>
+            if x.has_same_rank(r) =>
         {
             OverlayEffect::Replaces
         }

@@ -146,8 +146,10 @@ fn ends_before(first: &SymbolicRange, i: i64, second: &SymbolicRange, j: i64, sy
 
 /// Resolves the placements of a bucket. A value whose placement is wrong has no location.
 pub fn resolve_locations(
-    (plan, programs): (&Plan, &PlanPrograms),
-    (index, bucket): (usize, &Bucket),
+    plan: &Plan,
+    programs: &PlanPrograms,
+    index: usize,
+    bucket: &Bucket,
     program: &PlannedProgram,
     symbols: &SymbolTable,
     errors: &mut Findings,

@@ -318,5 +318,5 @@ pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findi
         }
     }
     let has_group = |name: &str| programs.group_of.contains_key(name);
-    super::fixed_memory::check((plan, &programs.fixed), programs.source.inputs.len(), has_group, errors);
+    super::fixed_memory::check(plan, &programs.fixed, programs.source.inputs.len(), has_group, errors);
 }

@@ -110,8 +110,8 @@ fn resolve_schedule<'a>(
         return None;
     };
     let symbols = resolve_symbols(programs, program, index, bucket, errors)?;
-    buffer::check_declared_buffers((plan, &programs.fixed), (index, bucket), errors);
-    let locations = location::resolve_locations((plan, programs), (index, bucket), program, &symbols, errors);
+    buffer::check_declared_buffers(plan, &programs.fixed, index, bucket, errors);
+    let locations = location::resolve_locations(plan, programs, index, bucket, program, &symbols, errors);
     let overlaps = ValueOverlaps::new(&locations, &symbols);
     let ctx = CheckContext {
         plan,

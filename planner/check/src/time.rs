@@ -285,7 +285,7 @@ impl RaceProof<'_> {
             if (index == 0 || step.sync.is_some() || !step.waits.is_empty()) && over(clocks) {
                 return true;
             }
-            clocks.arrive(step, (bucket, index), self.ranks, &mut faults);
+            clocks.arrive(step, bucket, index, self.ranks, &mut faults);
             for fault in faults.drain(..) {
                 self.report_fault(bucket, index, fault);
             }

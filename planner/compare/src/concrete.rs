@@ -128,7 +128,7 @@ impl NeededWindows {
             let computed = out.collect_operand_windows(program, node, sizes)?;
             instances += computed.len();
             if instances > MOST_INSTANCES {
-                return Err("too many windows of its values are needed".into());
+                return Err("the part needs too many windows of its values".into());
             }
             out.nodes.push((n, computed));
         }
@@ -219,7 +219,7 @@ impl<'a> ConcreteBuilder<'a> {
 
     fn leaf(&mut self, leaf: ValueId, window: ValueWindow) -> Result<RegionLeaf, String> {
         let RegionTemplate { program, .. } = self.template;
-        let elements = program.elements[leaf].clone().ok_or("a value that is not computed")?;
+        let elements = program.elements[leaf].clone().ok_or("a leaf of the part was not computed")?;
         let ty = self.window_type(leaf, &window, false);
         let name = format!("x{}", self.graph.inputs.len());
         let new = self.graph.add_input(InputKind::Argument, name, "", ty, None);
@@ -263,7 +263,7 @@ impl<'a> ConcreteBuilder<'a> {
         by_constant: bool,
     ) -> Result<ValueId, String> {
         let RegionTemplate { program, .. } = self.template;
-        let known = *self.map.get(&(value, window.clone())).ok_or("a value that is not computed")?;
+        let known = *self.map.get(&(value, window.clone())).ok_or("a value of the part was not computed")?;
         let ty = self.graph.ty(known).clone();
         let widens = self.precision == RegionPrecision::Wide && !by_constant && program.constant[value];
         if !widens || !ty.dtype.is_float() || ty.dtype == DType::F64 {
@@ -335,7 +335,7 @@ impl<'a> ConcreteBuilder<'a> {
         if let Some(&known) = self.groups.get(&group) {
             return Ok(known);
         }
-        let found = self.template.program.graph.groups.get(group).ok_or("a group that does not exist")?;
+        let found = self.template.program.graph.groups.get(group).ok_or("the group does not exist")?;
         let name = format!("g{}", self.graph.groups.len());
         let new = self.graph.groups.push(symmc_ir::GroupDef { name, members: found.members.clone() });
         self.groups.insert(group, new);

@@ -76,8 +76,10 @@ impl LeafDraws {
     pub fn tensor(
         &self,
         graph: &Graph,
-        (leaf, k): (&RegionLeaf, usize),
-        (kind, seed, rank): (DrawKind, u64, u32),
+        leaf: &RegionLeaf,
+        k: usize,
+        (kind, seed): (DrawKind, u64),
+        rank: u32,
         shift: f64,
     ) -> Result<Tensor, String> {
         let ty = graph.ty(graph.inputs[InputId::new(k)].value);
@@ -87,7 +89,7 @@ impl LeafDraws {
             .map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0))
             .collect();
         let positions = positions(leaf, &shape);
-        let wrong = || "the data of a constant do not fit".to_string();
+        let wrong = || "the data of a constant lack elements that the part reads".to_string();
         if let Some(data) = &leaf.data {
             let index = |&p: &i64| usize::try_from(p).ok().filter(|&p| p < data.numel());
             let indices: Option<Vec<usize>> = positions.iter().map(index).collect();
@@ -103,7 +105,7 @@ impl LeafDraws {
         }
         let rank = leaf.replication.as_ref().map_or(rank, |held| held.representative_rank(rank));
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
-        let stream = self.class_seed(leaf.class, (seed, rank));
+        let stream = self.class_seed(leaf.class, seed, rank);
         let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
         if ty.dtype.is_float() {
             let element = |&p: &i64| {
@@ -121,7 +123,7 @@ impl LeafDraws {
     }
 
     /// The seed of the random numbers of a class.
-    fn class_seed(&self, class: ElementClass, (seed, rank): (u64, u32)) -> u64 {
+    fn class_seed(&self, class: ElementClass, seed: u64, rank: u32) -> u64 {
         let class = self.number.get(&class).copied().unwrap_or(0);
         SplitMix(seed ^ class << 48 ^ u64::from(rank) << 32).next()
     }

@@ -283,7 +283,7 @@ fn run_region_with_noise(
     let of_rank = |rank: u32| -> Result<Vec<Arc<Tensor>>, String> {
         let leaves = concrete.leaves.iter().enumerate();
         leaves
-            .map(|(k, leaf)| Ok(Arc::new(drawing.tensor(graph, (leaf, k), (kind, seed, rank), shift)?)))
+            .map(|(k, leaf)| Ok(Arc::new(drawing.tensor(graph, leaf, k, (kind, seed), rank, shift)?)))
             .collect()
     };
     let inputs = (0..graph.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>()?;

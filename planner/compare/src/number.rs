@@ -160,7 +160,7 @@ impl ValueNumbering {
             (program.closed[v], program.constant[v]) = (closed, constant);
         }
         if let &[result] = &node.outputs[..]
-            && let Some(found) = self.apply_identity(program, (&op, alone), (&node.inputs, &operands), result)
+            && let Some(found) = self.apply_identity(program, &op, alone, &node.inputs, &operands, result)
         {
             program.elements[result] = Some(found);
             return;
@@ -314,8 +314,10 @@ impl ValueNumbering {
     fn apply_identity(
         &mut self,
         program: &NumberedProgram<'_>,
-        (op, alone): (&Op, bool),
-        (inputs, operands): (&[ValueId], &[ElementView]),
+        op: &Op,
+        alone: bool,
+        inputs: &[ValueId],
+        operands: &[ElementView],
         result: ValueId,
     ) -> Option<ElementView> {
         let ty = &program.types[result];
@@ -380,7 +382,7 @@ impl ValueNumbering {
     /// An op that makes each element from the elements at the same position.
     fn pointwise(&mut self, op: Op, operands: &[ElementView], ty: &TensorType) -> ElementView {
         let strides: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast_strides(ty.rank())).collect();
-        self.nested(op, operands, (ty, &ty.shape), &strides, AxisNest::default())
+        self.nested(op, operands, ty, &ty.shape, &strides, AxisNest::default())
     }
 
     /// The result of an op over the axes `shape` of its result. Values that are constant along an axis are
@@ -389,7 +391,8 @@ impl ValueNumbering {
         &mut self,
         op: Op,
         operands: &[ElementView],
-        (ty, shape): (&TensorType, &[Dim]),
+        ty: &TensorType,
+        shape: &[Dim],
         strides: &[Vec<Dim>],
         inner: AxisNest,
     ) -> ElementView {
@@ -424,7 +427,7 @@ impl ValueNumbering {
         let mut of_y = ys;
         of_x[last] = Dim::from(0);
         of_y[row] = Dim::from(0);
-        Some(self.nested(Op::MatMul, operands, (ty, &ty.shape), &[of_x, of_y], inner))
+        Some(self.nested(Op::MatMul, operands, ty, &ty.shape, &[of_x, of_y], inner))
     }
 
     fn reduction(
@@ -442,7 +445,7 @@ impl ValueNumbering {
         let keeps = ty.rank() == x.shape.len();
         let narrow = TensorType::new(ty.dtype, pick(&outside, &x.shape));
         let strides = pick(&outside, &x.strides);
-        let found = self.nested(op, std::slice::from_ref(x), (&narrow, &narrow.shape), &[strides], inner);
+        let found = self.nested(op, std::slice::from_ref(x), &narrow, &narrow.shape, &[strides], inner);
         if !keeps {
             return found;
         }
@@ -463,7 +466,7 @@ impl ValueNumbering {
         let inner: Vec<Vec<Dim>> = all.iter().map(|s| s[lead..].to_vec()).collect();
         let inner = AxisNest::new(&ty.shape[lead..], &inner);
         let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
-        Some(self.nested(op.clone(), operands, (ty, &ty.shape[..lead]), &outer, inner))
+        Some(self.nested(op.clone(), operands, ty, &ty.shape[..lead], &outer, inner))
     }
 }
 

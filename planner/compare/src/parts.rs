@@ -37,7 +37,7 @@ const LEAST_SAMPLED: i64 = 32;
 /// The largest number of numbers around which samples are taken.
 const MOST_NUMBERS: usize = 4;
 
-const TOO_MUCH: &str = "more elements would have to be computed than the check takes time for";
+const TOO_MUCH: &str = "the comparison would have to compute too many elements";
 
 /// The state that the comparisons of all programs of a plan share.
 pub struct ComparisonState {
@@ -331,7 +331,8 @@ impl PartRun<'_, '_, '_> {
         let chosen = self.part.conditions.choose_sizes(symbols, bucket, &is_valid);
         let mut out = Vec::new();
         if chosen.sizes.is_empty() {
-            let reason = format!("no sizes of bucket {index} were found that the bounds of the source allow");
+            let reason =
+                format!("found no sizes of bucket {index} that the bounds checks of the source accept");
             out.push((format!("bucket {index}"), Verdict::Unknown(reason)));
             return out;
         }

@@ -138,7 +138,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
-            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, (verdict, &at)),
+            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &at),
             Verdict::Differs(_) if assumed => {
                 self.report_uncompared(p, "it is computed from a part that was not compared");
                 self.assume(s, p);
@@ -161,7 +161,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     }
 
     /// Marks a planned value as equal to the source's value, after a comparison without a difference.
-    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, (verdict, at): (Verdict, &str)) {
+    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, verdict: Verdict, at: &str) {
         if let Verdict::Undecided(what) = verdict {
             let what = self.describe_difference(p, output, at, &what);
             self.shared.comparison.add_undecided(what);
@@ -199,13 +199,13 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             if !found.is_agreement() {
                 break;
             }
-            self.accept(of, first, output, (found, &at));
+            self.accept(of, first, output, found, &at);
             if first == p {
                 return;
             }
             let (found, at, regions) = self.examine(s, p, false);
             if found.is_agreement() {
-                return self.accept(s, p, output, (found, &at));
+                return self.accept(s, p, output, found, &at);
             }
             first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }

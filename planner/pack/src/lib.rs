@@ -193,8 +193,9 @@ fn pack_connected(
     search.try_orders(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
     let mut more = 0;
     if let Some(found) = best.take_if(|b| b.0 > goal && config.exact > 0) {
-        let refined = refine::refine(blocks, spans, found, (max_load(loads).0, goal), config.exact);
-        (best, more) = (Some(refined.0), refined.1);
+        let (refined, work) = refine::refine(blocks, spans, found, max_load(loads).0, goal, config.exact);
+        best = Some(refined);
+        more = work;
     }
     search.try_orders(orders, &mut best, goal);
     let mut best = best.unwrap_or_default();

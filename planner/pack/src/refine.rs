@@ -24,7 +24,8 @@ pub fn refine(
     blocks: &[Block],
     spans: &BlockSpans,
     best: FoundPacking,
-    (bound, goal): (u64, u64),
+    bound: u64,
+    goal: u64,
     budget: u64,
 ) -> (FoundPacking, u64) {
     let Some(exact) = ExactProblem::new(blocks, spans, BLOCKS) else {

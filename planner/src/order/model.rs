@@ -140,7 +140,7 @@ impl TaskGraph {
         let memory =
             InPlaceOperands { program, steps, readers: &readers, replaced: replaced.collect(), together };
         let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
-            estimate_step(program, step_traffic(program, &sizes, (at, step), &memory), step, symbols, profile)
+            estimate_step(program, step_traffic(program, &sizes, at, step, &memory), step, symbols, profile)
         });
         TaskGraph {
             lane: steps.list.iter().map(|s| s.lane).collect(),
@@ -343,11 +343,12 @@ impl InPlaceOperands<'_> {
 fn step_traffic(
     program: &PreparedGraph,
     sizes: &[u64],
-    (at, step): (usize, &ScheduleStep),
+    at: usize,
+    step: &ScheduleStep,
     in_place: &InPlaceOperands<'_>,
 ) -> StepTraffic {
     let graph = &program.graph;
-    let own = |base: ValueId| {
+    let is_defined_here = |base: ValueId| {
         let nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
         graph.defining_node(base).is_some_and(|n| nodes.contains(&n))
     };
@@ -357,7 +358,7 @@ fn step_traffic(
         in_place: |n, k| in_place.is_in_place(at, n, k),
     };
     let reads = step.nodes().flat_map(|n| (0..graph.nodes[n].inputs.len()).map(move |k| (n, k)));
-    let reads = reads.filter(|&(n, k)| !own(program.base[graph.nodes[n].inputs[k]]));
+    let reads = reads.filter(|&(n, k)| !is_defined_here(program.base[graph.nodes[n].inputs[k]]));
     memory.step_traffic(graph, step.nodes(), reads, step.writes.iter().copied())
 }
 
