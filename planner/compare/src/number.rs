@@ -1,6 +1,6 @@
 //! Value numbering: values of both programs that are computed in the same way have the same [`ElementView`].
 //!
-//! A [`Numbering`] is shared by the source and one planned program. Each op becomes a [`Term`] over the
+//! A [`ValueNumbering`] is shared by the source and one planned program. Each op becomes a [`ClassTerm`] over the
 //! elements of its operands, and equal terms are one class. Variants and dispatches are ignored. Groups are
 //! equal if their cells are, and dims if their values within the ranges of the planned program are.
 //!
