@@ -50,8 +50,8 @@
 //!    bound parameters intact. Because of 1, the order of the list decides which values are intact.
 //! 3. *One order.* Collectives of one group run in one order on all ranks.
 //! 4. *Structure.* Every access stays within its memory. Starts are aligned. Memory that peers reach lies in the
-//!    symmetric arena. Landing zones exist and are large enough. Every node has exactly one step, which comes
-//!    after the steps of its operands.
+//!    symmetric arena. Landing zones exist and are large enough. Every node except views belongs to exactly one
+//!    step, which comes after the steps of its operands.
 //! 5. *Progress.* No rank waits forever while all ranks proceed, because every wait, lane and collective follows
 //!    the order of one list on all ranks.
 //!
@@ -61,10 +61,10 @@
 //! # Method
 //! Sizes and positions are dims. The *span* of a value holds all bytes that it can occupy on any rank under any
 //! binding. Values whose spans overlap are taken to share bytes unless their dims prove them disjoint
-//! (`location`). The dims are compared in three ways:
-//! - two values of one run have one binding (`overlap`);
-//! - two values of two runs of one bucket have two independent bindings;
-//! - two values of two buckets are compared by their spans only.
+//! (`location`). Values are compared in three ways:
+//! - two values of one run: by their dims under one binding (`overlap`);
+//! - two values of two runs of one bucket: by their dims under two independent bindings;
+//! - two values of two buckets: by their spans only.
 //!
 //! Vector clocks (`clock`) and the last accesses of each byte (`memory`) decide the order of accesses. One pass
 //! over the list of a bucket finds all races and lost values within a run (`time`). The check then follows the
