@@ -93,7 +93,8 @@ fn outputs_of_other_arguments_are_not_passed_over() {
     assert!(run(dir.path(), "--set tokens=2", |_| ()).status.success());
     // Without outputs there is nothing to pass over.
     let out = run(dir.path(), "--set tokens=7", |all| all.retain(|t| !t.0.contains(".out.")));
-    assert!(String::from_utf8_lossy(&out.stdout).contains("nothing to compare with"), "{out:?}");
+    let hint = "nothing to compare with; --compare interpreter compares with the reference interpreter";
+    assert!(String::from_utf8_lossy(&out.stdout).contains(hint), "{out:?}");
 }
 
 #[test]

@@ -111,13 +111,16 @@ fn positions_outside_of_a_dynamic_axis() {
 
 #[test]
 fn names_that_do_not_exist() {
-    says("plan megatron_tp4_f32.pt2 --machine gpu9000", &["gpu9000", "h200x4"]);
+    let known = ["there is no machine a100x2", "host, h200x2, h200x4, h200x8", "symmc tune"];
+    says("plan megatron_tp4_f32.pt2 --machine a100x2", &known);
+    says("run megatron_tp4_f32.pt2 --machine a100x2", &known);
+    says("tune --ranks 2 --curves a100x2 -o x.json", &known);
     says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
     says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is no argument", "ids"]);
     says("plan megatron_tp4_f32.pt2 --group tp=0,1,2,3", &["`tp`", "no such group", "it has: 0"]);
     says("plan mesh_2x2.pt2", &["group `3` (node `all_reduce`)", "group `1`", "--group '3=0,1;2,3'"]);
     let text = failure(&mut symmc("ops nosuch"), 2);
-    assert!(text.contains("no operator's name contains nosuch; symmc ops lists all"), "{text}");
+    assert!(text.contains("no operator has a name that contains nosuch; `symmc ops` lists all"), "{text}");
     assert!(text.len() < 200, "{text}");
     says("plan megatron_tp4_f32.pt2 --explain %nothing", &["nothing"]);
 }

@@ -16,14 +16,20 @@ mod estimates;
 mod failures;
 mod features;
 mod files;
+mod help;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod joining;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod limits;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod logs;
+mod machines;
 mod numerics;
 mod outputs;
+mod progress;
 mod replaced;
+mod run_report;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod saved_plans;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod shows;

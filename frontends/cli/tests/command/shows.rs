@@ -120,7 +120,7 @@ fn every_buckets_program_is_printed() {
 
 #[test]
 fn what_no_bucket_serves_is_said() {
-    let line = "tokens above 512 is served by no bucket";
+    let line = "no bucket serves tokens above 512";
     assert!(stdout("plan megatron_tp4_f32.pt2 --bucket tokens=8,512").contains(line));
     for all in ["plan megatron_tp4_f32.pt2 --bucket tokens=8,4096", "plan megatron_tp4_f32.pt2"] {
         assert!(!stdout(all).contains("no bucket"), "{all}");
@@ -133,7 +133,7 @@ fn the_chain_of_rules_has_its_costs() {
     let text = stdout(line);
     let rules: Vec<&str> = text
         .lines()
-        .skip_while(|l| !l.contains("rules that led there"))
+        .skip_while(|l| !l.contains("rules that led to it"))
         .skip(1)
         .take(3)
         .map(str::trim)
@@ -151,7 +151,7 @@ fn plan_explains_itself() {
         assert!(text.contains(part), "{part}:\n{text}");
     }
     let text = stdout("plan megatron_tp4_f32.pt2 --explain %all_reduce");
-    for part in ["made by all_reduce", "why:", "rules that led there:", "occupied from step"] {
+    for part in ["made by all_reduce", "why:", "rules that led to it:", "occupied from step"] {
         assert!(text.contains(part) || part == "occupied from step", "{part}:\n{text}");
     }
     let text = stdout("plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192");
@@ -240,21 +240,21 @@ fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
         "written by step 24 (%reshape_7)",
         "read by step 25 (%all_to_all_single_3)",
         "occupied from step 24 (%reshape_7) to step 5 (%zeros_like) of the next run: step 25",
-        "so peers may read on until step 4 (%all_to_all_single) of the next run has met",
+        "so peers may still read until all ranks have met in step 4 (%all_to_all_single) of the next run",
         "peers of group 0 read it in step 25 (%all_to_all_single_3), which runs as pull",
-        "before it, bytes of it hold %reshape_2 until step 18 (%index_1)",
+        "bytes of its buffer hold %reshape_2 before, until step 18 (%index_1)",
     ] {
         assert!(operand.contains(part), "{part:?} is missing in\n{operand}");
     }
     let over = stdout("plan moe_ep4.pt2 --explain %mul");
     for part in
-        ["to step 13 (%index_add), its last use", "peers do not touch it", "in the same buffer: %all_to"]
+        ["to step 13 (%index_add), its last use", "peers do not access it", "in the same buffer: %all_to"]
     {
         assert!(over.contains(part), "{part:?} is missing in\n{over}");
     }
     let input = stdout("plan megatron_tp4_f32.pt2 --explain %ids");
     assert!(
-        input.contains("its caller writes it before each run") && input.contains("no step writes it"),
+        input.contains("written by the caller before each run") && input.contains("no step writes it"),
         "{input}"
     );
 }
@@ -262,14 +262,19 @@ fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
 #[test]
 fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
     let free = stdout("plan moe_ep4.pt2");
-    assert!(free.contains("exit barriers: 4 dropped for 16.0 KiB of the symmetric arena, 0 kept"), "{free}");
+    assert!(
+        free.contains("exit barriers: 4 dropped at a cost of 16.0 KiB of the symmetric arena, 0 kept"),
+        "{free}"
+    );
     let text = stdout("plan moe_ep4.pt2 --symm-limit 16384");
-    for part in ["exit barriers: 0 dropped, 4 kept", "each: dropping it would take 16.0 KiB more"] {
+    for part in
+        ["exit barriers: 0 dropped, 4 kept", "each: dropping it would cost 16.0 KiB of the symmetric arena"]
+    {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
     let text = stdout("plan moe_ep4.pt2 --symm-limit 16384 --explain %all_to_all_single");
     assert!(
-        text.contains("exit barrier of %all_to_all_single: kept: dropping it would take 16.0 KiB"),
+        text.contains("exit barrier of %all_to_all_single: kept: dropping it would cost 16.0 KiB"),
         "{text}"
     );
     stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 16384 --chaos 1 --repeat 3");
@@ -417,14 +422,14 @@ fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
     let out = output(&mut symmc(&format!("pack {table} --capacity 1000")));
     assert_eq!(out.status.code(), Some(1));
     let text = String::from_utf8_lossy(&out.stdout);
-    for part in ["FAILED", "above the capacity 1000", "no packing meets it"] {
+    for part in ["FAILED", "above the capacity 1000", "no packing fits"] {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
 }
 
 #[test]
 fn plans_for_gpus_count_the_workspace_of_steps() {
-    let workspace = "GPUs use a workspace of 32.0 MiB beside them";
+    let workspace = "GPUs use another 32.0 MiB as workspace";
     assert!(stdout("plan hf_llama_tp2.pt2 --machine h200x2").contains(workspace));
     assert!(!stdout("plan hf_llama_tp2.pt2").contains("workspace"));
     let json: serde_json::Value =

@@ -75,3 +75,13 @@ pub fn f32s(elements: &[f32]) -> Vec<u8> {
 pub fn i64s(elements: &[i64]) -> Vec<u8> {
     elements.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
+
+/// Writes a program that all-reduces `rows` rows of 4 KiB on these ranks; its path. `rows` is a number or a symbol that
+/// `symbols` declares.
+pub fn sum_program(dir: &Path, name: &str, ranks: u32, symbols: &str, rows: &str) -> String {
+    let text = format!(
+        "program \"{name}\" ranks {ranks}\n{symbols}group @all world\narg %x: f32[{rows}, 1024]\n\
+         %y: f32[{rows}, 1024] = all_reduce %x op=sum group=@all\nreturn %y\n"
+    );
+    write(dir, &format!("{name}.symm"), text.as_bytes())
+}
