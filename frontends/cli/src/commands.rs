@@ -42,18 +42,18 @@ mod bench {
     }
 }
 
-pub fn run_command(args: Args, own: &SelfCommand) -> Result<ExitCode> {
+pub fn run_command(args: Args, self_command: &SelfCommand) -> Result<ExitCode> {
     match args.command {
         CliCommand::Plan(args) => plan::plan(&args),
         CliCommand::Check(args) => run_check(&args),
-        CliCommand::Run(args) => run::run(&args, own),
+        CliCommand::Run(args) => run::run(&args, self_command),
         CliCommand::Print(args) => print::print(&args),
         CliCommand::Pack(args) => pack::pack(&args),
-        CliCommand::Tune(args) => bench::tune(&args, own),
-        CliCommand::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args, own),
-        CliCommand::Bench(BenchCommand::Program(args)) => bench_program::bench_program(&args, own),
+        CliCommand::Tune(args) => bench::tune(&args, self_command),
+        CliCommand::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args, self_command),
+        CliCommand::Bench(BenchCommand::Program(args)) => bench_program::bench_program(&args, self_command),
         CliCommand::Ops(args) => print_ops(&args),
-        CliCommand::Doctor(args) => doctor::doctor(&args, own),
+        CliCommand::Doctor(args) => doctor::doctor(&args, self_command),
         CliCommand::Completions(args) => pages::completions(&args),
         CliCommand::Man(args) => pages::man(&args),
         CliCommand::Rank(args) => run_rank(&args),

@@ -101,6 +101,7 @@ fn concerns(decision: &Decision, name: &str) -> bool {
     decision.collective == name || decision.nodes.iter().any(|n| n == name)
 }
 
+/// Lines on the memory of a value, and why it is there.
 fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> String {
     let mut out = String::new();
     let mut line = |text: String| {
@@ -127,6 +128,7 @@ fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> Strin
     out
 }
 
+/// Lines on how a collective was chosen: all variants with their estimates, the rules, and the exit barriers.
 fn decision_text(planned: &PlannedBucket<'_>, decision: &Decision) -> String {
     let mut out = String::new();
     let _ = writeln!(

@@ -40,13 +40,16 @@ const STACK: usize = 8 << 20;
 const SUFFICIENT_STACK: u64 = 1 << 20;
 
 /// Runs the command with these arguments; the first is the name of the command.
-pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &SelfCommand) -> ExitCode {
+pub fn run(arguments: impl IntoIterator<Item = OsString>, self_command: &SelfCommand) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     if control::stack_limit().is_none_or(|limit| limit >= SUFFICIENT_STACK) {
-        return run_arguments(arguments, own);
+        return run_arguments(arguments, self_command);
     }
-    let own = own.clone();
-    match Builder::new().stack_size(STACK).spawn(move || run_arguments(arguments, &own)).map(JoinHandle::join)
+    let self_command = self_command.clone();
+    match Builder::new()
+        .stack_size(STACK)
+        .spawn(move || run_arguments(arguments, &self_command))
+        .map(JoinHandle::join)
     {
         Ok(Ok(code)) => code,
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
@@ -61,7 +64,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, own: &SelfCommand) -> 
     }
 }
 
-fn run_arguments(arguments: Vec<OsString>, own: &SelfCommand) -> ExitCode {
+fn run_arguments(arguments: Vec<OsString>, self_command: &SelfCommand) -> ExitCode {
     let args = match args::Args::parse_arguments(arguments) {
         Ok(args) => args,
         Err(code) => return code,
@@ -70,7 +73,7 @@ fn run_arguments(arguments: Vec<OsString>, own: &SelfCommand) -> ExitCode {
         messages::error(&error.to_string());
         return ExitCode::from(2);
     }
-    match commands::run_command(args, own) {
+    match commands::run_command(args, self_command) {
         Ok(code) => code,
         Err(error) => {
             messages::error(&failure::error_message(&error));

@@ -18,13 +18,13 @@ use crate::stdout::{print_exact, print_text};
 use crate::units;
 
 /// Measures collectives on GPUs, and prints the times of all variants and of the vendor's library.
-pub fn collectives(args: &BenchArgs, own: &SelfCommand) -> Result<ExitCode> {
+pub fn collectives(args: &BenchArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     let config = BenchConfig::default()
         .with_bytes(args.bytes.clone())
         .with_dtype(&args.dtype)
         .with_replays(args.replays as usize)
         .with_norms(args.norms.clone());
-    let command = own.rank_command();
+    let command = self_command.rank_command();
     let measured = with_spinner("measuring collectives", || {
         symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command)
     })?;
@@ -62,17 +62,17 @@ fn report_wrong_results(measured: &[Measurements]) -> bool {
 }
 
 /// Measures this machine's GPUs into a profile.
-pub fn tune(args: &TuneArgs, own: &SelfCommand) -> Result<ExitCode> {
+pub fn tune(args: &TuneArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     // Measuring takes minutes, so the file is checked first.
     symmc::check_writable(&args.output)?;
     let profile = match &args.curves {
         Some(name) => MachineProfile { name: args.name.clone(), ..load::machine_profile(name)? },
-        None => match measured_curves(args, own)? {
+        None => match measured_curves(args, self_command)? {
             Some(profile) => profile,
             None => return Ok(ExitCode::FAILURE),
         },
     };
-    let command = own.rank_command();
+    let command = self_command.rank_command();
     let TuneResult { profile, notes } = with_spinner("measuring computation (2 of 2)", || {
         symmc::bench::measure_computation(profile, args.ranks, &args.gpus, args.replays, &command)
     });
@@ -91,14 +91,14 @@ pub fn tune(args: &TuneArgs, own: &SelfCommand) -> Result<ExitCode> {
 }
 
 /// A profile with the times of collectives; `None` if a collective gave wrong results.
-fn measured_curves(args: &TuneArgs, own: &SelfCommand) -> Result<Option<MachineProfile>> {
+fn measured_curves(args: &TuneArgs, self_command: &SelfCommand) -> Result<Option<MachineProfile>> {
     let mut bytes: Vec<usize> =
         if args.bytes.is_empty() { (10..=28).map(|k| 1 << k).collect() } else { args.bytes.clone() };
     bytes.sort_unstable();
     bytes.dedup();
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
-    let command = own.rank_command();
+    let command = self_command.rank_command();
     let measured = with_spinner("measuring collectives (1 of 2)", || {
         symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command)
     })?;

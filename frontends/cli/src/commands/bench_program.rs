@@ -39,7 +39,7 @@ struct RunMicros {
 
 /// Measures a program or a plan at the sizes of `--set`, or at the upper ends of each bucket. Prints the time of one run on
 /// the slowest rank next to the estimate.
-pub fn bench_program(args: &BenchProgramArgs, own: &SelfCommand) -> Result<ExitCode> {
+pub fn bench_program(args: &BenchProgramArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     if args.backend == BenchBackendArg::Host && args.profile_trace.is_some() {
         bail!("--profile-trace needs --backend cuda");
     }
@@ -55,7 +55,7 @@ pub fn bench_program(args: &BenchProgramArgs, own: &SelfCommand) -> Result<ExitC
             all.len()
         );
     }
-    let measure = ProgramMeasurement::new(args, own, plan)?;
+    let measure = ProgramMeasurement::new(args, self_command, plan)?;
     let mut measured = Vec::with_capacity(all.len());
     for (label, bindings) in &all {
         let estimated = match &subject.profile {
@@ -109,7 +109,7 @@ fn sizes_to_measure(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(St
 
 struct ProgramMeasurement<'a> {
     args: &'a BenchProgramArgs,
-    own: &'a SelfCommand,
+    self_command: &'a SelfCommand,
     plan: &'a CheckedPlan,
     /// The program of the plan, for the random inputs of runs on the host.
     source: Program,
@@ -118,20 +118,20 @@ struct ProgramMeasurement<'a> {
 impl<'a> ProgramMeasurement<'a> {
     fn new(
         args: &'a BenchProgramArgs,
-        own: &'a SelfCommand,
+        self_command: &'a SelfCommand,
         plan: &'a CheckedPlan,
     ) -> Result<ProgramMeasurement<'a>> {
         if args.backend == BenchBackendArg::Cuda {
             prepare_gpus(args, plan)?;
         }
         let source = Program::from_graph(plan.source_program().clone())?;
-        Ok(ProgramMeasurement { args, own, plan, source })
+        Ok(ProgramMeasurement { args, self_command, plan, source })
     }
 
     /// Measures a run at these sizes.
     fn measure_at(&self, bindings: &SymbolBindings) -> Result<RunMicros> {
         match self.args.backend {
-            BenchBackendArg::Cuda => on_gpus(self.args, self.own, self.plan, bindings),
+            BenchBackendArg::Cuda => on_gpus(self.args, self.self_command, self.plan, bindings),
             BenchBackendArg::Host => self.measure_on_host(bindings),
         }
     }
@@ -142,7 +142,7 @@ impl<'a> ProgramMeasurement<'a> {
         let draw = DrawConfig::default().with_arguments(true).with_symbols(symbols);
         let work = Workload::gather(&self.source.graph, &Weights::default(), None, &draw)?;
         let config = RunConfig::default().with_repeats(self.args.replays);
-        let backend = Backend::Processes(self.own.rank_command());
+        let backend = Backend::Processes(self.self_command.rank_command());
         let ran = symmc::run_timed(self.plan, &work, &backend, &config)?;
         let Some(slowest) = RunTimes::slowest(&ran.times) else { bail!("no rank reported a time") };
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
@@ -161,14 +161,14 @@ fn prepare_gpus(args: &BenchProgramArgs, plan: &CheckedPlan) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn on_gpus(
     args: &BenchProgramArgs,
-    own: &SelfCommand,
+    self_command: &SelfCommand,
     plan: &CheckedPlan,
     bindings: &SymbolBindings,
 ) -> Result<RunMicros> {
     let gpus = symmc::CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let trace = args.profile_trace.clone();
     let bench = symmc::bench::ProgramBench { replays: args.replays, runs: args.runs, trace };
-    let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &own.rank_command())?;
+    let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &self_command.rank_command())?;
     let [least, median, most] =
         [0, 1, 2].map(|which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max));
     Ok(RunMicros { least, median, most: Some(most) })

@@ -12,12 +12,13 @@ use crate::self_command::SelfCommand;
 use crate::stdout::{print_exact, print_text};
 
 /// Prints the report. With `--part` this process examines one part for the process that prints the report.
-pub fn doctor(args: &DoctorArgs, own: &SelfCommand) -> Result<ExitCode> {
+pub fn doctor(args: &DoctorArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     if let Some(part) = args.part {
         print_exact(&(serde_json::to_string(&symmc::doctor::examine(part))? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let prober = Prober { program: own.program.clone(), args: own.args_with(&["doctor", "--part"]) };
+    let prober =
+        Prober { program: self_command.program.clone(), args: self_command.args_with(&["doctor", "--part"]) };
     let limit = Duration::from_secs_f64(args.timeout);
     let config = DoctorConfig::default().with_timeout(limit).with_prober(prober);
     let found = with_spinner("checking drivers and libraries", || symmc::doctor(&config));

@@ -31,14 +31,14 @@ use crate::self_command::SelfCommand;
 use crate::stdout::{print_text, refuse_overwrite};
 use crate::units::{format_count, format_micros};
 
-pub fn run(args: &RunArgs, own: &SelfCommand) -> Result<ExitCode> {
+pub fn run(args: &RunArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     check_option_conflicts(args)?;
     let membership = find_membership(args)?;
     let prepared =
         prepare(args, membership.as_ref()).inspect_err(|error| decline_run(membership.as_ref(), error))?;
     let PreparedRun { plan, source, work, expected, output } = prepared;
     let start = Instant::now();
-    let (ranks, ran) = with_spinner("running", || execute(args, own, membership, &plan, &work))?;
+    let (ranks, ran) = with_spinner("running", || execute(args, self_command, membership, &plan, &work))?;
     if let (true, Some(times)) = (args.timing, RunTimes::slowest(&ran.times)) {
         messages::print_line(&format_timing(times, start.elapsed()));
     }
@@ -211,7 +211,7 @@ fn format_timing(times: RunTimes, all: Duration) -> String {
 /// this process is under another launcher.
 fn execute(
     args: &RunArgs,
-    own: &SelfCommand,
+    self_command: &SelfCommand,
     membership: Option<Membership>,
     plan: &CheckedPlan,
     work: &Workload,
@@ -222,7 +222,7 @@ fn execute(
         let (outputs, times) = symmc::run_joined_timed(plan, work, &membership, &config)?;
         return Ok((rank..rank + 1, JobResult { outputs: vec![outputs], times: vec![times] }));
     }
-    let ran = symmc::run_timed(plan, work, &select_backend(args, own), &config)?;
+    let ran = symmc::run_timed(plan, work, &select_backend(args, self_command), &config)?;
     Ok((0..ran.outputs.len(), ran))
 }
 
@@ -383,11 +383,11 @@ fn serving_bucket(plan: &CheckedPlan, sizes: &IndexMap<String, i64>) -> Result<u
     plan.find_bucket(sizes).map_err(|e| anyhow!("{e}"))
 }
 
-fn select_backend(args: &RunArgs, own: &SelfCommand) -> Backend {
+fn select_backend(args: &RunArgs, self_command: &SelfCommand) -> Backend {
     match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
-        BackendArg::Host | BackendArg::Cuda => Backend::Processes(own.rank_command()),
+        BackendArg::Host | BackendArg::Cuda => Backend::Processes(self_command.rank_command()),
     }
 }
 

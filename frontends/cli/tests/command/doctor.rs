@@ -1,4 +1,4 @@
-//! `symmc doctor`: what it says of machines that lack things, and that it says so whatever drivers and libraries do.
+//! `symmc doctor` on machines where things are missing, and with libraries that crash or hang.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::{failure, output, symmc};
 use serde_json::Value;
 
-/// The checks of every report, apart from those of each GPU.
+/// The checks of every report, without those for each GPU.
 const NAMES: [&str; 19] = [
     "host launcher",
     "host processors",
@@ -31,7 +31,7 @@ const NAMES: [&str; 19] = [
     "nccl nccl dependent launch",
 ];
 
-/// A report as JSON, each check by its part and name. It ends well whatever is missing.
+/// Runs the doctor; returns the checks of its JSON report by part and name. The exit code must be 0.
 #[track_caller]
 fn report(command: &mut Command) -> BTreeMap<String, Value> {
     let out = output(command);
@@ -58,7 +58,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("a text")
 }
 
-/// What is compiled for this machine, as a library of this name.
+/// Compiles C code into a shared library of this name; returns its path.
 fn library(folder: &Path, name: &str, code: &str) -> String {
     let (source, file) = (folder.join("source.c"), folder.join(name));
     std::fs::write(&source, code).expect("a file");
@@ -77,7 +77,7 @@ fn a_report_has_the_same_lines_everywhere() {
     let out = output(&mut symmc("doctor"));
     let lines = String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(out.status.code(), Some(0));
-    // A first line names symmc, a last one counts.
+    // The first line names symmc, and the last one has the counts.
     assert_eq!(lines.lines().count(), all.len() + 2, "{lines}");
     assert!(lines.starts_with("symmc ") && lines.contains("plans run on"), "{lines}");
     for check in all.values() {

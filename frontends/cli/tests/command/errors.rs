@@ -80,7 +80,7 @@ fn sizes_that_do_not_fit() {
     says("plan hf_llama_tp2_core.pt2 --ranks 1025", &["1025", "1024"]);
 }
 
-/// An index or a slice that the program knows, outside of a dynamic axis: an element of another row lies there, or none.
+/// A constant index or slice outside a dynamic axis. Reading there would give an element of another row, or none.
 #[test]
 fn positions_outside_of_a_dynamic_axis() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -209,7 +209,7 @@ fn environments_that_do_not_fit() {
         command.envs([("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")]);
         let text = failure(&mut command, 2);
         assert!(parts.iter().all(|p| text.contains(p)), "{text}");
-        // Said before inputs are drawn.
+        // The error comes before inputs are generated.
         assert!(!text.contains("note:"), "{text}");
     }
 }
@@ -379,7 +379,7 @@ fn ops_without_a_kernel_do_not_run() {
     says(&format!("run {standard} --seed 1"), &["opaque \"aten.foo\"", "symmc does not support this op"]);
 }
 
-/// GPUs that are not there, on a machine with and without a driver.
+/// GPUs that do not exist, on a machine with or without a driver.
 #[test]
 fn gpus_that_are_missing() {
     let absent = [&["the CUDA driver"][..], &["GPU", "900"][..]];
@@ -391,7 +391,7 @@ fn gpus_that_are_missing() {
     says("bench program megatron_tp4_f32.pt2 --ranks 4 --set x=2", &["x", "tokens"]);
 }
 
-/// Two extents that must be equal, and no bound of either.
+/// A program with two symbols, one of which has an alias.
 const OPEN: &[u8] =
     b"program \"open\" ranks 1\nsymbol batch in 1..=64\nsymbol tokens in 2..=4096 alias \"s27\"\n\
     arg %x: f32[batch, tokens]\n%y: f32[batch, tokens] = relu %x\nreturn %y\n";

@@ -1,5 +1,5 @@
-//! The command, in one binary, because each takes seconds to link. Modules that open the real programs, or look for libraries of GPUs, need
-//! all features.
+//! The tests of the command, in one binary, because each binary takes seconds to link. Modules that open the real programs or
+//! look for libraries of GPUs need all features.
 
 mod checks;
 mod common;

@@ -1,8 +1,8 @@
-//! The main jobs of the command on real programs.
+//! The main commands on real programs.
 
 use crate::common::{output, stdout, symmc};
 
-/// Whether the line of a rank's first output says that it is equal, or how far within the tolerance it is.
+/// Whether the first output of a rank is equal to the expected one or within the tolerance.
 fn passes(text: &str, rank: u32) -> bool {
     let start = format!("rank {rank} output 0: ");
     let line = text.lines().find_map(|line| line.trim().strip_prefix(&start));
@@ -77,7 +77,7 @@ fn a_plan_that_computes_something_else_than_its_source_fails() {
     let text = stdout(&format!("check {}", plan.display()));
     assert!(text.contains("equal to its source, node for node, in 1 bucket"), "{text}");
     let json = std::fs::read_to_string(&plan).expect("the plan");
-    // The source keeps its sum: its hash is checked.
+    // The source is not changed, because its hash is checked.
     let (source, planned) = json.split_once("\"programs\"").expect("programs");
     let changed = format!("{source}\"programs\"{}", planned.replacen("op=sum", "op=max", 1));
     assert_ne!(changed, json);
@@ -169,7 +169,7 @@ fn plan_tells_what_is_one_step_and_what_that_saves() {
     {
         assert!(text.contains(part), "{part}:\n{text}");
     }
-    // On a machine that runs node by node nothing is said of it.
+    // The report of a machine that runs single nodes has no line on dispatches.
     assert!(!stdout("plan megatron_tp4_bf16.pt2").contains("dispatches"));
 }
 
@@ -191,8 +191,8 @@ fn orders_are_compared_and_can_be_asked_for() {
     assert!(peak("--slack 5") * 100 <= lean * 105, "overlap keeps to the limit");
 }
 
-/// The summary of a plan: times of buckets add up, and no plan is slower by estimate than with plain collectives, memory at its
-/// price.
+/// The summary of a plan. The times of buckets add up, and no plan is slower by estimate than with plain collectives, plus the
+/// price of its memory.
 #[test]
 fn a_summary_has_the_times_of_runs_and_collectives() {
     for (program, machine) in [
@@ -289,7 +289,7 @@ fn variants_give_way_to_a_limit_of_the_symmetric_arena() {
         assert!(symmetric <= limit, "{symmetric} of {limit}");
     }
     stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 0");
-    // What the caller writes into the symmetric arena stays there.
+    // Bound inputs stay in the symmetric arena, so the limit may be impossible to meet.
     let out = output(&mut symmc("plan moe_ep4.pt2 --symm-limit 0 --bind all --machine h200x4"));
     let text = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success() || text.contains("the limit is 0"), "{text}");
@@ -362,7 +362,7 @@ fn large_values_are_compared_by_their_size() {
     stdout("run fsdp4_fw_graph.pt2 --seed 1 --compare interpreter");
 }
 
-/// Starts one symmc as this rank of a run that another launcher started.
+/// Starts a process as this rank of a run under another launcher.
 fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
     let mut command = symmc(line);
     command.envs([
@@ -415,7 +415,7 @@ fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
     let table = "../packing/idealloc/gpt2s_12_train.csv";
     let text = stdout(&format!("pack {table} -o {}", file.display()));
     assert!(text.contains("gap    0.00 %"), "{text}");
-    // The offsets that it wrote are honoured when they are read.
+    // Given offsets are kept when the written table is read.
     let again = stdout(&format!("pack {} --format json", file.display()));
     let again: serde_json::Value = serde_json::from_str(&again).expect("JSON");
     assert_eq!(again["peak"], again["bound"]);
@@ -449,14 +449,14 @@ fn the_long_version_names_the_libraries_that_runs_take() {
     assert_eq!(own, format!("symmc {version}"));
     assert!(driver.starts_with("driver") && kernels.starts_with("NVRTC"), "{text}");
     assert!(products.starts_with("cuBLASLt"), "{text}");
-    // The only file that the variable names is none.
+    // The variable names a file that does not exist, and no other is tried.
     assert!(attention.starts_with("cuDNN: ") && attention.contains("/nowhere/libcudnn.so.9"), "{text}");
     assert!(collectives.starts_with("NCCL"), "{text}");
 }
 
 #[test]
 fn pack_meets_the_capacities_of_published_problems() {
-    // Orders alone leave these 10 to 20 % above their bounds.
+    // Packing in a fixed order alone leaves these 10 to 20 % above their bounds.
     let packs = |name: &str, capacity: u64| {
         let text = stdout(&format!("pack ../packing/minimalloc/{name}.1048576.csv --capacity {capacity}"));
         assert!(text.contains("order  exact"), "{text}");
