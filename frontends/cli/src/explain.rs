@@ -60,7 +60,7 @@ fn resolve_name<'a>(plan: &'a CheckedPlan, value: &'a str) -> &'a str {
     if is_collective || source.values.values().any(|v| v.name == name) {
         return name;
     }
-    let stored = source.inputs.values().find(|input| !input.source.is_empty() && input.source == value);
+    let stored = source.inputs.values().find(|input| !input.source.is_empty() && input.source == name);
     stored.map_or(name, |input| source.value_name(input.value))
 }
 

@@ -49,6 +49,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "SEED", help_heading = "Inputs")]
     pub seed: Option<u64>,
     /// Which random arguments differ by rank
+    ///
+    /// If the operands of collectives differ, the comparison finds a collective that reads the wrong peer. Other
+    /// arguments, such as tokens and positions, are the same on every rank by default.
     #[arg(long, value_enum, default_value_t = DrawArg::Operands, help_heading = "Inputs")]
     pub draw: DrawArg,
     /// What to compare the outputs with
@@ -163,9 +166,7 @@ impl RunArgs {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrawArg {
-    /// Operands of collectives, also through moves and element-wise ops; other arguments are the same on every rank
-    ///
-    /// A collective that reads the wrong peer then gives a wrong result. Tokens and positions stay equal.
+    /// Operands of collectives, also through moves and element-wise ops
     Operands,
     /// No arguments
     Shared,
