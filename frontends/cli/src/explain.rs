@@ -70,8 +70,9 @@ fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: 
     let ty = graph.ty(id).display(&graph.symbols);
     writeln!(out, "%{}: {ty}", graph.value_name(id))?;
     let input = graph.inputs.values().find(|input| input.value == id);
-    if let Some(input) = input.filter(|input| !input.source.is_empty()) {
-        writeln!(out, "  stored as {}", input.source)?;
+    let stored_name = input.map_or("", |input| &input.source);
+    if !stored_name.is_empty() && stored_name != graph.value_name(id) {
+        writeln!(out, "  stored as {stored_name}")?;
     }
     if let Some(node) = graph.defining_node(id) {
         let step =

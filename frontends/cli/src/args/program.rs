@@ -20,7 +20,7 @@ pub struct ProgramArgs {
     ///
     /// A .pt2 archive of torch.export, an .onnx model or .symm text. A program with a file for each rank takes the .pt2
     /// archives or .onnx models of all ranks, rank 0 first.
-    #[arg(required = true, value_name = "PROGRAM")]
+    #[arg(required = true, value_name = "PROGRAM", help_heading = None::<&'static str>)]
     pub program: Vec<PathBuf>,
     /// The number of ranks, if the program does not fix it
     ///

@@ -187,7 +187,7 @@ fn floats_are_judged_element_by_element() {
 }
 
 #[test]
-fn state_that_lives_on_has_no_recorded_outputs_behind_the_first_run() {
+fn recorded_outputs_of_a_program_with_state_are_for_one_run() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = "program \"count\" ranks 1\nparam %s: f32[1] source \"s\"\n%n: f32[1] = add %s, %s\n\
                    %y: f32[1] = mul %n, %n\nmutate %s = %n\nreturn %y\n";
@@ -198,7 +198,7 @@ fn state_that_lives_on_has_no_recorded_outputs_behind_the_first_run() {
     let line = format!("run {program} --tensors {file}");
     assert!(stdout(&line).contains("compared with the recorded outputs"));
     let text = failure(&mut symmc(&format!("{line} --repeat 2")), 2);
-    assert!(text.contains("changes its inputs from run to run") && text.contains("--repeat 2"), "{text}");
+    assert!(text.contains("changes its inputs in each run") && text.contains("--repeat 2"), "{text}");
     stdout(&format!("{line} --repeat 2 --compare interpreter"));
 }
 

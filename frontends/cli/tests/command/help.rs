@@ -36,10 +36,22 @@ fn the_help_lists_commands_in_groups() {
 #[test]
 fn options_have_headings() {
     for (command, expected) in [
-        ("run", &["Program:", "Planning:", "Inputs:", "Comparison:", "Execution:", "Output:", "Other:"][..]),
-        ("plan", &["Program:", "Planning:", "Output:", "Other:"]),
-        ("print", &["Program:", "Planning:", "Output:", "Other:"]),
-        ("bench program", &["Program:", "Planning:", "Measurement:", "Other:"]),
+        (
+            "run",
+            &[
+                "Arguments:",
+                "Program:",
+                "Planning:",
+                "Inputs:",
+                "Comparison:",
+                "Execution:",
+                "Output:",
+                "Other:",
+            ][..],
+        ),
+        ("plan", &["Arguments:", "Program:", "Planning:", "Output:", "Other:"]),
+        ("print", &["Arguments:", "Program:", "Planning:", "Output:", "Other:"]),
+        ("bench program", &["Arguments:", "Program:", "Planning:", "Measurement:", "Other:"]),
     ] {
         for help in ["-h", "--help"] {
             let text = stdout(&format!("{command} {help}"));

@@ -351,7 +351,7 @@ fn a_plan_for_gpus_says_what_adding_the_residual_saves() {
     std::fs::write(&file, text).expect("written");
     let text = stdout(&format!("plan {} --machine h200x4 --explain %y", file.display()));
     assert!(
-        text.contains("→ ll 3.28 µs, 1.15 µs less because the step that follows is part of its kernel\n"),
+        text.contains("→ ll 3.28 µs, 1.15 µs less because its kernel also runs the next step\n"),
         "{text}"
     );
     assert!(text.contains("one_shot 4.33 µs\n"), "{text}");
