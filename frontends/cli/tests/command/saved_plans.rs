@@ -18,8 +18,7 @@ fn a_saved_plan_has_the_report_of_its_program() {
             assert_eq!(stdout(&format!("plan {file} --format {format}")), expected, "{program}, {format}");
         }
     }
-    let (plan, program) = (stdout(&format!("plan {file}")), stdout("plan hf_llama_tp2.pt2 --machine h200x2"));
-    assert!(plan.contains("estimated time of a run: ") && program.contains("estimated time of a run: "));
+    assert!(stdout(&format!("plan {file}")).contains("estimated time of a run: "));
     for name in ["%all_reduce", "model.embed_tokens.weight"] {
         let expected = output(&mut symmc(&format!(
             "plan hf_llama_tp2.pt2 --machine h200x2 --numerics reassociate --explain {name}"
@@ -61,7 +60,8 @@ fn a_saved_plan_for_a_tuned_machine_takes_its_profile() {
     let expected = stdout(&format!("plan {program} --machine {profile}"));
     stdout(&format!("plan {program} --machine {profile} -o {file}"));
     let out = output(&mut symmc(&format!("plan {file}")));
-    let (text, notes) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8_lossy(&out.stdout);
+    let notes = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success() && notes.contains("name its file with --machine"), "{notes}");
     assert!(text.contains("machine tuned") && !text.contains("estimated time of a run"), "{text}");
     let error = failure(&mut symmc(&format!("plan {file} --format summary")), 2);
