@@ -236,8 +236,7 @@ struct RunSubject {
 fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<RunSubject> {
     if load::is_plan_argument(&args.program)? {
         let plan_option = args.plan.as_ref().map(|_| "--plan");
-        let program_options = args.program.provided_options().filter(|option| *option != "--op");
-        let given = plan_option.into_iter().chain(program_options).chain(args.compile.provided_options());
+        let given = args.program.provided_options().chain(args.compile.provided_options()).chain(plan_option);
         load::refuse_program_options(args.program.first_path(), given)?;
         let plan = load::open_plan(&args.program)?;
         let source = plan.source_program().clone();
