@@ -1,27 +1,30 @@
 //! The canonical form of a program.
 //!
-//! [`canonicalize`] rewrites by the tables of [`RULES`] and drops dead code. In canonical form
-//! - what is known without running is a `full` or an `iota` under views ([`constants`]),
-//! - chains of views are one view where one can express them, and none where nothing changes ([`views`]),
-//! - casts, scalar ops and copies that change nothing are gone ([`identities`]),
-//! - operands are not expanded where the op broadcasts by itself ([`broadcasts`]),
-//! - products keep the axes of their operand instead of flattening them ([`products`]),
-//! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are whole again ([`norms`], [`activations`],
-//!   [`rotary`]), attention has bounds instead of masks that say what positions see ([`masks`]), and its heads are grouped
-//!   ([`attention`]),
-//! - gradients of attention take heads of keys that are not repeated ([`gradient_heads`]),
-//! - values of which only a part is used are computed in part ([`demanded`]),
-//! - reductions of gathered shards are reductions of shards ([`shards`]),
-//! - casts stand next to collectives instead of behind views of these ([`cast_motion`]),
-//! - attention and its gradients store their results in the order in which they are read ([`result_layouts`]),
-//! - collectives of values that ranks have already are gone, and pieces of gathers and sums are taken without these ([`replicated`]),
-//! - the same collective on groups with the same cells runs once, and gathers over the rows and columns of a mesh are one ([`groups`]),
-//! - collectives between one rank, of constants and that undo one another are gone, and those that are concatenated or
-//!   combined element by element are one ([`collectives`]),
-//! - equal nodes exist once.
+//! [`canonicalize`] rewrites by the tables of [`RULES`] and drops dead code. In canonical form:
+//! - Values whose elements are known without running are a `full` or an `iota` under views ([`constants`]).
+//! - A chain of views is one view if one can express it, and absent if it changes nothing ([`views`]).
+//! - Casts, scalar ops and copies that change nothing are gone ([`identities`]).
+//! - Operands are not expanded if the op broadcasts them itself ([`broadcasts`]).
+//! - Products keep the axes of their operand instead of flattening them ([`products`]).
+//! - `rms_norm`, `softmax`, `silu`, rotary embeddings and attention are single ops again ([`norms`],
+//!   [`activations`], [`rotary`]). Attention has bounds instead of masks over positions ([`masks`]), and its
+//!   heads are grouped ([`attention`]).
+//! - Gradients of attention take heads of keys that are not repeated ([`gradient_heads`]).
+//! - Values that are used only in part are computed only in part ([`demanded`]).
+//! - Reductions of gathered shards are reductions of shards ([`shards`]).
+//! - Casts are adjacent to collectives, with no views in between ([`cast_motion`]).
+//! - Attention and its gradients store their results in the order in which they are read
+//!   ([`result_layouts`]).
+//! - Collectives of values that ranks already have are gone, and pieces of gathers and sums are computed
+//!   without the gather or the full sum ([`replicated`]).
+//! - The same collective on groups with the same cells runs once, and gathers over the rows and columns of a
+//!   mesh are one ([`groups`]).
+//! - Collectives on a single rank, of constants, and pairs that undo each other are gone. Collectives whose
+//!   results are concatenated or combined element by element are one ([`collectives`]).
+//! - Equal nodes exist once.
 //!
-//! No rule changes a result by more than the rounding of intermediate values that a fused op avoids; all but the
-//! recognised ops give the same bits.
+//! No rule changes a result by more than the rounding of intermediate values that a fused op avoids. All
+//! rules except those that recognise ops give the same bits.
 
 pub mod activations;
 pub mod attention;
@@ -69,10 +72,10 @@ pub const RULES: &[&[RewriteRule]] = &[
 /// Rules that run last, because they remove slices and concatenations that other rules match.
 pub const LAST_RULES: &[RewriteRule] = views::LAST_RULES;
 
-/// Times that a program is rewritten again because of what reads its values.
+/// The most times that a program is rewritten again because of the readers of its values.
 const MOST_REPEATS: usize = 12;
 
-/// Rewrites once more, and adds to a report what that did.
+/// Rewrites a graph once more and adds the outcome to a report.
 fn rewrite_again(
     graph: &Graph,
     rules: &[&[RewriteRule]],
@@ -91,25 +94,25 @@ pub fn canonicalize(graph: &Graph) -> Result<(Graph, RewriteReport), PassError> 
     canonicalize_for_sizes(graph, JudgedSizes::Largest).map(|found| (found.graph, found.report))
 }
 
-/// The canonical forms of a program of which one can be faster at some sizes and the other at others.
+/// The canonical forms of a program; either can be the faster one, depending on sizes.
 #[derive(Clone, Debug)]
 pub struct CanonicalForms {
-    /// The one of [`canonicalize`]: rewriting that depends on sizes is judged at the upper ends of symbols.
+    /// The result of [`canonicalize`]: rewriting that depends on sizes is judged at the upper ends of
+    /// symbols.
     pub default_form: Graph,
-    /// The one without reductions of shards that are not worth it at the smallest sizes, if that differs.
+    /// The form without those reductions of shards that do not pay at the smallest sizes, if it differs.
     pub for_small_sizes: Option<Graph>,
-    /// What became of collectives in the usual one, as passes recorded it one after another.
+    /// The collectives that `default_form` replaced, in the order in which passes recorded them.
     pub replaced: Vec<ReplacedCollective>,
 }
 
-/// The canonical forms of a program. The driver knows the sizes and the machine, and chooses.
+/// Returns the canonical forms of a program. The driver knows the sizes and the machine, and chooses one.
 pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
     let usual = canonicalize_for_sizes(graph, JudgedSizes::Largest)?;
-    let for_small_sizes = match usual.depends_on_sizes {
-        true => {
-            Some(canonicalize_for_sizes(graph, JudgedSizes::Smallest)?.graph).filter(|g| *g != usual.graph)
-        }
-        false => None,
+    let for_small_sizes = if usual.depends_on_sizes {
+        Some(canonicalize_for_sizes(graph, JudgedSizes::Smallest)?.graph).filter(|g| *g != usual.graph)
+    } else {
+        None
     };
     Ok(CanonicalForms { default_form: usual.graph, for_small_sizes, replaced: usual.report.replaced })
 }
@@ -117,7 +120,7 @@ pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms, PassError> {
 struct CanonicalizedGraph {
     graph: Graph,
     report: RewriteReport,
-    /// Whether something was rewritten that is not worth it at the smallest sizes.
+    /// Whether some rewrite does not pay at the smallest sizes.
     depends_on_sizes: bool,
 }
 

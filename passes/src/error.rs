@@ -1,4 +1,4 @@
-//! Why a pass gives up.
+//! The errors of passes.
 
 use symmc_ir::Graph;
 use symmc_ir::verify::{self, Violation};
@@ -6,24 +6,25 @@ use thiserror::Error;
 
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum PassError {
-    /// The graph breaks invariants: the caller's when `pass` is `input`, else those that the pass must keep.
-    #[error("{when} {pass}: {}", violations.join("; "))]
+    /// The graph breaks invariants. If `pass` is `input`, the caller's graph broke them; otherwise the pass
+    /// did.
+    #[error("{when} {pass}: the graph is invalid: {}", violations.join("; "))]
     Invalid {
         /// `before` or `after`.
         when: &'static str,
         pass: &'static str,
         violations: Vec<String>,
     },
-    #[error("{pass}: program {program} leaves the number of ranks open; close it first")]
+    #[error("{pass}: program {program} has an open number of ranks: set the number of ranks first")]
     OpenRanks { pass: &'static str, program: String },
     #[error(
-        "lower: the range {min}..={max} of symbol {symbol} must be a nonempty part of {own_min}..={own_max}"
+        "lower: expected a nonempty range of symbol {symbol} within {own_min}..={own_max}, found {min}..={max}"
     )]
     Range { symbol: String, min: i64, max: i64, own_min: i64, own_max: i64 },
-    /// The profile cannot estimate plain, which every collective must have to be compared with.
-    #[error("lower: %{node}: {collective}: profile {profile} has no curve for plain")]
+    /// The profile has no curve for the plain variant, with which every other variant is compared.
+    #[error("lower: %{node}: profile {profile} has no curve for the plain variant of {collective}")]
     NoPlain { node: String, collective: String, profile: String },
-    /// The pass contradicts itself; a mistake of this crate, whatever the program.
+    /// The pass contradicts itself: a defect of this crate, for any program.
     #[error("internal error: {0}")]
     Internal(String),
 }

@@ -1,18 +1,21 @@
 //! Lowering: how each collective runs.
 //!
-//! Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced`). Then the
-//! program is cut into `region`s around its collectives. For each region that differs from all others an e-graph over a small `language` is saturated with the [`rules`] and the cheapest program is
-//! `extract`ed, by the times of the machine profile and the copies that a placement would force. Equal
-//! regions, as the layers of a model have them, are solved once. The lowered program is then
-//! `build` from the solutions.
+//! 1. Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced_graph`).
+//! 2. The program is cut into regions around its collectives (`region`).
+//! 3. Each distinct region becomes an e-graph over a small language (`language`), which is saturated with
+//!    the [`rules`]. The cheapest program is extracted (`extract`) by the times of the machine profile and
+//!    the copies that a placement would force. Equal regions, such as those of a model's layers, are solved
+//!    once.
+//! 4. The lowered program is built from the solutions (`build`).
+//! 5. Sets of collectives of the lowered program become one step each (`joint_steps`).
 //!
-//! Sets of collectives of the lowered program become one step each (`together`).
+//! Decisions state their reasons (`explanations`). A region is saturated again for them only if more than
+//! variants changed.
 //!
-//! Decisions state their reasons (`reasons`), for which a region is saturated again only if more than variants changed.
-//!
-//! Invariants: every collective of the result has a variant. No region costs more than plain everywhere, by
-//! the profile, nor has more collectives, or collectives of more bytes, than before. The work is bounded by nodes and iterations, never by the clock, and nothing depends on the
-//! order of a hash map: the same program and profile give the same result on every machine.
+//! Invariants: every collective of the result has a variant. By the profile, no region costs more than with
+//! plain variants everywhere. No region has more collectives, or collectives of more bytes, than before.
+//! Nodes and iterations bound the work, never the clock, and nothing depends on the order of a hash map. The
+//! same program and profile therefore give the same result on every machine.
 
 mod build;
 mod coalesce;
@@ -64,19 +67,20 @@ pub struct LowerConfig {
     pub symbols: IndexMap<SymbolId, (i64, i64)>,
     /// The inputs that the caller writes into the symmetric arena.
     pub bound: BTreeSet<InputId>,
-    /// The variants that the backend runs; `None` for all that have a contract and a curve. Plain is always
-    /// among them.
+    /// The variants that the backend runs; `None` for all that have a contract and a curve. The plain
+    /// variant is always among them.
     pub variants: Option<Vec<CollectiveVariant>>,
-    /// The most bytes of symmetric memory that one collective may ask for ([`CollectiveVariant::symmetric_bytes`]); variants that
-    /// need more are not considered. `None` for no limit.
+    /// The most bytes of symmetric memory that one collective may ask for
+    /// ([`CollectiveVariant::symmetric_bytes`]); variants that need more are not considered. `None` for no
+    /// limit.
     pub symmetric: Option<u64>,
     pub overlap: Overlap,
-    /// The collectives, by their names, of which a plan keeps droppable exit barriers. Others count as dropped where that
-    /// cannot lose to plain.
+    /// The names of the collectives whose droppable exit barriers the plan keeps. Other collectives count as
+    /// having dropped theirs if that cannot lose to plain.
     pub exits_kept: BTreeSet<String>,
-    /// Sets of collectives, each of which becomes one ([`find_coalescible`]).
+    /// Sets of collectives, each of which becomes one collective ([`find_coalescible`]).
     pub coalesced: Vec<CoalescedSet>,
-    /// Sets of collectives that run as one step each, where variants allow it.
+    /// Sets of collectives that run as one step each if their variants allow it.
     pub together: Vec<CoalescedSet>,
     /// The numerics classes of rules that may be used.
     pub numerics: Numerics,
@@ -86,7 +90,7 @@ pub struct LowerConfig {
 }
 
 impl LowerConfig {
-    /// For the whole range of all symbols, with nothing bound.
+    /// A config for the whole range of all symbols, with nothing bound.
     pub fn new(profile: MachineProfile) -> Self {
         LowerConfig {
             profile,
@@ -110,28 +114,30 @@ pub struct LowerReport {
     pub regions: usize,
     /// The number of regions that differ from all others.
     pub distinct: usize,
-    /// The number of regions that were solved for this lowering: the others were known ([`SolutionCache`]).
+    /// The number of regions that were solved for this lowering. The others came from the [`SolutionCache`].
     pub solved: usize,
     /// How often each rule changed one of these e-graphs.
     pub fired: IndexMap<String, usize>,
-    /// The number of regions beside which computation was counted.
+    /// The number of regions with concurrent computation.
     pub overlapped: usize,
 }
 
-/// Chooses how each collective of a program runs, for one bucket. Variants that the collectives have already
-/// are chosen anew. The symbols of the result have the ranges of the bucket. The graph must satisfy the
-/// verifier, as what [`crate::canonicalize`] gives does. Fails if the number of ranks is open, a range does not fit its
-/// symbol, or the profile has no curve for plain.
+/// Chooses how each collective of a program runs, for one bucket.
+///
+/// Existing variants of collectives are chosen again. The symbols of the result have the ranges of the
+/// bucket. The graph must satisfy the verifier, as results of [`crate::canonicalize`] do. Fails if the
+/// number of ranks is open, a range does not fit its symbol, or the profile has no curve for plain.
 pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision>, LowerReport), PassError> {
     if graph.ranks.is_none() {
         return Err(PassError::OpenRanks { pass: "lower", program: graph.name.clone() });
     }
     let mut graph = narrow_to_bucket(graph, config)?;
-    let groups_of_both = match config.numerics.allows(NumericsClass::Reassociate) {
-        true => merged_all_reduce_groups(&mut graph),
-        false => BTreeMap::new(),
+    let merged_groups = if config.numerics.allows(NumericsClass::Reassociate) {
+        merged_all_reduce_groups(&mut graph)
+    } else {
+        BTreeMap::new()
     };
-    let context = LowerContext { merged_groups: groups_of_both, ..build_context(&graph, config)? };
+    let context = LowerContext { merged_groups, ..build_context(&graph, config)? };
     let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
     let schedule = AssumedSchedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
     let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, schedule.clone(), config)?;
@@ -151,7 +157,7 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
     Ok((out, decisions, report))
 }
 
-/// The program in which sets of collectives are coalesced and all have variants.
+/// Lowers the program after coalescing its sets of collectives.
 fn lower_coalesced(
     graph: &Graph,
     scope: &SolutionScope,
@@ -163,7 +169,7 @@ fn lower_coalesced(
         return lower_regions(graph, scope, &schedule, config);
     }
     let CoalescedProgram { graph: coalesced, names } = coalesced_graph::coalesce_sets(graph, sets)
-        .ok_or_else(|| PassError::Internal("collectives cannot be coalesced".into()))?;
+        .ok_or_else(|| PassError::Internal("a set of collectives cannot be coalesced".into()))?;
     coalesce::rename_in_schedule(graph, sets, &names, &mut schedule);
     let (out, decisions, mut report) = lower_regions(&coalesced, scope, &schedule, config)?;
     report.fired.insert(COALESCE.into(), sets.len());
@@ -216,8 +222,8 @@ fn lower_regions(
     Ok((out, decisions, report))
 }
 
-/// The sets of collectives that are faster as one collective or one step each, by the profile. Whether a program is faster with them depends on
-/// its schedule, too.
+/// Finds the sets of collectives that the profile estimates to be faster as one collective or one step each.
+/// Whether they make a program faster also depends on its schedule.
 pub fn find_coalescible(
     graph: &Graph,
     config: &LowerConfig,
@@ -227,13 +233,13 @@ pub fn find_coalescible(
     Ok(coalesce::find_sets(&graph, &build_context(&graph, config)?, &config.bound, coalesce))
 }
 
-/// Solves the regions of a program, equal ones once.
+/// Solves the regions of a program, each distinct region once.
 struct RegionSolver<'a> {
     graph: &'a Graph,
     regions: &'a [RewriteRegion],
     scope: &'a SolutionScope,
     solutions: Vec<Arc<RegionSolution>>,
-    /// How many of the solutions were not known before.
+    /// The number of solutions that were not in the cache.
     solved: usize,
     of_region: Vec<usize>,
 }
@@ -262,7 +268,7 @@ impl<'a> RegionSolver<'a> {
         Ok(())
     }
 
-    /// The program with its regions solved, and the names of the steps of each region.
+    /// Returns the program with its regions solved, and the names of the steps of each region.
     fn build_graph(&self) -> Result<(Graph, Vec<Vec<String>>), PassError> {
         let solved = self.regions.iter().zip(&self.of_region);
         let solved: Vec<build::SolvedRegion> = solved
@@ -272,8 +278,8 @@ impl<'a> RegionSolver<'a> {
             .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))
     }
 
-    /// Chooses the variants of all-reduces that rules made once more, now that it is known which of them are one step with the
-    /// addition behind them. Returns whether there are any.
+    /// Chooses the variants of all-reduces that rules made again, because the built graph shows which of
+    /// them are one step with the addition after them. Returns whether there are any.
     fn credit_new_all_reduces(&mut self, built: &Graph, names: &[Vec<String>]) -> Result<bool, PassError> {
         let regions = self.regions;
         let rewritten: Vec<usize> = (0..regions.len())
@@ -299,8 +305,8 @@ impl<'a> RegionSolver<'a> {
             let new = self.solutions[at].new_all_reduces(&regions[r].key.form);
             let credits: Vec<FusionCredit> = new
                 .flat_map(|step| {
-                    let of = variants.get(names[r][step].as_str()).into_iter().flatten();
-                    of.map(move |&variant| (step, variant))
+                    let fusible = variants.get(names[r][step].as_str()).into_iter().flatten();
+                    fusible.map(move |&variant| (step, variant))
                 })
                 .collect();
             if credits.is_empty() {
@@ -321,7 +327,8 @@ impl<'a> RegionSolver<'a> {
     }
 }
 
-/// The estimated microseconds of all computation of a program at the upper ends of a bucket, one node after another.
+/// The estimated time of all computation of a program at the upper ends of a bucket, in microseconds, one
+/// node after another.
 pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassError> {
     let graph = narrow_to_bucket(graph, config)?;
     Ok(concurrent_compute::computation_us(&graph, &build_context(&graph, config)?))
@@ -375,11 +382,11 @@ fn build_context(graph: &Graph, config: &LowerConfig) -> Result<LowerContext, Pa
 
 fn unsolved_error(graph: &Graph, region: &RewriteRegion) -> PassError {
     let name = region.nodes.first().map_or("", |&n| graph.node_name(n));
-    PassError::Internal(format!("no way was found to run the region of %{name}"))
+    PassError::Internal(format!("no variant can run the region of %{name}"))
 }
 
 fn to_plan_decision(collective: &str, decided: &RegionDecision, names: &[String]) -> Decision {
-    // Estimates are meant for people and for files; a nanosecond is finer than any of them.
+    // Estimates are read by people and stored in files; nanoseconds are precise enough.
     let round = |us: f64| (us * 1000.0).round() / 1000.0;
     let alternative = |(name, Cost { us, copy_us, saved_us }): &(String, Cost)| DecisionAlternative {
         name: name.clone(),

@@ -1,6 +1,7 @@
 //! What the end-to-end suites share: the real programs of this repository, and trials of random ones.
 
 pub mod bounds;
+pub mod lengths;
 pub mod rewrites;
 pub mod trials;
 

@@ -1,4 +1,5 @@
-//! A plan on trial: what it was made of, what its buckets cost by estimate, and how much computation it has beside collectives.
+//! A candidate plan: its inputs, the estimated cost of its buckets, and the computation that overlaps with
+//! collectives.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,38 +12,39 @@ use symmc_support::parallel;
 
 pub struct PlanAttempt {
     pub inputs: Vec<BucketInput>,
-    /// For each bucket the sets of collectives that are joined; none where buckets are missing.
+    /// For each bucket, the sets of collectives that are joined; none for missing buckets.
     pub joined: Vec<JoinedSets>,
-    /// For each bucket the overlap and the exit barriers that were assumed when variants were chosen; none where buckets are missing.
+    /// For each bucket, the overlap and the exit barriers that the choice of variants assumed; the default
+    /// for missing buckets.
     pub chosen_with: Vec<ObservedSchedule>,
     pub plan: Plan,
     /// Whether the tightest offsets were searched for.
     pub is_packed: bool,
     pub times_us: Vec<f64>,
-    /// The same with memory at its price, except fixed memory.
+    /// `times_us` plus the price of memory, except fixed memory.
     pub costs: Vec<f64>,
-    /// For each bucket the overlap and the exit barriers of its schedule.
+    /// For each bucket, the overlap and the exit barriers of its schedule.
     pub observed: Vec<ObservedSchedule>,
 }
 
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct JoinedSets {
-    /// Those that become one collective.
+    /// The sets that become one collective.
     pub packed: Vec<CoalescedSet>,
-    /// Those that run as one step.
+    /// The sets that run as one step.
     pub together: Vec<CoalescedSet>,
 }
 
-/// What a planned bucket shows that its variants were chosen without.
+/// Facts about a planned bucket that were unknown when its variants were chosen.
 #[derive(Clone, Default)]
 pub struct ObservedSchedule {
     pub overlap: Overlap,
-    /// The collectives of the source of which droppable exit barriers are kept.
+    /// The collectives of the source whose droppable exit barriers are kept.
     pub exits_kept: BTreeSet<String>,
 }
 
 impl PlanAttempt {
-    /// The plan of these inputs, where a MiB of memory is worth so many microseconds.
+    /// Estimates a plan of these inputs. `memory_price` is in microseconds per MiB.
     pub fn new(
         inputs: Vec<BucketInput>,
         plan: Plan,
@@ -53,7 +55,8 @@ impl PlanAttempt {
         let nodes = inputs.iter().map(|b| b.graph.nodes.len()).sum();
         let programs = parallel::map(plan.programs.iter().collect(), nodes, read);
         let programs = programs.into_iter().collect::<Result<Vec<ParsedProgram>, String>>()?;
-        // Fixed memory serves all buckets: what one adds to it must not make the others dearer.
+        // Fixed memory serves all buckets: the part that one bucket adds must not increase the cost of the
+        // others.
         let fixed = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
         let mut times_us = Vec::new();
         let mut costs = Vec::new();
@@ -69,14 +72,15 @@ impl PlanAttempt {
                 .resolve_steps(bucket)
                 .collect::<Result<_, ResolveError>>()
                 .map_err(|e| e.to_string())?;
-            let mut beside: HashMap<&str, f64> = HashMap::new();
+            let mut overlapped_us: HashMap<&str, f64> = HashMap::new();
             for communication in &estimate.communication {
-                // Each collective of a step has all computation beside the step.
+                // Each collective of a step overlaps with all computation that the step overlaps with.
                 let nodes = runs.get(communication.step).into_iter().flat_map(|run| run.nodes());
-                beside.extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
+                overlapped_us
+                    .extend(nodes.map(|n| (program.graph.node_name(n), communication.overlapped_us)));
             }
             seen.push(ObservedSchedule {
-                overlap: scheduled_overlap(bucket, &beside),
+                overlap: scheduled_overlap(bucket, &overlapped_us),
                 exits_kept: kept_exit_barriers(program, bucket).map_err(|e| e.to_string())?,
             });
         }
@@ -97,7 +101,8 @@ impl PlanAttempt {
     }
 }
 
-/// The least microseconds that the collectives of a lowered program take, of which one step follows another whatever the schedule is.
+/// The least time of the collectives of a lowered program, in microseconds. Their steps follow each other in
+/// any schedule.
 pub fn communication_us(graph: &Graph, profile: &MachineProfile) -> f64 {
     let size = |dim: &Dim| u64::try_from(dim.upper_bound(&graph.symbols).max(1)).unwrap_or(u64::MAX);
     let sets: Vec<&Dispatch> =
@@ -118,13 +123,13 @@ pub fn communication_us(graph: &Graph, profile: &MachineProfile) -> f64 {
     times.fold(0, u64::saturating_add) as f64 / 1000.0
 }
 
-fn scheduled_overlap(bucket: &Bucket, beside: &HashMap<&str, f64>) -> Overlap {
-    let of = |name: &String| beside.get(name.as_str()).copied().unwrap_or(0.0);
+fn scheduled_overlap(bucket: &Bucket, overlapped_us: &HashMap<&str, f64>) -> Overlap {
+    let node_us = |name: &String| overlapped_us.get(name.as_str()).copied().unwrap_or(0.0);
     let decisions = bucket.decisions.iter();
-    Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(of).sum())).collect())
+    Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(node_us).sum())).collect())
 }
 
-/// The collectives of the source of which the bucket keeps droppable exit barriers.
+/// The collectives of the source whose droppable exit barriers the bucket keeps.
 fn kept_exit_barriers(program: &ParsedProgram, bucket: &Bucket) -> Result<BTreeSet<String>, ResolveError> {
     let mut kept: BTreeSet<&str> = BTreeSet::new();
     for (run, step) in program.resolve_steps(bucket).zip(&bucket.steps) {

@@ -1,5 +1,6 @@
-//! Queries of the driver to the backend of a profile: whether it can run each step of a plan, and how much memory the steps take in
-//! addition to the arenas. Without the feature of a backend, plans for it are not queried here; the machine that runs them does it.
+//! Queries to the backend of a profile: whether it can run each step of a plan, and how much memory the
+//! steps need in addition to the arenas. If the feature of a backend is disabled, the driver does not query
+//! it; the machine that runs the plan does.
 
 use symmc_check::CheckedPlan;
 #[cfg(feature = "cuda")]
@@ -11,10 +12,10 @@ use symmc_plan::ParsedPlan;
 use crate::error::DriverError;
 use crate::error::Result;
 
-/// The plan as a backend runs it, with what its steps take besides the arenas.
+/// Lowers the plan for its backend, and adds the memory that its steps need besides the arenas.
 ///
 /// # Errors
-/// The first steps that the backend cannot run.
+/// Returns the first steps that the backend cannot run.
 pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<CheckedPlan> {
     match backend {
         #[cfg(feature = "cuda")]
@@ -29,10 +30,10 @@ pub fn lower_for_backend(plan: CheckedPlan, backend: TargetBackend) -> Result<Ch
     }
 }
 
-/// Whether a backend runs every step of a plan.
+/// Checks that a backend can run every step of a plan.
 ///
 /// # Errors
-/// The first steps that it cannot run.
+/// Returns the first steps that it cannot run.
 pub fn expect_supported(
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] plan: &ParsedPlan,
     backend: TargetBackend,
@@ -46,17 +47,17 @@ pub fn expect_supported(
     }
 }
 
-/// Refuses a plan of which GPUs cannot run every step. `gpus` is the GPU of each rank, one each if it is empty. Custom and
-/// opaque ops are not looked at.
+/// Checks that GPUs can run every step of a plan. `gpus` is the GPU of each rank; if it is empty, each rank
+/// has its own. Custom and opaque ops are not checked.
 ///
 /// # Errors
-/// The first steps that GPUs cannot run, and why.
+/// Returns the first steps that GPUs cannot run, and why.
 #[cfg(feature = "cuda")]
 pub fn expect_supported_by_gpus(plan: &ParsedPlan, gpus: &[u32]) -> Result<()> {
     refuse(&unsupported::find_unsupported(plan, gpus))
 }
 
-/// How many steps that GPUs cannot run are named.
+/// The most unsupported steps that an error names.
 #[cfg(feature = "cuda")]
 const NAMED: usize = 5;
 

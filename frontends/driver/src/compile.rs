@@ -1,4 +1,4 @@
-//! From a graph to a checked plan: the stages in order.
+//! Compiles a graph into a checked plan: runs the stages in order.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::refine::plan_refined;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CompileReport {
-    /// The stages in order, with the time that each took.
+    /// The stages in order, with their durations.
     pub stages: Vec<(&'static str, Duration)>,
 }
 
@@ -39,9 +39,9 @@ impl StageClock {
     }
 }
 
-/// Compiles a graph into a plan, and checks that. Fails if the number of ranks is open, an option does not fit the
-/// graph, the graph cannot be planned, the backend of the machine cannot run the plan, or the check finds the plan
-/// unsafe.
+/// Compiles a graph into a plan, and checks the plan. Fails if the number of ranks is open, an option does
+/// not fit the graph, the graph cannot be planned, the backend of the machine cannot run the plan, or the
+/// check finds the plan unsafe.
 pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, CompileReport)> {
     options.validate()?;
     let mut clock = StageClock::start();
@@ -70,9 +70,9 @@ fn check_plan(plan: Plan) -> Result<CheckedPlan> {
     })
 }
 
-/// The graph with a variant for each collective: one graph for each bucket, with the ranges of its symbols. These are the
-/// variants that are chosen first; [`compile`] chooses again where a schedule has less computation beside collectives than could
-/// be there, and where another canonical form is faster in a bucket.
+/// Returns the graph with a variant for each collective: one graph per bucket, with the ranges of the
+/// bucket. These are the variants of the first choice. [`compile`] chooses again if a schedule has less
+/// overlap than the first choice assumed, or if another canonical form is faster in a bucket.
 pub fn lower_graph(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>> {
     let forms = canonical_forms(graph)?;
     let buckets = ranges::initial_buckets(&forms.default_form, options)?;
@@ -80,7 +80,7 @@ pub fn lower_graph(graph: &Graph, options: &CompileOptions) -> Result<Vec<Graph>
     Ok(lowered.inputs.into_iter().map(|input| input.graph).collect())
 }
 
-/// The graph in canonical form, with decomposed ops recognised.
+/// Returns the graph in canonical form, with decomposed ops recognised.
 pub fn canonicalize_graph(graph: &Graph) -> Result<Graph> {
     canonical_forms(graph).map(|forms| forms.default_form)
 }
@@ -93,7 +93,7 @@ pub fn canonical_forms(graph: &Graph) -> Result<CanonicalForms> {
     Ok(symmc_passes::canonical_forms(graph)?)
 }
 
-/// What became of the collectives of a graph in its canonical form.
+/// The collectives of a graph that its canonical form replaces.
 fn collective_replacements(source: &Graph, forms: &mut CanonicalForms) -> Vec<CollectiveReplacement> {
     let recorded = std::mem::take(&mut forms.replaced);
     let changes = symmc_passes::collective_changes(source, &forms.default_form, recorded).into_iter();
@@ -125,12 +125,13 @@ mod tests {
         let mut plan = plan.into_plan();
         plan.buckets[0].steps.clear();
         let error = check_plan(plan.clone()).expect_err("no step computes %y");
-        assert!(error.to_string().contains("the plan that symmc made does not check"), "{error}");
+        assert!(error.to_string().contains("symmc made a plan that its check rejects"), "{error}");
         let DriverError::Unsafe { plan: refused, findings } = error else { panic!("{error}") };
         assert!(*refused == plan && !findings.is_empty());
     }
 
-    /// Two layers of which each adds its residual behind an all-reduce, and an all-reduce that something else follows.
+    /// Two layers whose all-reduces are each followed by a residual addition, and an all-reduce that another
+    /// op follows.
     const LAYERS: &str = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n\
         param %w: bf16[4096, 4096]\n\
         %h: bf16[16, 4096] = matmul %x, %w\n%y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n\
@@ -140,7 +141,7 @@ mod tests {
         %j: bf16[16, 4096] = matmul %v, %w\n%r: bf16[16, 4096] = all_reduce %j op=sum group=@all\n\
         %s: bf16[16, 4096] = mul %r, %v\nreturn %s\n";
 
-    /// An all-reduce with a residual, beside which `beside` can run.
+    /// An all-reduce with a residual; `beside` can run concurrently with it.
     fn reduced(beside: &str) -> String {
         format!(
             "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\narg %b: bf16[8, 4096]\n\
@@ -192,14 +193,15 @@ mod tests {
 
     #[test]
     fn gpus_fuse_the_residuals_that_variants_are_credited_with() {
-        let (axis, light) = ("axis=1 log=false\n", "bf16[8, 4096] = softmax");
+        let axis = "axis=1 log=false\n";
+        let light = "bf16[8, 4096] = softmax";
         let two = format!("%a: {light} %b {axis}%c: {light} %a {axis}");
         for (text, expected) in [
             (LAYERS.to_string(), &["y", "u"][..]),
-            // Whatever can run beside it.
+            // Independent of the concurrent computation.
             (reduced(&two), &["y"]),
             (reduced("%c: bf16[8, 64] = matmul %b, %w\n"), &["y"]),
-            // So large that they go in two shots.
+            // Large enough for two shots.
             (LAYERS.replace("[16, 4096]", "[4096, 4096]"), &["y", "u"]),
         ] {
             let [credited, fused] = credited_and_fused(&text);

@@ -1,12 +1,15 @@
-//! Where the range of a symbol is divided so that each size runs by a form that is good there.
+//! Divides the ranges of symbols so that each size runs by a form that is good there.
 //!
-//! The form of a bucket is chosen at the upper ends of its ranges. At smaller sizes other variants can be faster. The division
-//! compares them at a grid of sizes, the powers of two in the range of each symbol and the end of that range: variants are chosen at each
-//! point, and a form is *good* at a point if its collectives take at most [`LOSS`] times what those chosen there take. What a
-//! run loses by less than [`SMALL`] of its time does not count. A box of sizes whose form is not good at one of its points is cut
-//! in two, until all are good or there are as many boxes as allowed, those that lose most first.
+//! The form of a bucket is chosen at the upper ends of its ranges. At smaller sizes other variants can be
+//! faster. The division compares them at a grid of sizes: the powers of two in the range of each symbol, and
+//! the end of that range. Variants are chosen at each point. A form is *good* at a point if its collectives
+//! take at most [`LOSS`] times as long as those chosen there. Losses below the fraction [`SMALL`] of a run's
+//! time do not count. If the form of a box of sizes is not good at one of its points, the box is cut in two.
+//! This continues, with the boxes that lose most first, until all are good or the allowed number of boxes is
+//! reached.
 //!
-//! Overlap and order are deliberately absent: they need a schedule. [`crate::compile()`] compares planned buckets afterwards.
+//! Overlap and order are deliberately absent, because they need a schedule. [`crate::compile()`] compares
+//! planned buckets afterwards.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -21,7 +24,7 @@ pub type SymbolRanges = IndexMap<SymbolId, (i64, i64)>;
 #[derive(Clone, PartialEq, Debug)]
 pub struct BucketRequest {
     pub ranges: SymbolRanges,
-    /// Whether its steps have an order of their own, also if another bucket runs the same program.
+    /// Whether its steps have an order of their own even if another bucket runs the same program.
     pub own_order: bool,
 }
 
@@ -32,34 +35,35 @@ impl BucketRequest {
     }
 }
 
-/// How much longer the collectives of a good form take at most than those that are chosen for the size.
+/// The most time that the collectives of a good form take, relative to those chosen for the size.
 const LOSS: f64 = 1.07;
 
-/// The part of a run's time that is not worth a bucket.
+/// The fraction of a run's time that does not justify a bucket.
 const SMALL: f64 = 0.01;
 
-/// How many nodes are lowered at most to divide one range: nodes of the program times points of the grid.
+/// The most nodes that are lowered to divide one range: nodes of the program times points of the grid.
 const NODES: usize = 60_000;
 
 /// The most points of a grid.
 const POINTS: usize = 320;
 
 pub trait VariantChooser {
-    /// Why no choice can be made.
+    /// The error if no choice can be made.
     type Error;
 
-    /// How each collective is chosen at each of these points, in the order of the program.
+    /// The decision for each collective at each of these points, in program order.
     fn choose_variants(&self, points: Vec<SymbolRanges>) -> Result<Vec<Vec<Decision>>, Self::Error>;
 
     fn computation_us(&self, point: &SymbolRanges) -> Result<f64, Self::Error>;
 }
 
-/// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is the number of nodes of
-/// the program.
+/// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is
+/// the number of nodes of the program.
 pub fn divide_ranges<C: VariantChooser>(
     of: &SymbolRanges,
     symbols: &[SymbolId],
-    (nodes, most): (usize, usize),
+    nodes: usize,
+    most: usize,
     chooser: &C,
 ) -> Result<Vec<SymbolRanges>, C::Error> {
     let points = (NODES / nodes.max(1)).clamp(16, POINTS);
@@ -90,13 +94,14 @@ pub fn divide_ranges<C: VariantChooser>(
 struct PointForms<'a, C> {
     chooser: &'a C,
     points: Vec<SymbolRanges>,
-    /// How each collective is chosen at each point.
+    /// The decision for each collective at each point.
     decisions: Vec<Vec<Decision>>,
     compute_us: BTreeMap<usize, f64>,
 }
 
 impl<C: VariantChooser> PointForms<'_, C> {
-    /// The microseconds that what is chosen at the point `form` loses at the point `there`, if that is not little.
+    /// The microseconds that the form chosen at the point `form` loses at the point `there`; 0 if that is
+    /// little.
     fn loss_at(&mut self, form: usize, there: usize) -> Result<f64, C::Error> {
         let mut total = 0.0;
         let mut lost = 0.0;
@@ -121,14 +126,14 @@ impl<C: VariantChooser> PointForms<'_, C> {
 /// The inclusive range of each axis of a grid.
 type GridSection = Vec<(usize, usize)>;
 
-/// Sizes of several symbols, all combinations of them.
+/// All combinations of sizes of several symbols.
 pub struct SizeGrid {
     axes: Vec<(SymbolId, Vec<i64>)>,
 }
 
 impl SizeGrid {
-    /// The powers of two in each range, and its end; with fewer powers where these are more than `most` points. None if there
-    /// is only one.
+    /// The grid of the powers of two in each range and the range's end. Powers are skipped evenly if there
+    /// would be more than `most` points. `None` if there is only one point.
     pub fn new(of: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
         let grid = (1..64).find_map(|step| {
             let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*of.get(&s)?, step))));
@@ -138,13 +143,12 @@ impl SizeGrid {
         grid.filter(|grid| !grid.axes.is_empty())
     }
 
-    /// The positions of all points; the last one has the upper ends.
+    /// The coordinates of all points; the last one has the upper ends.
     pub fn positions(&self) -> Vec<Vec<usize>> {
         (0..self.len()).map(|at| self.coordinates(at)).collect()
     }
 
-    /// The two parts of the ranges that leave most points at which their form loses to a form of their own, if it loses at any;
-    /// see [`best_cut`].
+    /// Cuts the ranges in two by [`best_cut`]; `None` if their form loses nowhere.
     pub fn cut_ranges(&self, of: &SymbolRanges, lost: &[(Vec<usize>, f64)]) -> Option<[SymbolRanges; 2]> {
         let whole = self.full_section();
         let (axis, size) = best_cut(&whole, lost).filter(|_| lost.iter().any(|&(_, us)| us > 0.0))?;
@@ -175,7 +179,7 @@ impl SizeGrid {
         digits.fold(0, |at, ((_, sizes), &of)| at * sizes.len() + of)
     }
 
-    /// The ranges of a point: those of symbols without an axis end at their upper ends.
+    /// The ranges of a point. Symbols without an axis have their upper ends.
     pub fn point(&self, of: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
         let mut out: SymbolRanges = of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
         for ((symbol, sizes), &at) in self.axes.iter().zip(coordinates) {
@@ -193,7 +197,8 @@ impl SizeGrid {
         out
     }
 
-    /// The points of a section, with what the form of its upper end loses there in microseconds: 0 where it is good.
+    /// The points of a section, with the microseconds that the form of its upper end loses there; 0 where
+    /// the form is good.
     fn section_losses<C: VariantChooser>(
         &self,
         section: &GridSection,
@@ -213,8 +218,9 @@ impl SizeGrid {
     }
 }
 
-/// The axis and the last size of the lower part of the cut that leaves the most points that lose, and of these cuts the one that
-/// leaves the fewest others, to a form of their own: along a single axis, at the largest size that loses.
+/// The best cut of a section, as its axis and the last size of the lower part. The cut puts the most losing
+/// points into the lower part, which gets a form of its own, and among equal cuts the fewest other points.
+/// Along a single axis, this is at the largest losing size.
 fn best_cut(section: &GridSection, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usize)> {
     let cuts = section.iter().enumerate();
     let cuts = cuts.flat_map(|(axis, &(first, last))| (first..last).map(move |cut| (axis, cut)));
@@ -226,8 +232,8 @@ fn best_cut(section: &GridSection, lost: &[(Vec<usize>, f64)]) -> Option<(usize,
     cuts.max_by_key(score)
 }
 
-/// The sizes at which forms are compared, ascending: the powers of two in a range, of which each `step`th counts, and the end
-/// of the range.
+/// The sizes at which forms are compared, ascending: every `step`th power of two in a range, and the end of
+/// the range.
 fn compared_sizes((low, high): (i64, i64), step: usize) -> Vec<i64> {
     let powers = (0..63).map(|k| 1i64 << k).filter(|p| (low..high).contains(p));
     powers.step_by(step).chain([high]).collect()

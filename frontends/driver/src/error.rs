@@ -1,16 +1,16 @@
-//! Why a graph cannot be compiled.
+//! The errors of a compilation.
 
 use symmc_passes::PassError;
 use symmc_plan::Plan;
 use symmc_planner::PlanError;
 use thiserror::Error;
 
-/// The result of what fails with a [`DriverError`], or with another error where one is named.
+/// A result with [`DriverError`] as its default error.
 pub type Result<T, E = DriverError> = std::result::Result<T, E>;
 
 #[derive(Debug, Error)]
 pub enum DriverError {
-    #[error("the number of ranks is open; fix it before compiling")]
+    #[error("the number of ranks is open: set it before compiling")]
     OpenRanks,
     #[error("{0}")]
     Option(String),
@@ -18,33 +18,33 @@ pub enum DriverError {
     Pass(#[from] PassError),
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// No plan was found whose symmetric arena keeps to the limit.
+    /// No plan was found whose symmetric arena fits the limit.
     #[error(
-        "the symmetric arena takes {least} bytes where barriers are kept and collectives do not overlap{}; the limit is \
-         {limit}",
+        "the smallest symmetric arena found, with exit barriers kept and without overlap, takes {least} bytes{}; \
+         the limit is {limit} bytes",
         fixed_part(*fixed)
     )]
     SymmLimit {
         limit: u64,
         least: u64,
-        /// What of it is fixed: landing zones and bound inputs.
+        /// The fixed part: landing zones and bound inputs.
         fixed: u64,
     },
     #[error("{message}")]
     Unsupported {
-        /// The first step that it cannot run, by its node.
+        /// The node of the first unsupported step.
         node: String,
         op: String,
         message: String,
     },
     #[error(
-        "the plan that symmc made does not check. This is a defect of symmc, not of the program; \
-         please report it with the program, the command and the following, {}:\n{}",
+        "symmc made a plan that its check rejects. This is a defect of symmc, not of the program; \
+         please report it with the program, the options and the following {}:\n{}",
         counted(findings),
         findings_text(findings)
     )]
     Unsafe { plan: Box<Plan>, findings: Vec<String> },
-    /// A plan that was just made cannot be read, which is a defect.
+    /// A plan that was just made cannot be read: a defect.
     #[error("{0}")]
     Defect(String),
 }

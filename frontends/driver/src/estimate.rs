@@ -1,4 +1,4 @@
-//! The estimated time of a plan, with the collectives that it chose and with plain ones.
+//! Estimates the time of a plan, with its chosen collectives and with plain ones.
 
 use std::sync::Arc;
 
@@ -25,15 +25,16 @@ pub fn estimate(plan: &ParsedPlan, profile: &MachineProfile) -> Result<Vec<Bucke
     plan.buckets.iter().map(of_bucket).collect()
 }
 
-/// The estimated time of a run of a plan at some sizes, of the bucket that serves them. Fails if a symbol has no value,
-/// no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
+/// The estimated time of a run at some sizes, in the bucket that serves them. Fails if a symbol has no
+/// value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
 pub fn estimate_at(
     plan: &CheckedPlan,
     profile: &MachineProfile,
     sizes: &SymbolBindings,
 ) -> Result<BucketEstimate> {
     let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
-        let missing = || DriverError::Option(format!("the symbol {} has no value", symbol.name));
+        let missing =
+            || DriverError::Option(format!("symbol {} has no size: set the size of the symbol", symbol.name));
         Ok((symbol.name.clone(), sizes.get(id).ok_or_else(missing)?))
     });
     let named: IndexMap<String, i64> = named.collect::<Result<_>>()?;
@@ -42,8 +43,8 @@ pub fn estimate_at(
     program.estimate_at(bucket, profile, &named).map_err(DriverError::defect)
 }
 
-/// The estimated time of a run of each bucket of the same graph, planned with plain collectives alone for the same buckets, in
-/// microseconds; none for a bucket whose ranges are not those of the graph's symbols.
+/// The estimated time of a run of each bucket if the same graph is planned with plain collectives only, in
+/// microseconds. `None` for a bucket whose ranges are not those of the graph's symbols.
 pub fn estimate_plain(
     graph: &Graph,
     plan: &CheckedPlan,
@@ -64,7 +65,8 @@ pub fn estimate_plain(
     Ok(all.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
 }
 
-/// The plan of a graph for these buckets, which nobody runs: it is not checked, and no collectives are coalesced.
+/// Plans a graph for these buckets only to estimate it: the plan is not checked, and no collectives are
+/// coalesced.
 fn plan_to_estimate(
     graph: &Graph,
     options: &CompileOptions,

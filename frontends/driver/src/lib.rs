@@ -1,11 +1,12 @@
 //! The compiler driver: from a graph to a checked plan.
 //!
-//! [`compile()`] brings a program into canonical form, divides the ranges of its symbols into buckets, chooses variants, plans,
-//! checks the plan, and lowers it where the [backend](symmc_ir::machine::TargetBackend) of the machine needs that. It runs the passes
-//! and the planner several times: variants are chosen again with what a schedule shows, and with less symmetric memory where there
-//! is a limit.
+//! [`compile()`] brings a program into canonical form, divides the ranges of its symbols into buckets,
+//! chooses variants, plans, checks the plan, and lowers it if the
+//! [backend](symmc_ir::machine::TargetBackend) of the machine needs that. It runs the passes and the planner
+//! several times: it chooses variants again with the facts that a schedule shows, and with less symmetric
+//! memory if there is a limit.
 //!
-//! Deliberately not here: files, names of symbols and inputs as users write them, and runs.
+//! Deliberately not here: files, the names of symbols and inputs that users write, and running plans.
 
 mod attempt;
 mod backends;

@@ -1,19 +1,21 @@
-//! The fastest plan whose symmetric arena keeps to a limit.
+//! Finds the fastest plan whose symmetric arena fits a limit.
 //!
-//! This is the only search for a limit. It goes down one ladder:
+//! This is the only search for a limit. It descends one ladder:
 //!
-//! 1. The *variants*: those of the cheapest plan, and everything else that the search for it lowered, also with coalesced collectives. Then variants that
-//!    ask for less symmetric memory: the collective that asks for the most is forbidden to, again and again, with the collectives
-//!    of the cheapest plan joined, and with none joined.
-//! 2. The *order*: the one asked for, and the leanest, without overlap.
+//! 1. The *variants*: first those of the cheapest plan, and all others that the search for it lowered,
+//!    including those with coalesced collectives. Then variants that ask for less symmetric memory: the
+//!    largest request is forbidden repeatedly, both with the collectives of the cheapest plan joined, and
+//!    with none joined.
+//! 2. The *order*: the requested one, and the leanest one, without overlap.
 //! 3. The *next run*: whether dropped exit barriers may rely on the next run being of the same bucket.
-//! 4. The *exit barriers*: one after another is kept where the arena holds the most, until the plan fits.
+//! 4. The *exit barriers*: barriers are kept one after another, where the arena holds the most, until the
+//!    plan fits.
 //!
-//! The rungs do not depend on the limit, only which of them fit does. The fastest plan that fits is taken. Candidates that cannot
-//! beat the best plan so far are left out, and parts of candidates are combined by bucket, so a smaller limit can give a faster plan
-//! in rare cases of several buckets. Leaner variants can be faster by the estimate of the whole run, so they are tried also where the cheapest
-//! plan fits. What a plan takes is known before its blocks have offsets, as a lower bound: only plans whose bound fits are
-//! packed.
+//! The rungs do not depend on the limit; only which of them fit does. The search returns the fastest plan
+//! that fits. It skips candidates that cannot beat the best plan so far, and combines parts of candidates by
+//! bucket, so a smaller limit can give a faster plan in rare cases of several buckets. Leaner variants can
+//! be faster by the estimate of the whole run, so they are tried even if the cheapest plan fits. A lower
+//! bound on a plan's memory is known before its blocks have offsets: only plans whose bound fits are packed.
 
 use symmc_ir::{Graph, Node};
 use symmc_plan::{PAGE, Plan};
@@ -25,8 +27,8 @@ use crate::error::{DriverError, Result};
 use crate::pipeline::{Pipeline, VariantChoice};
 use crate::variants::PlannedBuckets;
 
-/// The fastest plan of these buckets whose symmetric arena takes at most `limit` bytes. `cheapest` is the plan without a limit.
-/// Fails if no plan fits the limit, or the program cannot be planned.
+/// Returns the fastest plan of these buckets whose symmetric arena takes at most `limit` bytes. `cheapest`
+/// is the plan without a limit. Fails if no plan fits the limit, or the program cannot be planned.
 pub fn fastest_within(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
@@ -56,11 +58,11 @@ struct LimitSearch<'a> {
     limit: u64,
     tried: Vec<Vec<BucketInput>>,
     best: Option<PlanAttempt>,
-    /// The fastest input of each bucket among attempts that fit, with its time.
+    /// For each bucket, the fastest input among attempts that fit, with its time.
     fastest: Vec<Option<(f64, BucketInput)>>,
-    /// The plan with the smallest arena, while none fits: its bytes, and what of them is fixed.
+    /// While no plan fits: the bytes of the smallest arena so far, and its fixed part.
     least: Option<(u64, u64)>,
-    /// Why the first lowered programs that cannot be planned cannot be.
+    /// The error of the first lowered programs that cannot be planned.
     error: Option<PlanError>,
 }
 
@@ -79,12 +81,12 @@ impl<'a> LimitSearch<'a> {
         }
     }
 
-    /// The most that the symmetric arena may take: it takes whole pages.
+    /// The most bytes for the symmetric arena, which consists of whole pages.
     fn arena_limit(&self) -> u64 {
         self.limit / PAGE * PAGE
     }
 
-    /// Tries variants that ask for ever less symmetric memory, with these sets of collectives joined.
+    /// Tries variants that ask for less and less symmetric memory, with these sets of collectives joined.
     fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
         let lower = |symmetric| {
             let choice = VariantChoice { symmetric, joined: joined.to_vec(), ..VariantChoice::default() };
@@ -103,7 +105,7 @@ impl<'a> LimitSearch<'a> {
         all.into_iter().try_for_each(|inputs| self.try_inputs(inputs))
     }
 
-    /// Tries the inputs that are fastest for each bucket by itself together.
+    /// Tries the combination of the fastest input of each bucket.
     fn try_fastest_of_each_bucket(&mut self) -> Result<()> {
         let fastest: Option<Vec<BucketInput>> =
             self.fastest.iter().map(|found| found.as_ref().map(|(_, input)| input.clone())).collect();
@@ -118,7 +120,7 @@ impl<'a> LimitSearch<'a> {
         }
         self.tried.push(inputs.clone());
         match self.try_schedules(&inputs) {
-            // Other lowered programs can be planned still.
+            // Other lowered programs may still be plannable.
             Err(DriverError::Plan(error)) => {
                 self.error.get_or_insert(error);
                 Ok(())
@@ -127,7 +129,7 @@ impl<'a> LimitSearch<'a> {
         }
     }
 
-    /// Whether the communication of lowered programs alone takes less than the fastest plan so far.
+    /// Whether the communication of lowered programs alone takes less time than the fastest plan so far.
     fn can_be_faster(&self, inputs: &[BucketInput]) -> bool {
         let profile = &self.pipeline.options.profile;
         let least_us: f64 = inputs.iter().map(|input| communication_us(&input.graph, profile)).sum();
@@ -178,7 +180,7 @@ impl<'a> LimitSearch<'a> {
         Ok(None)
     }
 
-    /// Takes a plan that fits if it is faster than the fastest so far.
+    /// Makes a fitting plan the best one if it is faster than the best one so far.
     fn take_if_faster(&mut self, inputs: &[BucketInput], plan: Plan) -> Result<()> {
         let attempt = self.pipeline.attempt_plan(inputs.to_vec(), plan)?;
         for ((fastest, input), &us) in self.fastest.iter_mut().zip(inputs).zip(&attempt.times_us) {
@@ -201,14 +203,13 @@ impl<'a> LimitSearch<'a> {
             }
             (None, Some((least, fixed)), _) => Err(DriverError::SymmLimit { limit, least, fixed }),
             (None, None, Some(error)) => Err(error.into()),
-            (None, None, None) => {
-                Err(DriverError::defect("a limit of memory was searched for without any plan"))
-            }
+            (None, None, None) => Err(DriverError::defect("the search for a memory limit tried no plan")),
         }
     }
 }
 
-/// How often only what asks for the most symmetric memory is forbidden; then everything that asks for more than half of it.
+/// The number of descents that forbid only the largest request. Later ones forbid all requests above half of
+/// it.
 const EXACT_DESCENTS: u32 = 8;
 
 fn largest_symmetric_request(inputs: &[BucketInput]) -> u64 {

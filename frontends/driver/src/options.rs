@@ -1,4 +1,4 @@
-//! What a compilation is asked for, by the ids of the graph.
+//! Options of a compilation, in terms of the graph's ids.
 
 use std::collections::BTreeSet;
 
@@ -13,22 +13,23 @@ use crate::error::{DriverError, Result};
 #[derive(Clone, Debug)]
 pub struct CompileOptions {
     pub profile: MachineProfile,
-    /// The largest value of each bucket of a symbol, ascending. A symbol that is missing is divided where other variants become
-    /// faster, and where the machine has a kernel for several steps at small sizes only.
+    /// The largest value of each bucket of a symbol, ascending. If a symbol is missing, its range is divided
+    /// where other variants become faster, and where the machine has a kernel for several steps only at
+    /// small sizes.
     pub buckets: IndexMap<SymbolId, Vec<i64>>,
-    /// The arguments that their callers write straight into the symmetric arena.
+    /// The arguments that their callers write directly into the symmetric arena.
     pub bound: BTreeSet<InputId>,
-    /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
+    /// The variants that collectives may use in addition to plain; `None` for all that the profile knows.
     pub variants: Option<Vec<CollectiveVariant>>,
     pub order: OrderStrategy,
-    /// How much more memory than the leanest order the chosen one may take at most to overlap communication with computation,
-    /// as a fraction.
+    /// The most memory that the chosen order may use for overlap beyond the leanest order, as a fraction.
     pub slack: f64,
-    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
+    /// The microseconds by which overlap must speed up a run, by estimate, for each MiB of memory that it
+    /// takes.
     pub memory_price: f64,
     /// The most bytes of the symmetric arena.
     pub symm_limit: Option<u64>,
-    /// Whether several collectives may become one where a run is estimated to be faster for it.
+    /// Whether several collectives may become one if that is estimated to make a run faster.
     pub coalesce: bool,
     pub numerics: Numerics,
     /// Solutions of regions that compilations of one program share.
@@ -36,7 +37,7 @@ pub struct CompileOptions {
 }
 
 impl CompileOptions {
-    /// For a machine, with everything else as it is by default.
+    /// Default options for a machine.
     pub fn new(profile: MachineProfile) -> CompileOptions {
         let PlanConfig { order, slack, memory_price, numerics, .. } = PlanConfig::default();
         CompileOptions {

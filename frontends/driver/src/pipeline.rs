@@ -1,6 +1,6 @@
 //! From a program in canonical form and the ranges of its buckets to a plan, for one choice of variants.
 //!
-//! The searches for a choice ([`crate::variants`], [`crate::limit`]) go through here for every attempt.
+//! The searches for a choice ([`crate::variants`], [`crate::limit`]) use this pipeline for every attempt.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -24,15 +24,15 @@ pub struct Pipeline<'a> {
     pub canonical: &'a Graph,
     /// The canonical form that can be faster in buckets of small sizes, if there is one.
     pub for_small_sizes: Option<&'a Graph>,
-    /// Whether the buckets are some of several.
+    /// Whether the buckets are only some of a plan's buckets.
     pub among_others: bool,
     pub coalesces: bool,
-    /// Solutions of regions, which all lowerings share.
+    /// The cache of solutions of regions that all lowerings share.
     pub solutions: &'a SolutionCache,
 }
 
 impl<'a> Pipeline<'a> {
-    /// For all buckets of a program, with coalesced collectives where the options allow them.
+    /// The pipeline for all buckets of a program. Collectives are coalesced if the options allow it.
     pub fn new(source: &'a Graph, options: &'a CompileOptions, forms: &'a CanonicalForms) -> Pipeline<'a> {
         Pipeline {
             source,
@@ -74,7 +74,7 @@ impl<'a> Pipeline<'a> {
         Ok(LoweredBuckets { inputs, overlapped })
     }
 
-    /// For each bucket the sets of collectives that would be faster if they were joined, except those that rewriting uses.
+    /// For each bucket, the sets of collectives that are faster if joined, except those that rewriting uses.
     pub fn joinable(
         &self,
         buckets: &[BucketRequest],
@@ -107,7 +107,8 @@ impl<'a> Pipeline<'a> {
         symmc_planner::plan(self.source, inputs, &self.plan_config(buckets))
     }
 
-    /// A plan for estimates: offsets are not searched for long, which takes most of the time of some programs.
+    /// Plans only for an estimate, without the long search for offsets, which takes most of the time of some
+    /// programs.
     pub fn plan_on_trial(
         &self,
         buckets: &[BucketRequest],
@@ -135,18 +136,18 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// What a choice of variants is made with, for all buckets.
+/// The inputs of a choice of variants, for all buckets.
 #[derive(Clone, Default)]
 pub struct VariantChoice {
     pub symmetric: Option<u64>,
     pub plain: bool,
-    /// What a plan shows of each bucket; nothing is known of others.
+    /// For each bucket, the facts that a plan shows; the default for missing buckets.
     pub observed: Vec<ObservedSchedule>,
-    /// Of each bucket the sets of collectives that are joined; none of others.
+    /// For each bucket, the sets of collectives that are joined; none for missing buckets.
     pub joined: Vec<JoinedSets>,
 }
 
-/// What a choice of variants is made with, for one bucket.
+/// The inputs of a choice of variants, for one bucket.
 pub struct BucketVariantChoice<'a> {
     pub number: usize,
     pub symbols: &'a SymbolRanges,
@@ -156,7 +157,7 @@ pub struct BucketVariantChoice<'a> {
 /// The buckets with a variant for each collective.
 pub struct LoweredBuckets {
     pub inputs: Vec<BucketInput>,
-    /// Of each whether the choice depends on computation beside a collective.
+    /// For each bucket, whether the choice depends on computation concurrent with a collective.
     pub overlapped: Vec<bool>,
 }
 
@@ -168,7 +169,7 @@ pub fn lower_config(
     let BucketVariantChoice { number, symbols, choice } = bucket;
     let seen = choice.observed.get(number).cloned().unwrap_or_default();
     let JoinedSets { packed, together } = choice.joined.get(number).cloned().unwrap_or_default();
-    // The planner puts parameters and constants where collectives need them.
+    // The planner places parameters and constants where collectives need them.
     let held = canonical.inputs.iter().filter(|(_, i)| i.kind != InputKind::Argument).map(|(id, _)| id);
     LowerConfig {
         symbols: symbols.clone(),
@@ -188,7 +189,7 @@ fn collectives_by_name(graph: &Graph) -> HashMap<&str, &Collective> {
     graph.nodes.iter().filter_map(|(n, node)| Some((graph.node_name(n), node.op.as_collective()?))).collect()
 }
 
-/// The bytes of the step of each collective that runs with others, by its name.
+/// For each collective that runs with others, by its name, the bytes of their step.
 fn bytes_of_steps(graph: &Graph, decisions: &[Decision]) -> HashMap<String, u64> {
     let own: HashMap<&str, u64> = decisions.iter().map(|d| (d.collective.as_str(), d.bytes)).collect();
     let mut out = HashMap::new();
@@ -201,7 +202,7 @@ fn bytes_of_steps(graph: &Graph, decisions: &[Decision]) -> HashMap<String, u64>
     out
 }
 
-/// A decision, with the most blocks of each of its kernels.
+/// Adds to a decision the most blocks of each of its kernels.
 fn with_kernel_blocks(
     decision: Decision,
     graph: &Graph,

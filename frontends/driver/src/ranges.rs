@@ -15,11 +15,12 @@ use crate::pipeline::{BucketVariantChoice, VariantChoice, lower_config};
 
 const MAX_BUCKETS: usize = 4096;
 
-/// The most of which nobody asks: each is planned, checked and kept.
+/// The most buckets that are made without being requested: each is planned, checked and stored.
 pub const MAX_UNASKED: usize = 16;
 
-/// The ranges of each bucket of a program in canonical form: as asked for, and of symbols of which nothing is asked divided
-/// where dispatches change, and where other variants become faster, as long as these are few.
+/// The ranges of each bucket of a program in canonical form. Symbols with requested buckets are divided as
+/// requested. All others are divided where dispatches change and where other variants become faster, up to
+/// [`MAX_UNASKED`] buckets.
 pub fn initial_buckets(canonical: &Graph, options: &CompileOptions) -> Result<Vec<BucketRequest>> {
     Ok(divided_ranges(canonical, options)?.into_iter().map(BucketRequest::new).collect())
 }
@@ -49,7 +50,7 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Sym
     let mut out: Vec<SymbolRanges> = Vec::new();
     for (done, of) in all.iter().enumerate() {
         let most = MAX_UNASKED.saturating_sub(out.len() + all.len() - done - 1);
-        out.extend(divide::divide_ranges(of, &symbols, (canonical.nodes.len(), most), &chooser)?);
+        out.extend(divide::divide_ranges(of, &symbols, canonical.nodes.len(), most, &chooser)?);
     }
     Ok(out)
 }
@@ -88,7 +89,7 @@ impl VariantChooser for PointVariantChooser<'_> {
     }
 }
 
-/// The ranges up to this size of a symbol, and those beyond it.
+/// The ranges up to a size of a symbol, and those beyond it.
 fn split_at_size(of: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<SymbolRanges> {
     let Some(&(low, high)) = of.get(&symbol).filter(|(low, high)| (low..high).contains(&&size)) else {
         return vec![of.clone()];
@@ -137,17 +138,22 @@ fn split_range(symbol: &Symbol, upper: &[i64]) -> Result<Vec<(i64, i64)>> {
     let mut ranges = Vec::new();
     for &high in upper {
         if !(*min..=*max).contains(&high) {
-            let message = format!("bucket {name}={high} is out of range: expected {min} to {max}");
+            let message =
+                format!("bucket bound {high} of symbol {name} is out of range: expected {min} to {max}");
             return Err(DriverError::Option(message));
         }
         if high < low {
-            return Err(DriverError::Option(format!("the buckets of {name} must ascend: {upper:?}")));
+            return Err(DriverError::Option(format!(
+                "the bucket bounds of symbol {name} must ascend, found {upper:?}"
+            )));
         }
         ranges.push((low, high));
         low = high + 1;
     }
     if ranges.is_empty() {
-        return Err(DriverError::Option(format!("the buckets of {name} are empty")));
+        return Err(DriverError::Option(format!(
+            "symbol {name} needs at least one bucket bound, found none"
+        )));
     }
     Ok(ranges)
 }

@@ -1,10 +1,11 @@
-//! Buckets of which nobody asked, compared with plans for single sizes.
+//! Refines buckets that were not requested by comparing them with plans for single sizes.
 //!
-//! The ranges were divided by the choice of variants alone ([`crate::divide`]). Once buckets are planned, the estimate of each at
-//! the sizes of a grid is compared with that of a plan for these sizes alone. A bucket that is above [`MOST`] times that
-//! somewhere is cut in two. At the end a bucket joins the one above it if the form of that is good at all of its sizes, too;
-//! except where the dispatches of the machine change, whose gain is measured and not part of the estimate.
-//! A large program is compared at few sizes, or not at all.
+//! The ranges were divided by the choice of variants alone ([`crate::divide`]). Once buckets are planned,
+//! the estimate of each at the sizes of a grid is compared with that of a plan for these sizes alone. A
+//! bucket that takes more than [`MOST`] times as long at some size is cut in two. At the end, a bucket joins
+//! the one above it if the form of that one is good at all of its sizes as well. Buckets do not join where
+//! the dispatches of the machine change, because that gain is measured and not part of the estimate. A large
+//! program is compared at few sizes, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,29 +22,31 @@ use crate::ranges::MAX_UNASKED;
 use crate::search::plan_buckets;
 use crate::variants::PlannedBuckets;
 
-/// How much longer a bucket takes at some sizes than a plan for these alone, as a multiple, before it is cut.
+/// The ratio between the time of a bucket and that of a plan for a single size above which the bucket is
+/// cut.
 const MOST: f64 = 1.08;
 
-/// How often buckets are cut.
+/// The most rounds of cutting buckets.
 const ROUNDS: usize = 8;
 
-/// How many nodes are planned at most to compare one bucket: nodes of the program times points of the grid.
+/// The most nodes that are planned to compare one bucket: nodes of the program times points of the grid.
 const NODES: usize = 8_000;
 
-/// The number of nodes up to which programs are compared.
+/// The most nodes of a program that is compared.
 const LARGE: usize = 1_500;
 
-/// The number of nodes up to which programs are compared whose variants do not depend on the schedule.
+/// The most nodes of a program that is compared if its variants do not depend on the schedule.
 const SMALL: usize = 500;
 
-/// The plan of these buckets, of which those of `unasked` symbols are cut and joined.
+/// Plans these buckets, after cutting and joining those of `unasked` symbols.
 pub fn plan_refined(
     pipeline: &Pipeline<'_>,
     mut buckets: Vec<BucketRequest>,
     unasked: &BTreeSet<SymbolId>,
 ) -> Result<Plan> {
     let PlannedBuckets { mut plan, by_schedule, .. } = plan_buckets(pipeline, &buckets)?;
-    // Without that, the choice of variants, which divided the ranges, is all that there is to a form but for its order.
+    // If variants do not depend on the schedule, a form differs from the division's choice only in its
+    // order.
     let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
     let symbols = divide::collective_symbols(pipeline.canonical).into_iter();
     let symbols = symbols.filter(|s| compared && unasked.contains(s));
@@ -61,7 +64,7 @@ pub fn plan_refined(
     let joined = comparison.join_buckets(&plan, &buckets, unasked)?;
     if joined.len() < buckets.len() {
         let fewer = plan_buckets(pipeline, &joined)?.plan;
-        // Buckets share fixed memory, and their forms can differ in company.
+        // Buckets share fixed memory, so the form of one can change with the others.
         if comparison.cut_buckets(&fewer, &joined)?.len() == joined.len() {
             plan = fewer;
         }
@@ -71,11 +74,12 @@ pub fn plan_refined(
 
 struct BucketComparison<'a> {
     pipeline: &'a Pipeline<'a>,
-    /// The symbols on which collectives depend, and of which no buckets are asked for.
+    /// The symbols on which collectives depend and for which no buckets were requested.
     symbols: Vec<SymbolId>,
-    /// Where dispatches change: of each symbol the last sizes below.
+    /// For each symbol, the last sizes before dispatches change.
     limits: BTreeMap<SymbolId, BTreeSet<i64>>,
-    /// The estimated microseconds of plans for single sizes, by these sizes; none where there is no such plan.
+    /// The estimated microseconds of plans for single sizes, by these sizes; `None` if there is no such
+    /// plan.
     alone: BTreeMap<Vec<i64>, Option<f64>>,
 }
 
@@ -89,7 +93,7 @@ fn point_sizes(point: &SymbolRanges) -> Vec<i64> {
 }
 
 impl BucketComparison<'_> {
-    /// The buckets, with those cut in two that take long at some of their sizes.
+    /// The buckets, after cutting in two those that are slow at some of their sizes.
     fn cut_buckets(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<Vec<BucketRequest>> {
         if !self.symbols.is_empty() {
             self.record_own_estimates(plan, buckets)?;
@@ -116,7 +120,7 @@ impl BucketComparison<'_> {
         SizeGrid::new(of, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
     }
 
-    /// The points of a grid, with the microseconds that a bucket loses there: 0 where that is little.
+    /// The points of a grid, with the microseconds that a bucket loses there; 0 if that is little.
     fn grid_losses(
         &mut self,
         plan: &Plan,
@@ -130,7 +134,8 @@ impl BucketComparison<'_> {
         Ok(positions.into_iter().zip(lost).collect())
     }
 
-    /// Counts the estimates of buckets at their upper ends, for which they were made, as those of plans for these sizes.
+    /// Records the estimates of buckets at their upper ends, for which they were made, as those of plans for
+    /// these sizes.
     fn record_own_estimates(&mut self, plan: &Plan, buckets: &[BucketRequest]) -> Result<()> {
         for (b, bucket) in buckets.iter().enumerate() {
             let point = upper_end(&bucket.ranges);
@@ -145,7 +150,7 @@ impl BucketComparison<'_> {
         self.plan_alone(points)?;
         let program = read_bucket_program(plan, b)?;
         let lost = points.iter().map(|point| {
-            // A plan for one size may not exist where one for the range does: then there is nothing to compare with.
+            // A plan for one size may not exist even if one for the range does. Then there is no comparison.
             let Some(best) = self.alone.get(&point_sizes(point)).copied().flatten() else { return Ok(0.0) };
             let ours = self.estimate_bucket(plan, b, &program, point)?;
             Ok(if ours > MOST * best { ours - best } else { 0.0 })
@@ -160,7 +165,7 @@ impl BucketComparison<'_> {
         let nodes = missing.len() * self.pipeline.canonical.nodes.len();
         let this = &*self;
         let made = parallel::map(missing, nodes, |point| {
-            // Other points have other solutions: these are dropped at once.
+            // Other points have other solutions, so these are dropped at once.
             let solutions = SolutionCache::default();
             let single = Pipeline { among_others: true, solutions: &solutions, ..*this.pipeline };
             let Ok(plan) = plan_buckets(&single, &[BucketRequest::new(point.clone())]).map(|p| p.plan) else {
@@ -194,8 +199,8 @@ impl BucketComparison<'_> {
         Ok(estimate.map_err(DriverError::defect)?.total_us)
     }
 
-    /// The buckets, with those joined to one above them that run the same program, or whose sizes the form of the one above
-    /// serves as well.
+    /// The buckets, after joining each to one above it if both run the same program, or if the form of the
+    /// one above also serves its sizes.
     fn join_buckets(
         &mut self,
         plan: &Plan,
@@ -213,7 +218,7 @@ impl BucketComparison<'_> {
         Ok(out.into_iter().map(|(_, bucket)| bucket).collect())
     }
 
-    /// The positions of a bucket and of one above it that can be one, and the symbol in which they differ.
+    /// The positions of a bucket and one above it that can be joined, and the symbol in which they differ.
     fn pair_to_join(
         &mut self,
         plan: &Plan,
@@ -236,7 +241,7 @@ impl BucketComparison<'_> {
         Ok(None)
     }
 
-    /// Whether the form of a bucket is good at all sizes of these ranges, as far as they are compared.
+    /// Whether the form of a bucket is good at all compared sizes of these ranges.
     fn serves(&mut self, plan: &Plan, b: usize, of: &SymbolRanges) -> Result<bool> {
         if self.symbols.is_empty() {
             return Ok(false);
@@ -249,7 +254,7 @@ impl BucketComparison<'_> {
     }
 }
 
-/// The symbol in which alone two buckets differ, where the one is next below the other.
+/// The only symbol in which two buckets differ, if `lower` ends directly below `upper`.
 fn differing_symbol(lower: &SymbolRanges, upper: &SymbolRanges) -> Option<SymbolId> {
     let mut differing = lower.iter().filter(|&(s, range)| upper[s] != *range);
     let (&symbol, range) = differing.next()?;

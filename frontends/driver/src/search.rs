@@ -1,4 +1,4 @@
-//! The plan of some buckets: the one that costs least by estimate, or the fastest within a limit of memory.
+//! Searches for the plan of some buckets: the cheapest by estimate, or the fastest within a limit of memory.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::limit::fastest_within;
 use crate::pipeline::{LoweredBuckets, Pipeline, VariantChoice};
 use crate::variants::{PlannedBuckets, VariantSearch, WIDEST};
 
-/// The plan of these buckets: the one that costs least, or the fastest within the limit of memory.
+/// Plans these buckets: returns the cheapest plan, or the fastest plan within the limit of memory.
 pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
     let planned = cheapest_plan(pipeline, buckets)?;
     match pipeline.options.symm_limit {
@@ -22,7 +22,7 @@ pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
     }
 }
 
-/// The plan of these buckets that costs least, each in the canonical form in which it costs less by estimate.
+/// Returns the cheapest plan of these buckets, each in the canonical form that costs less by estimate.
 fn cheapest_plan(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
     let usual = cheapest_in_form(pipeline, buckets);
     let Some(small_sizes) = pipeline.small_sizes() else { return usual };
@@ -39,7 +39,7 @@ fn cheapest_plan(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<P
     Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined: usual.joined, tried })
 }
 
-/// The plan of these buckets in the form [`canonical`](Pipeline::canonical) that costs least.
+/// Returns the cheapest plan of these buckets in the form [`canonical`](Pipeline::canonical).
 fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
     let LoweredBuckets { inputs, overlapped } = pipeline.lower(buckets, &VariantChoice::default())?;
     let plan = pipeline.plan_inputs(buckets, &inputs)?;
@@ -71,7 +71,7 @@ fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
     search_some_variants(pipeline, buckets, planned, &again)
 }
 
-/// The plan of these buckets after a search for cheaper variants that begins with an attempt.
+/// Returns the plan of these buckets after a search for cheaper variants that starts from an attempt.
 fn search_variants(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
@@ -86,7 +86,7 @@ fn search_variants(
     Ok(PlannedBuckets { inputs, plan, by_schedule: true, joined, tried })
 }
 
-/// The plan, with other variants for the buckets `again` where those cost less.
+/// Returns the plan with other variants for the buckets `again` if those cost less.
 fn search_some_variants(
     pipeline: &Pipeline<'_>,
     buckets: &[BucketRequest],
@@ -111,7 +111,7 @@ fn search_some_variants(
         planned.joined[b] = joined;
     }
     if chosen.iter().zip(&planned.inputs).any(|(a, b)| a.graph != b.graph) {
-        // Other buckets find as much room as before, except for landing zones that are new.
+        // Other buckets have as much room as before, except for new landing zones.
         if let Ok(plan) = pipeline.plan_inputs(buckets, &chosen) {
             planned.inputs = chosen;
             planned.plan = plan;
@@ -128,7 +128,7 @@ mod tests {
     use crate::options::CompileOptions;
     use crate::{compile, estimate_plain};
 
-    /// A program of this many all-reduces of different sizes, small enough that they are coalesced.
+    /// A program of this many all-reduces of different sizes, small enough to be coalesced.
     fn different_collectives(count: usize) -> Graph {
         let mut text = String::from("program \"p\" ranks 4\ngroup @w world\n");
         let mut body = String::new();
@@ -152,8 +152,8 @@ mod tests {
             estimate_plain(&graph, &plan, &options).expect("estimates");
             let coalesced = plan.buckets[0].decisions.iter().filter(|d| d.chosen == "absorbed").count();
             assert!(coalesced > 0, "nothing is coalesced, so that few choices are tried");
-            // Each collective by itself, with the chosen variants and with plain ones. The others are coalesced ones: a few sets for
-            // each reach.
+            // Each collective alone, with the chosen variants and with plain ones. The others are coalesced
+            // ones: a few sets for each reach.
             let made = options.solutions.egraphs_built();
             assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
         }

@@ -1,8 +1,9 @@
-//! The search for the choice of variants that costs least: variants are chosen again with what the plan of an earlier choice shows.
+//! Searches for the cheapest choice of variants: variants are chosen again with the facts that the plan of
+//! an earlier choice shows.
 //!
-//! The first choice assumes all overlap that is possible, and that exit barriers are dropped. Others are made with the overlap and
-//! the barriers that a plan has, with plain collectives alone, and with coalesced collectives. Each bucket takes the best of them.
-//! A limit of memory is deliberately absent here: see [`crate::limit`].
+//! The first choice assumes all possible overlap, and that exit barriers are dropped. Other choices use the
+//! overlap and the barriers of a plan, only plain collectives, or coalesced collectives. Each bucket takes
+//! the best of them. A limit of memory is deliberately absent here: see [`crate::limit`].
 
 use std::collections::BTreeSet;
 
@@ -18,11 +19,12 @@ use crate::pipeline::{Pipeline, VariantChoice};
 pub struct PlannedBuckets {
     pub inputs: Vec<BucketInput>,
     pub plan: Plan,
-    /// Whether variants depend on the schedule: on overlap, or on exit barriers that are kept.
+    /// Whether variants depend on the schedule: on overlap, or on kept exit barriers.
     pub by_schedule: bool,
     /// The sets of collectives that are joined in each bucket, in the canonical form of the pipeline.
     pub joined: Vec<JoinedSets>,
-    /// If there is a limit of memory, everything that the search lowered: it can need less memory than what was chosen.
+    /// If there is a limit of memory, all inputs that the search lowered, because they can need less memory
+    /// than the chosen one.
     pub tried: Vec<Vec<BucketInput>>,
 }
 
@@ -30,7 +32,7 @@ pub struct VariantSearch<'a> {
     pipeline: &'a Pipeline<'a>,
     buckets: &'a [BucketRequest],
     pub best: PlanAttempt,
-    /// Everything that was lowered, if there is a limit of memory.
+    /// If there is a limit of memory, all inputs that were lowered.
     pub tried: Vec<Vec<BucketInput>>,
 }
 
@@ -43,7 +45,7 @@ impl<'a> VariantSearch<'a> {
         VariantSearch { pipeline, buckets, best: first, tried: Vec::new() }
     }
 
-    /// Searches in all ways.
+    /// Tries all kinds of choices.
     pub fn run(&mut self) -> Result<()> {
         self.choose_by_schedule()?;
         self.improve(&VariantChoice { plain: true, ..VariantChoice::default() })?;
@@ -58,7 +60,7 @@ impl<'a> VariantSearch<'a> {
         joined
     }
 
-    /// What the best attempt is made of, and its plan with the tightest offsets that are found.
+    /// The inputs of the best attempt, and its plan with the tightest offsets that are found.
     pub fn into_packed_plan(self) -> (Vec<BucketInput>, Plan) {
         let PlanAttempt { inputs, plan, is_packed, .. } = self.best;
         let is_tight = |bucket: &Bucket| {
@@ -72,13 +74,13 @@ impl<'a> VariantSearch<'a> {
         (inputs, plan)
     }
 
-    /// Chooses variants with the overlap and the exit barriers that the best plan so far has.
+    /// Chooses variants with the overlap and the exit barriers of the best plan so far.
     fn choose_by_schedule(&mut self) -> Result<()> {
         let mut kept: Vec<BTreeSet<String>> = vec![BTreeSet::new(); self.best.observed.len()];
         for _ in 0..ROUNDS {
             let mut seen = self.best.observed.clone();
             for (seen, kept) in seen.iter_mut().zip(&mut kept) {
-                // A barrier that was kept once is kept again.
+                // A barrier that was kept once is assumed to be kept again.
                 kept.append(&mut seen.exits_kept);
                 seen.exits_kept.clone_from(kept);
             }
@@ -90,8 +92,9 @@ impl<'a> VariantSearch<'a> {
         Ok(())
     }
 
-    /// Joins collectives in this way, within each of a few reaches, where that costs less, besides those that are joined already. Variants
-    /// are first chosen with the overlap that those of the best plan were chosen with, and then with the overlap that they have.
+    /// Joins collectives in one mode, within each of a few reaches, if that costs less, in addition to
+    /// existing sets. Variants are first chosen with the overlap that the best plan's choice assumed, and
+    /// then with the overlap that results.
     fn try_joining(&mut self, joining: JoinMode) -> Result<()> {
         let nodes = self.pipeline.canonical.nodes.len() * self.buckets.len();
         let reaches = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
@@ -121,7 +124,7 @@ impl<'a> VariantSearch<'a> {
         Ok(())
     }
 
-    /// Joins these sets of collectives where that costs less.
+    /// Joins these sets of collectives if that costs less.
     fn try_sets(&mut self, sets: &[JoinedSets]) -> Result<()> {
         let joined = sets.to_vec();
         let choice =
@@ -135,8 +138,8 @@ impl<'a> VariantSearch<'a> {
         Ok(())
     }
 
-    /// Takes another choice of variants for the buckets where it costs less; whether there are any. A choice that cannot be
-    /// planned is no better.
+    /// Tries another choice of variants and takes it for the buckets in which it costs less. Returns whether
+    /// there are any. A choice that cannot be planned is never better.
     fn improve(&mut self, choice: &VariantChoice) -> Result<bool> {
         match self.plan_choice(choice)? {
             Some(other) => self.take_better(other),
@@ -144,8 +147,8 @@ impl<'a> VariantSearch<'a> {
         }
     }
 
-    /// The plan of another choice; `None` if that is the same program as the best one, takes longer than that with its communication
-    /// alone, or cannot be planned.
+    /// Plans another choice. Returns `None` if it is the same program as the best one, if its communication
+    /// alone takes longer than that, or if it cannot be planned.
     fn plan_choice(&mut self, choice: &VariantChoice) -> Result<Option<PlanAttempt>> {
         let inputs = self.pipeline.lower(self.buckets, choice)?.inputs;
         if inputs.iter().zip(&self.best.inputs).all(|(a, b)| a.graph == b.graph) {
@@ -167,7 +170,7 @@ impl<'a> VariantSearch<'a> {
         Ok(Some(other))
     }
 
-    /// Takes another plan for the buckets where it costs less; whether there are any.
+    /// Takes another plan for the buckets in which it costs less. Returns whether there are any.
     pub fn take_better(&mut self, other: PlanAttempt) -> Result<bool> {
         let better: Vec<bool> = self.best.costs.iter().zip(&other.costs).map(|(a, b)| b < a).collect();
         if !better.contains(&true) {
@@ -190,7 +193,7 @@ impl<'a> VariantSearch<'a> {
             is_packed: false,
             ..self.pipeline.attempt_plan(inputs, plan)?
         };
-        // Buckets share arenas, and their orders can differ in company.
+        // Buckets share arenas, so the order of one can change with the others.
         if mixed.costs.iter().zip(&self.best.costs).any(|(a, b)| a > b) {
             return Ok(false);
         }
@@ -199,18 +202,18 @@ impl<'a> VariantSearch<'a> {
     }
 }
 
-/// How often variants are chosen again with the overlap of a schedule.
+/// The most times that variants are chosen again with the overlap of a schedule.
 const ROUNDS: u32 = 2;
 
-/// Collectives however far from each other.
+/// Joins collectives at any distance.
 pub const WIDEST: CoalesceConfig = CoalesceConfig {
     joining: JoinMode::Packed,
     reach: CoalesceReach { window_us: f64::INFINITY, least_startup: LEAST_STARTUP },
     kept: BTreeSet::new(),
 };
-/// The reaches that are tried. Start-up is half of the time of small collectives. Collectives that take mostly the time of their bytes are
-/// left apart: by measurement they lose more overlap than a start-up is worth (two all-reduces of 16 MiB in each of four layers, on two
-/// H200: 1834 µs as one, 1789 µs apart).
+/// The reaches that are tried. Start-up is half of the time of small collectives. Collectives whose time is
+/// mostly that of their bytes are left apart: measurements show that they lose more overlap than a start-up
+/// is worth (two all-reduces of 16 MiB in each of four layers, on two H200: 1834 µs as one, 1789 µs apart).
 const COALESCING: &[CoalesceReach] = &[
     CoalesceReach { window_us: 160.0, least_startup: 0.5 },
     CoalesceReach { window_us: f64::INFINITY, least_startup: 0.5 },
@@ -218,15 +221,16 @@ const COALESCING: &[CoalesceReach] = &[
     CoalesceReach { window_us: 640.0, least_startup: LEAST_STARTUP },
     CoalesceReach { window_us: 10.0, least_startup: LEAST_STARTUP },
 ];
-/// The least part of the time of a collective that is start-up, for one that is coalesced.
+/// The least fraction of a collective's time that must be start-up for it to be coalesced.
 const LEAST_STARTUP: f64 = 0.2;
-/// The number of these that are tried for programs whose buckets have more than [`LARGE`] nodes together.
+/// The number of reaches that are tried for programs whose buckets have more than [`LARGE`] nodes together.
 const FEW: usize = 4;
 const LARGE: usize = 1_500;
-/// How many times the cost of the best plan a plan costs for which variants are not chosen again with its own overlap.
+/// Variants are chosen again with a plan's own overlap only if it costs at most this many times the best
+/// plan.
 const FAR: f64 = 1.25;
 
-/// The collectives that rewriting uses: those that are run by other nodes than one of their name.
+/// The collectives that rewriting uses: other nodes than the one with their name run them.
 fn rewritten_collectives(bucket: &Bucket) -> BTreeSet<String> {
     let decisions = bucket.decisions.iter().filter(|d| !d.nodes.contains(&d.collective));
     decisions.map(|d| d.collective.clone()).collect()

@@ -8,8 +8,8 @@ use symmc_ir::machine::MachineProfile;
 use symmc_ir::{Graph, text};
 use symmc_plan::PAGE;
 
-/// Programs whose collectives need symmetric memory in different ways: landing zones, operands that peers read, results that peers
-/// write, coalesced and joined collectives, several buckets.
+/// Programs whose collectives need symmetric memory in different ways: landing zones, operands that peers
+/// read, results that peers write, coalesced and joined collectives, several buckets.
 const PROGRAMS: &[&str] = &[
     "bucket_fsdp_gathers",
     "bucket_two_all_reduces",
@@ -42,7 +42,7 @@ fn plans_keep_to_a_limit_and_are_never_faster_under_a_smaller_one() {
             let graph = program(name);
             let mut options = options(machine, None);
             let (free, _) = compile(&graph, &options).expect("a plan");
-            // All limits have the buckets of the plan without a limit.
+            // All limits use the buckets of the plan without a limit.
             for (symbol, upper) in graph.symbols.iter().map(|(id, s)| (id, &s.name)) {
                 let mut upper: Vec<i64> = free.buckets.iter().map(|b| b.symbols[upper][1]).collect();
                 upper.sort_unstable();
@@ -100,7 +100,7 @@ fn a_limit_that_nothing_fits_says_what_is_needed() {
     let DriverError::SymmLimit { limit: 64, least, fixed: 0 } = error else { panic!("{error}") };
     let (plan, _) = compile(&graph, &options("host", Some(least))).expect("the least is enough");
     assert_eq!(plan.arenas.symmetric, least);
-    // What the caller writes into the symmetric arena stays there.
+    // Bound inputs stay in the symmetric arena.
     let bound = CompileOptions { bound: graph.inputs.keys().collect(), ..options("host", Some(64)) };
     let text = compile(&graph, &bound).expect_err("%x is bound").to_string();
     assert!(text.contains("2048 of them for landing zones and bound inputs; the limit is 64"), "{text}");

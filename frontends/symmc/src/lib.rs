@@ -1,11 +1,11 @@
 //! The stable Rust API of symmc: programs with communication become plans that are proved safe, and run.
 //!
 //! ```no_run
-//! use symmc::{Backend, Config, OpenOptions, Profile, Program, RunConfig, TensorFile, Workload};
+//! use symmc::{Backend, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
 //!
 //! # fn main() -> Result<(), symmc::Error> {
 //! let program = Program::open("model.pt2".as_ref(), &OpenOptions::default().with_ranks(4))?;
-//! let plan = symmc::compile(&program, &Config::default().with_slack(0.1))?;
+//! let plan = symmc::compile(&program, &CompileConfig::default().with_slack(0.1))?;
 //! println!("{}", plan.report());
 //! let tensors = TensorFile::open("model.safetensors".as_ref())?;
 //! let work = Workload::recorded(&program, &tensors)?;
@@ -30,13 +30,13 @@
 //! is to differ by `with_…` methods, each named for the field that it sets.
 //!
 //! ```
-//! use symmc::{Bind, BucketSpec, Config, ErrorKind, Program};
+//! use symmc::{ArgumentBinding, BucketSpec, CompileConfig, ErrorKind, Program};
 //!
 //! let program = Program::from_text(
 //!     "program \"sum\" ranks 2\nsymbol n in 1..=64\ngroup @all world\narg %x: f32[n, 8]\n\
 //!      %y: f32[n, 8] = all_reduce %x op=sum group=@all\nreturn %y\n",
 //! )?;
-//! let config = Config::default().with_buckets([BucketSpec::new("n", [8, 64])]).with_bind(Bind::All);
+//! let config = CompileConfig::default().with_buckets([BucketSpec::new("n", [8, 64])]).with_bind(ArgumentBinding::All);
 //! let plan = symmc::compile(&program, &config)?;
 //! assert_eq!(plan.buckets.len(), 2);
 //!
@@ -56,7 +56,7 @@
 //! # Features
 //! | feature | gives |
 //! |---|---|
-//! | `cuda` | GPUs: `CudaConfig`, `refuse_for_gpus`, `bench`. CUDA itself is looked for when it is used |
+//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is looked for when it is used |
 //! | `torch` | `.pt2` archives of PyTorch |
 //! | `onnx` | ONNX models |
 //!

@@ -1,5 +1,5 @@
-//! Matrix products of one left operand as one step, as queries, keys and values are, with the rotary embeddings of what they give
-//! where rows are few.
+//! Groups matrix products that share a left operand into one step, such as queries, keys and values. If rows
+//! are few, the rotary embeddings of their results join them.
 
 use symmc_ir::dispatch::{batch_key, find_rotated_product};
 use symmc_ir::{Dim, DispatchForm, NodeId, Op};
@@ -8,12 +8,13 @@ use crate::facts::DispatchFacts;
 use crate::product::SkinnyProduct;
 use crate::walk::{DispatchWalk, UnitAssignment};
 
-/// How many steps may stand between two of them.
+/// The most steps between two of them.
 const REACH: usize = 8;
 
-/// The nodes that are no views, in an order in which products of one left operand stand side by side where others stood
-/// between them, as the norms of heads do between queries, keys and values. None where that is program order. What is
-/// element-wise between them is left there: it may be their epilogue.
+/// All nodes except views, in an order in which products of one left operand are adjacent even if other
+/// nodes separate them in the program, as the norms of heads separate queries, keys and values. `None` if
+/// that is program order. Element-wise nodes between products do not count as separating: they may be their
+/// epilogue.
 pub fn batched_node_order(facts: &DispatchFacts<'_>) -> Option<Vec<NodeId>> {
     facts.capabilities().batch?;
     let nodes = || facts.graph.nodes.keys().filter(|&n| !facts.is_view(n));
@@ -25,12 +26,14 @@ pub fn batched_node_order(facts: &DispatchFacts<'_>) -> Option<Vec<NodeId>> {
     (!nodes().eq(out.iter().copied())).then_some(out)
 }
 
-/// Where a product stands beside the last one of its left operand, if it may and does not stand there already.
+/// The position right after the last product of the same left operand; `None` if the product may not move
+/// there or needs no move.
 fn position_after_batched(facts: &DispatchFacts<'_>, before: &[NodeId], id: NodeId) -> Option<usize> {
-    let alike = |&&n: &&NodeId| {
+    let has_same_left = |&&n: &&NodeId| {
         is_matrix_product(facts, n) && batch_key(facts.graph, n) == batch_key(facts.graph, id)
     };
-    let back = before.iter().rev().take(REACH).position(|n| is_matrix_product(facts, id) && alike(&n))?;
+    let back =
+        before.iter().rev().take(REACH).position(|n| is_matrix_product(facts, id) && has_same_left(&n))?;
     let between = &before[before.len() - back..];
     let sources: Vec<NodeId> = facts.node(id).inputs.iter().filter_map(|&v| facts.defining_node(v)).collect();
     let op = |n: &NodeId| &facts.node(*n).op;
@@ -47,7 +50,8 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     if !is_matrix_product(walk.facts, id) {
         return None;
     }
-    let (read, facts) = (walk.units_read_by(id), walk.facts);
+    let facts = walk.facts;
+    let read = walk.units_read_by(id);
     let joins = |&u: &usize| {
         let nodes = &walk.units[u].nodes;
         let mut products = products(facts, nodes);
@@ -65,26 +69,27 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     )
 }
 
-/// What becomes of a rotary embedding of what a product gives.
+/// Assigns a rotary embedding of a product's result.
 fn assign_rotary(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
-    let of = find_rotated_product(facts.graph, &facts.users, id)?;
-    let unit = walk.open_producer(*facts.node(of.product).outputs.first()?, DispatchForm::Batch)?;
-    are_few(facts, products(facts, &walk.units[unit].nodes)).then_some(UnitAssignment::Joins(unit, of.views))
+    let rotated = find_rotated_product(facts.graph, &facts.users, id)?;
+    let unit = walk.open_producer(*facts.node(rotated.product).outputs.first()?, DispatchForm::Batch)?;
+    are_few(facts, products(facts, &walk.units[unit].nodes))
+        .then_some(UnitAssignment::Joins(unit, rotated.views))
 }
 
-/// The rows of products that may be one step with rotary embeddings, and how many of them.
+/// The rows of products that may be one step with rotary embeddings, and the most rows for which they are.
 pub fn batch_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     let Some(limits) = facts.capabilities().batch.and_then(|b| b.rotary) else { return Vec::new() };
-    let of = |id| {
+    let row_limit = |id| {
         let product = find_rotated_product(facts.graph, &facts.users, id)?.product;
         let &[left, _] = &facts.node(product).inputs[..] else { return None };
-        let beside = facts.users[left].iter().filter(|&&n| is_matrix_product(facts, n));
-        let columns = beside.filter_map(|&n| Some(SkinnyProduct::full_product(facts, n)?.columns)).sum();
+        let products = facts.users[left].iter().filter(|&&n| is_matrix_product(facts, n));
+        let columns = products.filter_map(|&n| Some(SkinnyProduct::full_product(facts, n)?.columns)).sum();
         let rows = SkinnyProduct::full_product(facts, product)?.rows_of(facts);
         is_narrow(facts, columns).then_some((rows, u64::from(limits.rows)))
     };
-    facts.graph.nodes.keys().filter_map(of).collect()
+    facts.graph.nodes.keys().filter_map(row_limit).collect()
 }
 
 fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {
@@ -92,11 +97,11 @@ fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bo
     let all: Option<Vec<SkinnyProduct>> = nodes.map(|n| SkinnyProduct::full_product(facts, n)).collect();
     let all = all.unwrap_or_default();
     let Some(first) = all.first() else { return false };
-    let alike = first.rows <= most && all.iter().all(|p| p.can_share_kernel(first));
-    alike && is_narrow(facts, all.iter().map(|p| p.columns).sum())
+    let can_share = first.rows <= most && all.iter().all(|p| p.can_share_kernel(first));
+    can_share && is_narrow(facts, all.iter().map(|p| p.columns).sum())
 }
 
-/// Whether turning what they give is worth it for products with so many columns.
+/// Whether it pays for products with this many columns to include rotary embeddings of their results.
 fn is_narrow(facts: &DispatchFacts<'_>, columns: u64) -> bool {
     let multiprocessors = u64::from(facts.profile.multiprocessors.unwrap_or(1));
     let limits = facts.capabilities().batch.and_then(|b| b.rotary);
@@ -110,7 +115,7 @@ fn products<'a>(
     nodes.iter().copied().filter(|&n| facts.node(n).op == Op::MatMul)
 }
 
-/// Whether a node is a product by one matrix.
+/// Whether a node is a product with one matrix as its right operand.
 fn is_matrix_product(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
     node.op == Op::MatMul && node.inputs.get(1).is_some_and(|&v| facts.graph.ty(v).rank() == 2)

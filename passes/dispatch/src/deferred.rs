@@ -1,21 +1,23 @@
-//! The order in which nodes are divided into units: program order, except that reductions over rows come after what else reads
-//! their operands.
+//! The order in which nodes are divided into units: program order, except that reductions over rows come
+//! after other readers of their operands.
 //!
-//! A node that reads what a unit gives closes it. The gradient of a weight or bias, a reduction over rows, stands between the steps of
-//! the gradient that goes on along the rows, and would divide them. Nothing in the program waits for such a gradient except what
-//! becomes of it until it is returned.
+//! A node that reads a result of a unit closes the unit. The gradient of a weight or bias is a reduction
+//! over rows. It stands between the steps that continue the gradient along the rows, and would divide them.
+//! Nothing in the program waits for such a gradient except its own path to an output.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{EntityMap, NodeId, Op};
 
 use crate::facts::DispatchFacts;
 
-/// All nodes that are no views. Reductions over rows at the end of the program, and the nodes that read their results, come last.
+/// All nodes except views. Reductions over rows at the end of the program, and the readers of their results,
+/// come last.
 pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     let graph = facts.graph;
     let ends = find_trailing_nodes(facts);
     let mut deferred = EntityMap::filled(false, graph.nodes.len());
-    let (mut first, mut last) = (Vec::with_capacity(graph.nodes.len()), Vec::new());
+    let mut first = Vec::with_capacity(graph.nodes.len());
+    let mut last = Vec::new();
     for (id, node) in graph.nodes.iter() {
         let follows = node.inputs.iter().filter_map(|&v| graph.defining_node(v)).any(|n| deferred[n]);
         deferred[id] = ends[id] && (follows || reduces_rows(facts, id));
@@ -27,15 +29,15 @@ pub fn deferred_order(facts: &DispatchFacts<'_>) -> Vec<NodeId> {
     first
 }
 
-/// Whether a node is a reduction that leaves the last axis.
+/// Whether a node is a reduction that keeps the last axis.
 fn reduces_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
     let rank = node.inputs.first().map_or(0, |&x| facts.graph.ty(x).rank());
     matches!(&node.op, Op::Reduce { axes, .. } if !axes.contains(&rank.saturating_sub(1)))
 }
 
-/// The nodes of which nothing but small steps up to results of the program needs what they give. Collectives that run as one step are
-/// never among them, because the whole set and its operands would have to be.
+/// The nodes whose results reach only program outputs, through small steps. Collectives that run as one step
+/// are never among them, because the whole set and its operands would have to be.
 fn find_trailing_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
     let graph = facts.graph;
     let mut out = EntityMap::filled(false, graph.nodes.len());
@@ -50,7 +52,7 @@ fn find_trailing_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
     out
 }
 
-/// Puts units into an order in which they can run, near to that of their last nodes.
+/// Sorts units into an executable order close to that of their last nodes.
 pub fn order_runnable<U>(
     facts: &DispatchFacts<'_>,
     units: Vec<U>,
@@ -65,8 +67,8 @@ pub fn order_runnable<U>(
         .enumerate()
         .map(|(u, unit)| {
             let inputs = nodes(unit).iter().flat_map(|&n| &facts.node(n).inputs);
-            let of = inputs.filter_map(|&v| facts.defining_node(v)).map(|n| unit_of[n.index()]);
-            let mut needs: Vec<usize> = of.filter(|&n| n != usize::MAX && n != u).collect();
+            let sources = inputs.filter_map(|&v| facts.defining_node(v)).map(|n| unit_of[n.index()]);
+            let mut needs: Vec<usize> = sources.filter(|&n| n != usize::MAX && n != u).collect();
             needs.sort_unstable();
             needs.dedup();
             needs

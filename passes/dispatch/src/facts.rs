@@ -1,10 +1,10 @@
-//! What is known of a program before its nodes are divided.
+//! Facts about a program that are computed before its nodes are divided.
 
 use symmc_ir::layout::{Layout, compute_layouts, view_layout};
 use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
 use symmc_ir::{CollectiveVariant, Dim, DispatchForm, EntityMap, Graph, Node, NodeId, Op, ValueId};
 
-/// Addresses that kernels read in accesses of many bytes are multiples of this.
+/// The alignment in bytes of addresses from which kernels read many bytes per access.
 pub const ALIGN: i64 = 16;
 
 pub struct DispatchFacts<'a> {
@@ -12,19 +12,19 @@ pub struct DispatchFacts<'a> {
     /// The value whose memory each value uses.
     pub base: &'a EntityMap<ValueId, ValueId>,
     pub profile: &'a MachineProfile,
-    /// How collectives run that do not say it.
+    /// The variant of collectives that do not have one.
     pub assumed: Option<CollectiveVariant>,
-    /// For each node the last collective that it is or needs.
+    /// For each node, the last collective that it is or depends on.
     pub last_collectives: EntityMap<NodeId, Option<NodeId>>,
     /// Whether a collective reads a value that lies in this one.
     pub communicated: EntityMap<ValueId, bool>,
     pub users: EntityMap<ValueId, Vec<NodeId>>,
     pub returned: EntityMap<ValueId, bool>,
-    /// The number of the dispatch of each collective that the program runs as one step with others.
+    /// For each collective that the program runs as one step with others, the number of its dispatch.
     pub set_of: EntityMap<NodeId, Option<usize>>,
 }
 
-/// The value whose memory each value of a program uses that has no copies yet.
+/// For each value of a program without copies, the value whose memory it uses.
 pub fn base_values(graph: &Graph) -> EntityMap<ValueId, ValueId> {
     compute_layouts(graph).values().map(|layout| layout.base).collect()
 }
@@ -43,15 +43,14 @@ impl<'a> DispatchFacts<'a> {
         {
             dispatch.nodes().for_each(|n| set_of[n] = Some(set));
         }
-        let (assumed, needs, users) = (None, graph.last_collectives(), graph.users());
         DispatchFacts {
             graph,
             base,
             profile,
-            assumed,
-            last_collectives: needs,
+            assumed: None,
+            last_collectives: graph.last_collectives(),
             communicated,
-            users,
+            users: graph.users(),
             returned,
             set_of,
         }
@@ -85,25 +84,25 @@ impl<'a> DispatchFacts<'a> {
         view_layout(&node.op, &self.layout(x)?, graph.ty(x), graph.ty(value))
     }
 
-    /// Whether a value is one run of elements that starts at a multiple of [`ALIGN`] bytes of its base.
+    /// Whether a value is contiguous and starts at a multiple of [`ALIGN`] bytes of its base.
     pub fn is_run(&self, value: ValueId) -> bool {
         let ty = self.graph.ty(value);
         let layout = self.layout(value);
         layout.is_some_and(|l| l.is_contiguous(ty) && self.is_byte_aligned(&l.offset, value))
     }
 
-    /// Whether a number of elements of a value is a multiple of [`ALIGN`] bytes.
+    /// Whether this many elements of a value are a multiple of [`ALIGN`] bytes.
     pub fn is_byte_aligned(&self, elements: &Dim, value: ValueId) -> bool {
         (elements.clone() * Dim::from(self.graph.ty(value).dtype.size() as i64)).is_divisible_by(ALIGN)
     }
 
-    /// The least and the most that a dim can be.
+    /// The least and the greatest value of a dim.
     pub fn bounds(&self, dim: &Dim) -> [u64; 2] {
         let (low, high) = dim.bounds(&self.graph.symbols);
         [low, high].map(|n| u64::try_from(n).unwrap_or(0))
     }
 
-    /// What a value was before nodes gave it another shape.
+    /// The value before any reshapes.
     pub fn skip_reshapes(&self, value: ValueId) -> ValueId {
         let node = self.graph.defining_node(value).map(|n| self.node(n));
         match node.map(|n| (&n.op, &n.inputs[..])) {
@@ -112,10 +111,11 @@ impl<'a> DispatchFacts<'a> {
         }
     }
 
-    /// The nodes between a value and what it was before they gave it another shape.
+    /// The reshapes between a value and the value before them.
     pub fn reshapes(&self, value: ValueId) -> Vec<NodeId> {
         let mut out = Vec::new();
-        let (mut at, first) = (value, self.skip_reshapes(value));
+        let first = self.skip_reshapes(value);
+        let mut at = value;
         while at != first {
             let Some(node) = self.graph.defining_node(at) else { break };
             out.push(node);

@@ -1,7 +1,8 @@
-//! All-gathers whose kernel stores what it gathers along another axis than the first.
+//! All-gathers whose kernel stores the gathered values along an axis other than the first.
 //!
-//! A gather along any axis is written as an all-gather along the first axis, a permutation of axes, and a copy: what each rank has
-//! is divided into rows, and row `r` of all ranks stands before row `r + 1` of any. The kernel stores the rows there at once.
+//! A gather along any axis is written as an all-gather along the first axis, a permutation of axes, and a
+//! copy. Each rank's operand is divided into rows, and row `r` of all ranks comes before row `r + 1` of any.
+//! The kernel stores the rows at these positions directly.
 
 use symmc_ir::collective::{CollectiveKind, CollectiveVariant};
 use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
@@ -20,18 +21,18 @@ pub fn assign_gather(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignme
     match (&node.op, &node.inputs[..]) {
         (Op::Collective(_), _) => ranks(facts, id).map(|_| UnitAssignment::Begins(DispatchForm::Gather)),
         (Op::Reshape | Op::Copy, &[x]) => {
-            let of = walk.open_producer(x, DispatchForm::Gather)?;
-            let &[gather] = &walk.units[of].nodes[..] else { return None };
+            let producer = walk.open_producer(x, DispatchForm::Gather)?;
+            let &[gather] = &walk.units[producer].nodes[..] else { return None };
             let views = views_between(facts, gather, id)?;
             let row = row(facts, x, ranks(facts, gather)?)?;
             let bytes = row * Dim::from(facts.graph.ty(x).dtype.size() as i64);
-            bytes.is_divisible_by(unit).then_some(UnitAssignment::Joins(of, views))
+            bytes.is_divisible_by(unit).then_some(UnitAssignment::Joins(producer, views))
         }
         _ => None,
     }
 }
 
-/// The ranks of an all-gather that has such a kernel.
+/// The number of ranks of an all-gather that has such a kernel.
 fn ranks(facts: &DispatchFacts<'_>, id: NodeId) -> Option<i64> {
     let collective = facts.node(id).op.as_collective()?;
     let variant = collective.variant.or(facts.assumed)?;
@@ -40,9 +41,10 @@ fn ranks(facts: &DispatchFacts<'_>, id: NodeId) -> Option<i64> {
     able.then_some(i64::from(ranks))
 }
 
-/// The views between an all-gather and a copy of its result, if nothing else reads any of them.
+/// The views between an all-gather and a copy of its result, if they have no other readers.
 fn views_between(facts: &DispatchFacts<'_>, gather: NodeId, copy: NodeId) -> Option<Vec<NodeId>> {
-    let (mut views, mut reader) = (Vec::new(), copy);
+    let mut views = Vec::new();
+    let mut reader = copy;
     loop {
         let &[value] = &facts.node(reader).inputs[..] else { return None };
         if facts.users[value][..] != [reader] || facts.returned[value] {
@@ -60,10 +62,12 @@ fn views_between(facts: &DispatchFacts<'_>, gather: NodeId, copy: NodeId) -> Opt
     }
 }
 
-/// The elements of a row, if a view of what `ranks` ranks gave has the rows of all ranks in turn.
+/// The number of elements in a row, if a view of the gathered value of `ranks` ranks has the rows of all
+/// ranks interleaved.
 fn row(facts: &DispatchFacts<'_>, view: ValueId, ranks: i64) -> Option<Dim> {
-    let (shape, strides) = (&facts.graph.ty(view).shape, facts.layout(view)?.strides);
-    // Axes that lie densely one inside the other count as one: its extent and the stride of the innermost.
+    let shape = &facts.graph.ty(view).shape;
+    let strides = facts.layout(view)?.strides;
+    // Contiguously nested axes count as one, with their total extent and the stride of the innermost.
     let mut axes: Vec<(Dim, Dim)> = Vec::new();
     for (extent, stride) in shape.iter().zip(strides).filter(|(extent, _)| extent.as_const() != Some(1)) {
         match axes.last_mut() {

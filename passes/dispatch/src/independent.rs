@@ -1,11 +1,11 @@
-//! Nodes of one kind that do not need each other as one kernel: rotary embeddings of queries and keys, stores of keys and values
-//! into their caches.
+//! Groups independent nodes of one kind into one kernel: rotary embeddings of queries and keys, stores of
+//! keys and values into their caches.
 
 use symmc_ir::{DispatchForm, NodeId, Op};
 
 use crate::walk::{DispatchWalk, UnitAssignment};
 
-/// How many steps may stand between two of them.
+/// The most steps between two of them.
 const REACH: usize = 8;
 
 pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {

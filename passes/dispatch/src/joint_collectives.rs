@@ -1,7 +1,7 @@
-//! Collectives that run as one step because the program says so: they stand in a dispatch of the form `collectives` there.
+//! Collectives that run as one step because the program says so, by a dispatch of the form `collectives`.
 //!
-//! Which these are is decided where variants are chosen, since it depends on the schedule. Here they become units of their own, in an
-//! order in which their nodes are neighbours.
+//! The sets are chosen together with the variants, because they depend on the schedule. Here they become
+//! units, in an order in which their nodes are adjacent.
 
 use symmc_ir::{Dispatch, DispatchForm, NodeId};
 
@@ -9,12 +9,13 @@ use crate::deferred;
 use crate::facts::DispatchFacts;
 use crate::walk::{DispatchUnit, DispatchWalk, UnitAssignment};
 
-/// The sets of collectives of a program, each with its nodes.
+/// The sets of collectives of a program.
 fn joint_sets<'a>(facts: &'a DispatchFacts<'_>) -> impl Iterator<Item = &'a Dispatch> {
     facts.graph.dispatches.iter().filter(|d| d.form == DispatchForm::Collectives)
 }
 
-/// These nodes, in an order in which they can run, as units: each set of collectives is one, in place of the last of them.
+/// Groups nodes, given in an executable order, into units. Each set of collectives is one unit, in place of
+/// its last node.
 pub fn group_into_units(facts: &DispatchFacts<'_>, nodes: Vec<NodeId>) -> Vec<DispatchUnit> {
     let single = |id| DispatchUnit { form: None, nodes: vec![id] };
     if joint_sets(facts).next().is_none() {
@@ -36,7 +37,7 @@ pub fn group_into_units(facts: &DispatchFacts<'_>, nodes: Vec<NodeId>) -> Vec<Di
     deferred::order_runnable(facts, units, |unit| &unit.nodes)
 }
 
-/// These nodes in an order in which those of each set of collectives are neighbours.
+/// Reorders nodes so that those of each set of collectives are adjacent.
 pub fn order_adjacent(facts: &DispatchFacts<'_>, nodes: Vec<NodeId>) -> Vec<NodeId> {
     if joint_sets(facts).next().is_none() {
         return nodes;
@@ -44,7 +45,7 @@ pub fn order_adjacent(facts: &DispatchFacts<'_>, nodes: Vec<NodeId>) -> Vec<Node
     group_into_units(facts, nodes).into_iter().flat_map(|unit| unit.nodes).collect()
 }
 
-/// What becomes of a node of a set: it begins a unit, or joins that of the first.
+/// Assigns a node of a set: it begins a unit, or joins the unit of the set's first node.
 pub fn assign_joint(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let set = walk.facts.set_of[id]?;
     let first = walk.facts.graph.dispatches[set].first;

@@ -1,18 +1,18 @@
-//! Which nodes of a program run as one step.
+//! Divides the nodes of a program into steps.
 //!
-//! [`dispatch_units`] divides a lowered program, in which every copy stands that placement needs, into units: nodes that run by
-//! themselves and nodes that are one kernel. What may be one is told by the capabilities of the machine, and what the
-//! forms mean by [`symmc_ir::dispatch`]. Everything behind this pass (order, placement, packing, the check, the backends)
-//! knows a unit as one step.
+//! [`dispatch_units`] divides a lowered program, which already has every copy that placement needs, into
+//! units: single nodes, and groups of nodes that are one kernel. The capabilities of the machine say which
+//! nodes may be one kernel, and [`symmc_ir::dispatch`] defines the forms. All stages after this pass (order,
+//! placement, packing, the check, the backends) treat a unit as one step.
 //!
 //! # Method
-//! One walk in program order (`deferred` says what comes later), with units that are open. A unit is closed as soon as a node that
-//! is not of it reads what its nodes give. So units never need each other in a circle, and the order of the walk with each unit in
-//! place of its last node is an order in which they can run. Matrix products join in the end: only the nodes of one unit read them,
-//! so that they can run in its place.
+//! One walk in program order (`deferred` lists the exceptions) keeps a set of open units. A unit is closed
+//! as soon as a node outside of it reads a result of its nodes. Units therefore never depend on each other
+//! in a cycle, and the order of the walk, with each unit in place of its last node, is executable. Matrix
+//! products join at the end: only the nodes of one unit read them, so they can run in its place.
 //!
-//! What is not here: whether a product or a collective is faster in another variant (the lowering), and in which order
-//! units run (the planner).
+//! Deliberately not here: whether a product or a collective is faster in another variant (the lowering), and
+//! the order in which units run (the planner).
 
 mod batch;
 mod deferred;
@@ -41,8 +41,8 @@ use walk::DispatchWalk;
 pub use limits::unit_size_limits;
 pub use walk::DispatchUnit;
 
-/// The nodes of a program that are no views, in the order in which to look for [`dispatch_units`], where that is not program order.
-/// Collectives that run as one step are one unit.
+/// The units from which to start looking for [`dispatch_units`], one for each node except views, if their
+/// order differs from program order; `None` otherwise. Collectives that run as one step are one unit.
 pub fn batched_order(
     graph: &Graph,
     base: &EntityMap<ValueId, ValueId>,
@@ -52,8 +52,8 @@ pub fn batched_order(
     Some(joint_collectives::group_into_units(&facts, batch::batched_node_order(&facts)?))
 }
 
-/// The units of a program on a machine, in an order in which they can run. `base` gives the value whose memory each value
-/// uses. Views stand in a unit only if they are part of its kernel.
+/// The units of a program on a machine, in an executable order. `base` gives the value whose memory each
+/// value uses. A view is in a unit only if it is part of its kernel.
 pub fn dispatch_units(
     graph: &Graph,
     base: &EntityMap<ValueId, ValueId>,
@@ -82,7 +82,7 @@ fn with_rows(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
     if refused.is_empty() { units } else { walk_units(facts, &refused) }
 }
 
-/// The same where these reductions run by themselves.
+/// Walks the program. The reductions in `refused` do not become units of rows.
 fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> Vec<DispatchUnit> {
     let mut walk = DispatchWalk::new(facts);
     for id in joint_collectives::order_adjacent(facts, deferred::deferred_order(facts)) {
@@ -101,7 +101,7 @@ fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> V
     units
 }
 
-/// Units with their nodes in an order in which they can run. One node has no form.
+/// Sorts units into an executable order. A unit of one node has no form.
 fn finished(facts: &facts::DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
     let mut units = order_nonempty_units(facts, units);
     for unit in &mut units {
@@ -110,15 +110,15 @@ fn finished(facts: &facts::DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<D
     units
 }
 
-/// The units that have nodes, in an order in which they can run.
+/// Drops units without nodes and sorts the others into an executable order.
 fn order_nonempty_units(facts: &facts::DispatchFacts<'_>, mut units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
     units.retain(|unit| !unit.nodes.is_empty());
     units.sort_by_key(|unit| unit.nodes.last().copied());
     deferred::order_runnable(facts, units, |unit| &unit.nodes)
 }
 
-/// Whether a node that may be done with a collective depends on one: an addition on an all-reduce, or what may be the copy of a
-/// permutation on an all-gather.
+/// Whether a node that could share a kernel with a collective depends on one: an addition after an
+/// all-reduce, or a possible copy of a permutation after an all-gather.
 fn follows_collectives(graph: &Graph, capabilities: &DispatchCapabilities) -> bool {
     let adds = capabilities.reduction.is_some();
     let copies = capabilities.gather.is_some();
@@ -143,9 +143,10 @@ fn follows_collectives(graph: &Graph, capabilities: &DispatchCapabilities) -> bo
     })
 }
 
-/// The collectives, by their results, whose kernel would also do the step that reads the result, which is a step of its own
-/// otherwise and the only reader: all-reduces with the addition of a residual, all-gathers with a copy that changes the order of axes.
-/// Each with the variants that have such a kernel. For programs whose collectives have no variant yet.
+/// The results of collectives whose kernel can also do the single step that reads them, each with the
+/// variants that have such a kernel. The step is the only reader, and would otherwise be a step of its own.
+/// These are all-reduces with the addition of a residual, and all-gathers with a copy that permutes axes.
+/// The collectives of the program do not have variants yet.
 pub fn fusible_collectives(
     graph: &Graph,
     profile: &MachineProfile,
@@ -157,7 +158,7 @@ pub fn fusible_collectives(
     }
     let base = facts::base_values(graph);
     let mut facts = facts::DispatchFacts::new(graph, &base, profile);
-    // Where a norm is done with the addition alone, it stands by itself behind a reduction.
+    // If a norm is one kernel with only the addition, it becomes a step of its own after a reduction.
     let alone = |unit: &DispatchUnit| {
         unit.form.is_none() || (unit.form == Some(DispatchForm::Norm) && unit.nodes.len() == 2)
     };
@@ -167,7 +168,7 @@ pub fn fusible_collectives(
         reduction::VARIANTS.into_iter().chain(gather::VARIANTS).collect();
     for variant in variants {
         facts.assumed = Some(variant);
-        // Products join none of these.
+        // Products join none of these units.
         for unit in finished(&facts, with_rows(&facts)) {
             let follows = match unit.form {
                 Some(DispatchForm::Reduction) => unit.nodes.iter().find(|n| is_addition(graph, **n)),

@@ -1,7 +1,7 @@
-//! Where the units of a program change with its sizes.
+//! Sizes at which the units of a program change.
 //!
-//! A unit is one step at all sizes. Where a machine can run it so at small ones only, a program for these and one for the others
-//! are better than one without it.
+//! A unit is one step at all sizes. If a machine can run it as one step only at small sizes, one program for
+//! these and one for the others are better than one program without the unit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use symmc_ir::{Dim, Graph, SymbolBindings, SymbolId};
 use crate::facts::{DispatchFacts, base_values};
 use crate::{batch, product};
 
-/// Of each symbol the largest sizes up to which there may be units that there are not beyond.
+/// For each symbol, the largest sizes up to which there may be units that do not exist beyond.
 pub fn unit_size_limits(graph: &Graph, profile: &MachineProfile) -> BTreeMap<SymbolId, BTreeSet<i64>> {
     let mut out: BTreeMap<SymbolId, BTreeSet<i64>> = BTreeMap::new();
     if profile.dispatches.is_none() {
@@ -29,7 +29,8 @@ pub fn unit_size_limits(graph: &Graph, profile: &MachineProfile) -> BTreeMap<Sym
     out
 }
 
-/// The largest size of a symbol at which an amount, which grows with it alone, is not more than this, if it is at some size.
+/// The symbol on which alone an increasing amount depends, and its largest size at which the amount is at
+/// most `most`. `None` if no size or every size qualifies.
 fn last_size_within(graph: &Graph, amount: &Dim, most: u64) -> Option<(SymbolId, i64)> {
     let &[symbol] = &amount.symbols()[..] else { return None };
     let fits = |size: i64| {

@@ -1,8 +1,8 @@
-//! Element-wise nodes over one shape as one kernel.
+//! Groups element-wise nodes over one shape into one kernel.
 //!
-//! A node joins the units that give it operands, as they are and not views of them, and merges them: units that are open do not need
-//! each other. Or, where both wait for the same collectives, it joins a unit that reads an operand of it or that stands right in front
-//! of it.
+//! A node joins the units that compute its operands, unless it reads them through views, and merges these
+//! units. Open units never depend on each other, so this is safe. Otherwise, a node joins a unit that reads
+//! one of its operands, or the unit directly before it, if both wait for the same collectives.
 
 use symmc_ir::{DispatchForm, NodeId, ValueId};
 
@@ -36,7 +36,7 @@ pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment>
     Some(UnitAssignment::Merges(units, DispatchForm::Map))
 }
 
-/// Whether a node has the shape of others, and reads what they give at the same positions.
+/// Whether a node has the shape of the others, and reads their results at the same positions.
 pub fn fits_map_unit(facts: &DispatchFacts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
     let shape = |n: NodeId| facts.node(n).outputs.first().map(|&v| &facts.graph.ty(v).shape);
     let inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| nodes.contains(&n));

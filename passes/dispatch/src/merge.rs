@@ -1,10 +1,12 @@
-//! Maps over one shape that read the same values, as one kernel, where other steps stand between them.
+//! Merges maps over one shape that read the same values into one kernel, even if other steps separate them.
 //!
-//! The gradient of a gated product has three such maps: the product computed again, the gradient of the gate and that of the gated
-//! value. Matrix products stand between them in program order, although these do not have to. One kernel reads each operand once.
+//! The gradient of a gated product has three such maps: the recomputed product, the gradient of the gate and
+//! the gradient of the gated value. Matrix products separate them in program order, although they do not
+//! have to. One kernel reads each operand once.
 //!
-//! Units are merged two by two. Neither may need the other by way of a third unit, and neither may wait for a collective that the
-//! other does not wait for, except for one that depends on no computation and can therefore run beside a product in front of both.
+//! Units are merged in pairs. Neither may depend on the other through a third unit. Neither may wait for a
+//! collective for which the other does not wait. Collectives that depend on no computation are excepted,
+//! because they can run concurrently with a product before both units.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +16,19 @@ use crate::facts::DispatchFacts;
 use crate::map;
 use crate::walk::DispatchUnit;
 
-/// How many units may stand between two that are merged: what one of them gives is in memory for as long.
+/// The most units between two that are merged. The results of one of them stay in memory for that long.
 const REACH: usize = 16;
-/// How many units are looked at to find out whether one needs another. Two are not merged if there are more.
+/// The most units that are visited to find out whether one depends on another. Two units are not merged if
+/// there are more.
 const LOOKED_AT: usize = 256;
 
-/// Merges maps. The units are in an order in which they can run, and those that were merged into others are left empty.
+/// Merges maps. The units are in an executable order, and those that were merged into others are left empty.
 pub fn merge(facts: &DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
     let Some(most) = facts.capabilities().map.map(|map| map.nodes as usize) else { return units };
     let mut merging = MapMerger::new(facts, units);
     for later in 0..merging.units.len() {
-        // The nearest first. What is merged lies in the earlier one, which later ones find by itself.
+        // The nearest unit first. The merged nodes are in the earlier unit, so later units find both at
+        // once.
         for earlier in (later.saturating_sub(REACH)..later).rev() {
             let count = merging.units[earlier].nodes.len() + merging.units[later].nodes.len();
             if count <= most && merging.may_merge(earlier, later) {
@@ -40,10 +44,10 @@ struct MapMerger<'a> {
     facts: &'a DispatchFacts<'a>,
     units: Vec<DispatchUnit>,
     unit_of: EntityMap<NodeId, Option<usize>>,
-    /// Whether nodes depend on no computation but element-wise one.
+    /// For each node, whether it depends on no computation other than element-wise ops.
     is_early: EntityMap<NodeId, bool>,
     first_product: usize,
-    /// For each unit, whether one in front of it or itself took in one behind it.
+    /// For each unit, whether it, or a unit before it, was merged with a unit after it.
     is_spanned: Vec<bool>,
 }
 
@@ -59,7 +63,7 @@ impl<'a> MapMerger<'a> {
         MapMerger { facts, units, unit_of, is_early: find_early_nodes(facts), first_product, is_spanned }
     }
 
-    /// Whether two units may be one, and read less then.
+    /// Whether two units may be merged, and then read less.
     fn may_merge(&self, earlier: usize, later: usize) -> bool {
         let [a, b] = [earlier, later].map(|u| &self.units[u]);
         let are_maps =
@@ -85,13 +89,14 @@ impl<'a> MapMerger<'a> {
         read.into_iter().any(|v| shape(v) == whole && of_a.contains(v))
     }
 
-    /// Whether a collective reads what a unit gives: it waits for nothing else.
+    /// Whether a collective reads a result of a unit, which then must not wait for anything else.
     fn is_communicated(&self, unit: &DispatchUnit) -> bool {
         let mut given = unit.nodes.iter().flat_map(|&n| &self.facts.node(n).outputs);
         given.any(|&v| self.facts.communicated[v])
     }
 
-    /// Whether both units wait for the same collectives, or for ones that run beside a product in front of both.
+    /// Whether both units wait for the same collectives, or for ones that can run concurrently with a
+    /// product before both.
     fn waits_for_same_collectives(&self, earlier: usize, later: usize) -> bool {
         let last =
             |u: usize| self.units[u].nodes.iter().filter_map(|&n| self.facts.last_collectives[n]).max();
@@ -100,9 +105,9 @@ impl<'a> MapMerger<'a> {
             || (self.first_product < earlier && a.max(b).is_some_and(|collective| self.is_early[collective]))
     }
 
-    /// Whether a unit needs another by way of a third; true as well if that would take long to find out.
+    /// Whether a unit depends on another through a third. Also true if the search would take too long.
     fn needs_through_others(&self, unit: usize, other: usize) -> bool {
-        // What stands in front of both needs neither, down to a place that no merged unit spans.
+        // Units before both need neither of them, down to a position that no merged unit spans.
         let front = unit.min(other);
         let first = (0..front).rev().find(|&u| !self.is_spanned[u]).map_or(0, |u| u + 1);
         let mut seen = BTreeSet::from([unit]);
@@ -118,7 +123,7 @@ impl<'a> MapMerger<'a> {
         false
     }
 
-    /// The other units that give what a unit reads.
+    /// The other units whose results a unit reads.
     fn needed_units(&self, unit: usize) -> impl Iterator<Item = usize> {
         let inputs = self.units[unit].nodes.iter().flat_map(|&n| &self.facts.node(n).inputs);
         let sources = inputs.filter_map(|&v| self.facts.defining_node(v));
@@ -134,7 +139,8 @@ impl<'a> MapMerger<'a> {
     }
 }
 
-/// For each node, whether it depends on inputs of the program by element-wise work, views, copies and collectives alone.
+/// For each node, whether only element-wise ops, views, copies and collectives lie between it and the inputs
+/// of the program.
 fn find_early_nodes(facts: &DispatchFacts<'_>) -> EntityMap<NodeId, bool> {
     let graph = facts.graph;
     let mut out = EntityMap::filled(false, graph.nodes.len());

@@ -1,4 +1,5 @@
-//! Element-wise nodes with the norm of the rows that they give: a residual is stored and not read again.
+//! Groups element-wise nodes with the norm of the rows that they compute: a residual is stored and not read
+//! again.
 
 use symmc_ir::{DispatchForm, NodeId, Op, ValueId};
 

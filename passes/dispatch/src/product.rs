@@ -1,7 +1,8 @@
-//! Skinny GEMMs: matrix products of few rows, with the element-wise nodes that alone read their results as the epilogue.
+//! Skinny GEMMs: matrix products of few rows, with the element-wise nodes that exclusively read their
+//! results as the epilogue.
 //!
-//! Such products take the time of reading the right matrix once. A product of which columns are read side by side, as the
-//! halves of one weight are, counts as several.
+//! Such products take the time of reading the right matrix once. A product whose columns are read in several
+//! equal parts, such as the halves of one weight, counts as several products.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{ProductLimits, ProductShape};
@@ -12,8 +13,8 @@ use crate::walk::DispatchUnit;
 
 /// The fewest columns and the least K of a product.
 const LEAST: [u64; 2] = [32, 64];
-/// How many users of a left matrix are looked at for products that stand beside one of it.
-const BESIDE: usize = 32;
+/// The most users of a left matrix that are searched for further products of it.
+const MAX_USERS: usize = 32;
 
 /// Lets products join the units that read them.
 pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
@@ -26,7 +27,7 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
         unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
     }
     let at = |n: NodeId| unit_of[n.index()];
-    // The products that each unit may take, in program order.
+    // The candidate products of each unit, in program order.
     let mut wanted: Vec<Vec<SkinnyProduct>> = units.iter().map(|_| Vec::new()).collect();
     for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
         let Some(product) = SkinnyProduct::new(facts, id) else { continue };
@@ -43,7 +44,7 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
         for product in select_products(wanted, &limits, multiprocessors) {
             let from = at(product.node);
             units[from].nodes.retain(|&n| n != product.node);
-            // A norm behind them is a step of its own.
+            // A norm after products is a step of its own.
             if units[unit].form == Some(DispatchForm::Norm) {
                 let norm = units[unit].nodes.pop();
                 units.push(DispatchUnit { form: None, nodes: norm.into_iter().collect() });
@@ -63,39 +64,39 @@ fn epilogue_nodes(unit: &DispatchUnit) -> &[NodeId] {
     }
 }
 
-/// The rows of products that may be part of kernels, and how many of them: with more, neither a product nor those that would be
-/// done beside it are.
+/// The rows of products that may be part of kernels, and the most rows for which they are. With more rows,
+/// neither the product nor its neighbours in the kernel qualify.
 pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     let (Some(limits), Some(multiprocessors)) = (facts.capabilities().product, facts.profile.multiprocessors)
     else {
         return Vec::new();
     };
-    let of = |(id, _): (NodeId, &Node)| {
+    let row_limit = |(id, _): (NodeId, &Node)| {
         let product = SkinnyProduct::new(facts, id)?;
         let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
         let SkinnyProduct { columns, k, .. } = product;
-        let beside = facts.users[product.left].iter().take(BESIDE);
-        let beside = beside.filter(|&&n| n != id && facts.node(n).op == Op::MatMul);
-        let alike = beside
+        let others = facts.users[product.left].iter().take(MAX_USERS);
+        let same_shape = others
+            .filter(|&&n| n != id && facts.node(n).op == Op::MatMul)
             .filter_map(|&n| SkinnyProduct::new(facts, n))
             .filter(|other| product.has_same_shape(other));
-        let all = alike.map(|other| other.parts).fold(product.parts, u64::saturating_add);
+        let all = same_shape.map(|other| other.parts).fold(product.parts, u64::saturating_add);
         let counts = product.parts..=all.min(u64::from(limits.products));
-        let most =
+        let most_rows =
             |count| limits.max_profitable_rows(&ProductShape { count, rows: 0, columns, k }, multiprocessors);
-        let most = counts.map(most).max().filter(|&most| read && most > 0)?;
+        let most = counts.map(most_rows).max().filter(|&most| read && most > 0)?;
         Some((product.rows_of(facts), most))
     };
-    facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(of).collect()
+    facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(row_limit).collect()
 }
 
-/// Whether a node can meet data that it does not take, which kernels of products do not tell.
+/// Whether a node may reject its data at run time. Kernels of products cannot report that.
 pub fn reports(facts: &DispatchFacts<'_>, node: NodeId) -> bool {
     let node = facts.node(node);
     node.outputs.iter().any(|&v| node.op.divides_integers(facts.graph.ty(v).dtype))
 }
 
-/// As many products, from the first on and like it, as one kernel does no slower than the library.
+/// Selects products of the first one's shape, as many as one kernel computes no slower than the library.
 fn select_products(
     wanted: Vec<SkinnyProduct>,
     limits: &ProductLimits,
@@ -108,7 +109,7 @@ fn select_products(
             taken.push(product);
         }
     }
-    // Two may be worth it where one is not.
+    // Two products may pay even if one does not.
     while !are_worth(&taken, limits, multiprocessors) && taken.pop().is_some() {}
     taken
 }
@@ -120,28 +121,28 @@ fn are_worth(products: &[SkinnyProduct], limits: &ProductLimits, multiprocessors
     limits.is_profitable(&ProductShape { count, rows, columns, k }, multiprocessors)
 }
 
-/// A product that kernels of few rows can do.
+/// A product that kernels for few rows can compute.
 pub struct SkinnyProduct {
     node: NodeId,
     left: ValueId,
     dtype: DType,
-    /// How far apart the lines of the right matrix are.
+    /// The stride between columns of the right matrix.
     across: i64,
-    /// The most rows, the columns that are read side by side, and K.
+    /// The most rows. `columns` is the number of columns that are read together, and `k` is K.
     pub rows: u64,
     pub columns: u64,
     k: u64,
-    /// How many products it counts as.
+    /// The number of products that it counts as.
     parts: u64,
     shape: Vec<Dim>,
-    /// The nodes that give columns of it.
+    /// The slices of its columns.
     views: Vec<NodeId>,
-    /// The nodes that read it, each at least once.
+    /// The nodes that read it; a node may occur several times.
     readers: Vec<NodeId>,
 }
 
 impl SkinnyProduct {
-    /// A product that a kernel alone may read, all of it or columns side by side.
+    /// A product that only one kernel may read, either whole or in parts of its columns.
     fn new(facts: &DispatchFacts<'_>, node: NodeId) -> Option<SkinnyProduct> {
         let mut out = SkinnyProduct::full_product(facts, node)?;
         let &result = facts.node(node).outputs.first()?;
@@ -149,23 +150,25 @@ impl SkinnyProduct {
             return None;
         }
         let users = &facts.users[result];
-        match users.iter().any(|&n| facts.is_view(n)) {
-            true => out.split_columns(facts, users)?,
-            false => out.readers.clone_from(users),
+        if users.iter().any(|&n| facts.is_view(n)) {
+            out.split_columns(facts, users)?;
+        } else {
+            out.readers.clone_from(users);
         }
         (out.columns >= LEAST[0]).then_some(out)
     }
 
-    /// All columns of a product, whoever reads them.
+    /// All columns of a product, for any readers.
     pub fn full_product(facts: &DispatchFacts<'_>, node: NodeId) -> Option<SkinnyProduct> {
         let graph = facts.graph;
         let &[left, right] = &facts.node(node).inputs[..] else { return None };
         let result = *facts.node(node).outputs.first()?;
         let ty = graph.ty(result);
-        let (leading, columns) = (&ty.shape[..ty.rank() - 1], ty.shape.last()?.as_const()?);
+        let leading = &ty.shape[..ty.rank() - 1];
+        let columns = ty.shape.last()?.as_const()?;
         let most = |d: &Dim| facts.bounds(d)[1];
         let k = graph.ty(left).shape.last()?.as_const()?;
-        // Rows of the left matrix lie one behind the other, lines of the right one along K.
+        // Rows of the left matrix are contiguous, and the right matrix is contiguous along K.
         let layout = facts.layout(right)?;
         let [along, across] = [layout.strides.first()?.as_const()?, layout.strides.get(1)?.as_const()?];
         let fits = matches!(ty.dtype, DType::BF16 | DType::F16)
@@ -197,7 +200,7 @@ impl SkinnyProduct {
         left.shape.iter().rev().skip(1).fold(Dim::from(1), |rows, d| rows * d.clone())
     }
 
-    /// What is read of it are columns side by side, as many in each part.
+    /// Splits the product by the slices that read it, which must have the same number of columns.
     fn split_columns(&mut self, facts: &DispatchFacts<'_>, users: &[NodeId]) -> Option<()> {
         let axis = self.shape.len() - 1;
         let mut starts: Vec<i64> = Vec::new();
@@ -224,7 +227,7 @@ impl SkinnyProduct {
         Some(())
     }
 
-    /// Whether nodes are over the positions of what is read.
+    /// Whether nodes have the shape of the part that is read.
     fn fits_epilogue(&self, facts: &DispatchFacts<'_>, map: &[NodeId]) -> bool {
         let shape = |&n: &NodeId| &facts.graph.ty(facts.node(n).outputs[0]).shape;
         map.iter().map(shape).all(|s| *s == self.shape)
@@ -234,9 +237,9 @@ impl SkinnyProduct {
         self.can_share_kernel(other) && self.columns == other.columns
     }
 
-    /// Whether one kernel can do both, with columns of their own.
+    /// Whether one kernel can compute both, each with its own columns.
     pub fn can_share_kernel(&self, other: &SkinnyProduct) -> bool {
-        let of = |p: &SkinnyProduct| (p.left, p.dtype, p.across, p.k);
-        of(self) == of(other)
+        let shared = |p: &SkinnyProduct| (p.left, p.dtype, p.across, p.k);
+        shared(self) == shared(other)
     }
 }

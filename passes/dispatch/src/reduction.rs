@@ -1,11 +1,13 @@
-//! All-reduces whose kernel adds the residual behind them, and normalises the rows of the sum.
+//! All-reduces whose kernel also adds the following residual, and normalises the rows of the sum.
 //!
-//! The residual is there when the all-reduce begins. An addition that shares its kernel with an element-wise step or a
-//! product next to it costs none of its own, but the reduction that is not stored and read again is saved all the same.
+//! The residual is available when the all-reduce begins. If an addition shares its kernel with an adjacent
+//! element-wise step or product, it costs nothing of its own. The fusion still saves storing and reading the
+//! reduced value.
 //!
-//! By `ll` the operand goes to each peer as a whole, unless it is so large that two rounds send less; then the norm has a
-//! kernel of its own, as it costs less than what one round would send more. A block receives a row, so few long rows are normalised
-//! faster by a kernel of its own as well. In two shots large tensors go by stores alone, and take the addition.
+//! With `ll`, the whole operand goes to each peer, unless it is so large that two rounds send less. In two
+//! rounds the norm has its own kernel, because that costs less than the additional bytes of one round. Each
+//! block receives a row, so a separate kernel also normalises few long rows faster. With `two_shot`, large
+//! tensors are sent by stores only, and the kernel takes the addition.
 
 use symmc_ir::collective::{CollectiveVariant, ProtocolThresholds};
 use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
@@ -14,10 +16,10 @@ use symmc_ir::{BinaryOp, CollectiveKind, DType, Dim, DispatchForm, NodeId, Op, T
 use crate::facts::DispatchFacts;
 use crate::walk::{DispatchWalk, UnitAssignment};
 
-/// The elements of a row where rows only divide the work among blocks.
+/// The elements of a row if rows only divide the work among blocks.
 const ROW: i64 = 1024;
 
-/// The variants whose kernels add something.
+/// The variants whose kernels can add a residual.
 pub const VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::TwoShot];
 
 pub fn assign_reduction(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
@@ -37,11 +39,11 @@ pub fn assign_reduction(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssig
     }
 }
 
-/// The all-reduce that a unit is so far.
+/// The all-reduce of a unit.
 struct FusedReduction {
     variant: CollectiveVariant,
     ranks: u64,
-    /// The least and the most bytes.
+    /// The least and the greatest number of bytes.
     bytes: [u64; 2],
 }
 
@@ -59,7 +61,7 @@ fn has_fused_kernel(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let floats = matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16);
     let able = match variant {
         CollectiveVariant::Ll => bytes[0] > 0,
-        // Where smaller ones are not by stores alone, the addition has a kernel of its own.
+        // Smaller tensors are not sent by stores only, so their addition has its own kernel.
         CollectiveVariant::TwoShot => {
             ProtocolThresholds::default().uses_stores_only(bytes[1], ranks)
                 && ty.bytes().is_divisible_by(16 * ranks as i64)
@@ -69,7 +71,7 @@ fn has_fused_kernel(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     floats && able
 }
 
-/// The unit whose all-reduce gives `reduced`, if an addition joins it.
+/// Joins an addition to the unit whose all-reduce gives `reduced`.
 fn assign_residual_sum(
     walk: &DispatchWalk<'_>,
     id: NodeId,
@@ -82,10 +84,10 @@ fn assign_residual_sum(
     let first = facts.skip_reshapes(reduced);
     let ty = facts.graph.ty(facts.node(id).outputs[0]);
     let whole = |v: ValueId| facts.graph.ty(v) == ty && facts.is_run(v);
-    let of = as_fused_reduction(facts, reduce)?;
-    let rows = of.variant == CollectiveVariant::TwoShot
+    let fused = as_fused_reduction(facts, reduce)?;
+    let rows = fused.variant == CollectiveVariant::TwoShot
         || ty.numel().is_divisible_by(ROW)
-        || fits_block_row(facts, &of, ty.shape.last()?, ty.dtype);
+        || fits_block_row(facts, &fused, ty.shape.last()?, ty.dtype);
     let fits = facts.graph.defining_node(first) == Some(reduce)
         && whole(reduced)
         && whole(residual)
@@ -95,32 +97,37 @@ fn assign_residual_sum(
     fits.then(|| UnitAssignment::Joins(unit, facts.reshapes(reduced)))
 }
 
-/// The unit whose sum a norm reads, if the norm joins it.
+/// Joins a norm to the unit whose sum it reads.
 fn assign_reduction_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
     let node = facts.node(id);
-    let (&x, weight) = (node.inputs.first()?, node.inputs.get(1));
+    let &x = node.inputs.first()?;
+    let weight = node.inputs.get(1);
     let unit = walk.open_producer(x, DispatchForm::Reduction)?;
     let nodes = &walk.units[unit].nodes;
     let (&reduce, &sum) = (nodes.first()?, nodes.last()?);
-    let of = as_fused_reduction(facts, reduce)?;
-    let (ty, added) = (facts.graph.ty(x), facts.skip_reshapes(x));
-    let fits = of.variant == CollectiveVariant::Ll
-        && !ProtocolThresholds::default().uses_two_rounds(of.bytes[0], of.ranks)
+    let fused = as_fused_reduction(facts, reduce)?;
+    let ty = facts.graph.ty(x);
+    let added = facts.skip_reshapes(x);
+    let fits = fused.variant == CollectiveVariant::Ll
+        && !ProtocolThresholds::default().uses_two_rounds(fused.bytes[0], fused.ranks)
         && facts.graph.defining_node(added) == Some(sum)
         && facts.node(sum).op == Op::Binary(BinaryOp::Add)
-        && fits_block_row(facts, &of, ty.shape.last()?, ty.dtype)
+        && fits_block_row(facts, &fused, ty.shape.last()?, ty.dtype)
         && is_faster_fused(facts, ty)
         && facts.graph.ty(*node.outputs.first()?) == ty
         && weight.is_none_or(|&w| {
-            let of = facts.graph.ty(w);
-            of.dtype == ty.dtype && of.rank() == 1 && facts.is_run(w) && walk.is_before(w, reduce)
+            let weight_ty = facts.graph.ty(w);
+            weight_ty.dtype == ty.dtype
+                && weight_ty.rank() == 1
+                && facts.is_run(w)
+                && walk.is_before(w, reduce)
         });
     fits.then(|| UnitAssignment::Joins(unit, facts.reshapes(x)))
 }
 
-/// Whether the norm of the rows of a sum is estimated to take no longer in the kernel of the all-reduce than in one of its own, at the
-/// least and at the greatest sizes together.
+/// Whether the norm of the rows of a sum is estimated to take no longer in the kernel of the all-reduce than
+/// in a separate one, for the least and the greatest sizes together.
 fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
     let Some((last, leading)) = ty.shape.split_last() else { return false };
     let rows = leading.iter().fold(Dim::from(1), |all, n| all * n.clone());
@@ -129,12 +136,13 @@ fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
     us[0][0] + us[1][0] <= us[0][1] + us[1][1]
 }
 
-/// Whether blocks can have whole rows of so many elements.
+/// Whether blocks can hold whole rows of this many elements.
 fn fits_block_row(facts: &DispatchFacts<'_>, of: &FusedReduction, elements: &Dim, dtype: DType) -> bool {
     let Some(bytes) = elements.as_const().and_then(|n| u64::try_from(n).ok()) else { return false };
     let bytes = bytes * dtype.size() as u64;
     let most = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
-    // Rows begin with a line of LL128, 128 bytes of which 120 are data: short ones may need more lines than landing zones have.
+    // Rows begin with a line of LL128, which has 120 bytes of data in 128 bytes. Short rows may need more
+    // lines than landing zones have.
     let lines = bytes.div_ceil(120) * 128;
     (1..=most).contains(&bytes) && bytes.is_multiple_of(8) && (!of.may_be_ll128() || lines * 15 <= bytes * 17)
 }

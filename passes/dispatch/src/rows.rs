@@ -1,16 +1,17 @@
-//! Reductions of rows with the element-wise nodes before, between and after them as one kernel: norms and their gradients, softmax
-//! and its gradient, as exporters decompose them.
+//! Groups reductions of rows and the element-wise nodes before, between and after them into one kernel:
+//! norms and their gradients, softmax and its gradient, as exporters decompose them.
 //!
-//! The kernel reads each row once, also where a reduction of the row is needed before the rest can be computed. Nodes have the shape
-//! of the rows, or one element for each row.
+//! The kernel reads each row once, even if the rest of the computation needs a reduction of the row first.
+//! Nodes have the shape of the rows, or one element per row.
 //!
 //! # Method
-//! A reduction over the last axis turns the map that gives its operand into a unit of this form. Element-wise nodes that read results
-//! of it join, and bring other open units along that they read. Units that are open do not need each other, as a unit is closed when
-//! another reads it, so they can be merged. In the end, maps join that only the nodes of one unit read.
+//! A reduction over the last axis turns the map that computes its operand into a unit of this form.
+//! Element-wise nodes that read its results join, together with the other open units that they read. Open
+//! units can be merged because they do not depend on each other: a unit is closed when another reads it. At
+//! the end, maps join that only the nodes of one unit read.
 //!
-//! A block of threads computes a row, so few rows use few multiprocessors. Where the steps by themselves are estimated to be faster
-//! for that reason, the reductions stay by themselves ([`refused`]).
+//! A block of threads computes a row, so few rows use few multiprocessors. If the separate steps are
+//! estimated to be faster for that reason, the reductions stay separate ([`unprofitable_reductions`]).
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ use crate::facts::DispatchFacts;
 use crate::product::reports;
 use crate::walk::{DispatchUnit, DispatchWalk, UnitAssignment};
 
-/// What becomes of a node. Reductions in `refused` run by themselves.
+/// Assigns a node. Reductions in `refused` stay separate.
 pub fn assign_rows(
     walk: &DispatchWalk<'_>,
     id: NodeId,
@@ -48,7 +49,7 @@ pub fn assign_rows(
             units.push(unit);
         }
     }
-    // The first is that which the node reads.
+    // The first unit is one that the node reads.
     while units.len() > 1 && walk.delays_users(&units, id) {
         units.pop();
     }
@@ -64,7 +65,8 @@ pub fn assign_rows(
     (reduces || already).then_some(UnitAssignment::Merges(units, DispatchForm::Rows))
 }
 
-/// The open units that a node may join: those that it reads, then those that wait for the same collectives and read an operand of it.
+/// The open units that a node may join: first those that it reads, then those that wait for the same
+/// collectives and read one of its operands.
 fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
     let read = walk.units_read_by(id);
     let open = |u: usize| {
@@ -73,7 +75,7 @@ fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item 
     read.into_iter().filter(move |&u| open(u)).chain(walk.units_sharing_operand(DispatchForm::Rows, id))
 }
 
-/// The shape of the rows that a node reduces over the last axis, if the form takes it.
+/// The shape of the rows that a node reduces over the last axis, if this form supports it.
 fn reduced_row_shape<'a>(
     facts: &DispatchFacts<'a>,
     id: NodeId,
@@ -93,26 +95,27 @@ fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim
     reduction.inputs.first().map(|&x| &facts.graph.ty(x).shape[..])
 }
 
-/// Whether a shape has one element for each row.
+/// Whether a shape has one element per row.
 fn has_element_per_row(shape: &[Dim], row: &[Dim]) -> bool {
     let one = Dim::from(1);
     matches!((shape.split_last(), row.split_last()), (Some((last, a)), Some((_, b))) if *last == one && a == b)
 }
 
-/// Whether all nodes of a unit can be part of one of these rows.
+/// Whether all nodes of a unit can be part of a unit of these rows.
 fn unit_fits_rows(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
     let inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| unit.nodes.contains(&n));
     unit.nodes.iter().all(|&n| !reports(facts, n) && fits_rows_unit(facts, n, row, &inside))
 }
 
-/// Whether a shape is that of one row, which all rows read.
+/// Whether a shape is that of a single row, which all rows read.
 fn is_single_row(shape: &[Dim], row: &[Dim]) -> bool {
     let one = Dim::from(1);
     let others = shape.len() <= row.len() && shape.iter().rev().skip(1).all(|n| *n == one);
     shape != row && shape.last() == row.last() && others
 }
 
-/// Whether all nodes of a unit compute one row, which all rows read: they are computed anew for each row.
+/// Whether all nodes of a unit compute a single row, which all rows read. The kernel repeats that
+/// computation for each row.
 fn computes_single_row(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
     let fits = |&n: &NodeId| {
         let node = facts.node(n);
@@ -124,7 +127,7 @@ fn computes_single_row(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Di
     unit.nodes.iter().all(fits)
 }
 
-/// Whether a node can be part of a unit of these rows, whose values are those `inside`.
+/// Whether a node can be part of a unit of these rows; `inside` says which values the unit computes.
 fn fits_rows_unit(
     facts: &DispatchFacts<'_>,
     id: NodeId,
@@ -134,35 +137,40 @@ fn fits_rows_unit(
     let node = facts.node(id);
     let shape = |v: ValueId| &facts.graph.ty(v).shape[..];
     let Some(own) = node.outputs.first().map(|&v| shape(v)) else { return false };
-    let read = |&v: &ValueId| match inside(v) {
-        true => facts.base[v] == v && (has_element_per_row(shape(v), row) || (own == row && shape(v) == row)),
-        false => is_contiguous_along_rows(facts, v),
+    let can_read = |&v: &ValueId| {
+        if inside(v) {
+            facts.base[v] == v && (has_element_per_row(shape(v), row) || (own == row && shape(v) == row))
+        } else {
+            is_contiguous_along_rows(facts, v)
+        }
     };
     match &node.op {
         Op::Reduce { .. } => {
             let &x = &node.inputs[0];
             shape(x) == row && (facts.base[x] == x || !inside(x)) && is_contiguous_along_rows(facts, x)
         }
-        op => op.fits_map() && (own == row || has_element_per_row(own, row)) && node.inputs.iter().all(read),
+        op => {
+            op.fits_map() && (own == row || has_element_per_row(own, row)) && node.inputs.iter().all(can_read)
+        }
     }
 }
 
-/// Whether the elements of a row of a value are neighbours in memory, or one element. Others are read slowly by threads that
-/// share a row.
+/// Whether the elements of a row are adjacent in memory, or one element. Threads that share a row read other
+/// layouts slowly.
 fn is_contiguous_along_rows(facts: &DispatchFacts<'_>, value: ValueId) -> bool {
     let step = |layout: symmc_ir::layout::Layout| layout.strides.last().and_then(Dim::as_const);
     let one = facts.graph.ty(value).shape.last().is_none_or(|n| *n == Dim::from(1));
     one || facts.layout(value).and_then(step).is_some_and(|step| (0..=1).contains(&step))
 }
 
-/// Lets maps join the unit of rows whose nodes alone read them.
+/// Joins maps to the unit of rows whose nodes are their only readers.
 pub fn join_maps(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
     let Some(limits) = facts.capabilities().rows else { return };
     let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
     for (u, unit) in units.iter().enumerate() {
         unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
     }
-    // Units before others, so that maps of maps join as well.
+    // Later units first, so that maps of maps join as well.
     for u in (0..units.len()).rev() {
         let Some(to) = sole_reader_unit(facts, &units[u], &unit_of) else { continue };
         let Some(row) = row_of(facts, &units[to]).filter(|_| units[to].form == Some(DispatchForm::Rows))
@@ -181,7 +189,7 @@ pub fn join_maps(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
     }
 }
 
-/// The unit whose nodes alone read what another gives, as it is.
+/// The unit whose nodes are the only readers of another unit's results, without views in between.
 fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[usize]) -> Option<usize> {
     let mut found = None;
     for &v in unit.nodes.iter().flat_map(|&n| &facts.node(n).outputs) {
@@ -189,8 +197,8 @@ fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[u
             return None;
         }
         for reader in facts.users[v].iter().filter(|n| !unit.nodes.contains(n)) {
-            let of = unit_of[reader.index()];
-            if of == usize::MAX || *found.get_or_insert(of) != of {
+            let unit = unit_of[reader.index()];
+            if unit == usize::MAX || *found.get_or_insert(unit) != unit {
                 return None;
             }
         }
@@ -198,7 +206,8 @@ fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[u
     found
 }
 
-/// Reductions of units that are estimated to take longer than the steps `apart`, in which no unit of rows is.
+/// The reductions of units that are estimated to take longer than the steps in `apart`, which has no units
+/// of rows.
 pub fn unprofitable_reductions(
     facts: &DispatchFacts<'_>,
     units: &[DispatchUnit],
@@ -224,11 +233,12 @@ pub fn unprofitable_reductions(
     out
 }
 
-/// The estimated time of a unit that computes at the least (0) or the greatest (1) sizes.
+/// The estimated time of the computation of a unit at the least (0) or the greatest (1) sizes.
 fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
     let inside = |n: &NodeId| unit.nodes.contains(n);
     let size = |v: ValueId| facts.bounds(&facts.graph.ty(v).bytes())[end];
-    let (mut moved, mut rows) = (0u64, None);
+    let mut moved = 0u64;
+    let mut rows = None;
     let mut read = BTreeSet::new();
     for &id in &unit.nodes {
         let node = facts.node(id);
@@ -242,7 +252,7 @@ fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
                 moved = moved.saturating_add(size(v));
             }
         }
-        // A reduction by itself is done in pieces where rows are few.
+        // A separate reduction works in pieces if rows are few.
         if let (Op::Reduce { .. }, Some(&v), 2..) = (&node.op, node.outputs.first(), unit.nodes.len()) {
             rows = Some(facts.bounds(&facts.graph.ty(v).numel())[end]);
         }

@@ -1,8 +1,8 @@
-//! A walk over a program: the units so far, and those that are open.
+//! A walk over a program, with the units so far, some of which are open.
 //!
-//! Open units are found by what a node looks for, not by a search of all of them: by their form from the youngest on, and by an
-//! operand and the last collective that they wait for. A step of the walk takes time that is logarithmic in the number of open units,
-//! however many there are.
+//! Open units are found through indices, not by a search of all of them: by their form, from the youngest
+//! on, and by an operand and the last collective for which they wait. A step of the walk takes time
+//! logarithmic in the number of open units.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,34 +14,35 @@ use crate::facts::DispatchFacts;
 /// A part of a program that runs as one step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DispatchUnit {
-    /// What its kernel is; none for a node that runs by itself.
+    /// The form of its kernel; `None` for a single node.
     pub form: Option<DispatchForm>,
     pub nodes: Vec<NodeId>,
 }
 
-/// The units of a program so far.
+/// The units of a program so far, with indices of the open ones.
 pub struct DispatchWalk<'a> {
     pub facts: &'a DispatchFacts<'a>,
     pub units: Vec<DispatchUnit>,
-    /// The units of each form that may still grow, by index.
+    /// The open units of each form.
     open: BTreeMap<DispatchForm, BTreeSet<usize>>,
-    /// The last collective that each unit is or needs.
+    /// For each unit, the last collective that it is or depends on.
     waits: Vec<Option<NodeId>>,
-    /// The open units that read a value and wait for a collective, by index.
+    /// The open units that read a value and wait for a collective.
     readers: HashMap<(ValueId, Option<NodeId>), BTreeSet<usize>>,
     last: Option<NodeId>,
     unit_of: EntityMap<NodeId, Option<usize>>,
 }
 
-/// What becomes of a node.
+/// The unit to which a node belongs.
 pub enum UnitAssignment {
-    /// It joins this unit, with these views in front of it.
+    /// It joins this unit, after these views.
     Joins(usize, Vec<NodeId>),
     /// It begins a unit that may grow to this form.
     Begins(DispatchForm),
-    /// It ends this unit, which is of this form with it.
+    /// It joins this unit, which is then complete and has this form.
     Ends(usize, DispatchForm),
-    /// It joins the first of these units, which takes in the others and is of this form then, or begins one.
+    /// It joins the first of these units, which takes in the others and then has this form. It begins a new
+    /// unit if there are none.
     Merges(Vec<usize>, DispatchForm),
 }
 
@@ -59,14 +60,14 @@ impl<'a> DispatchWalk<'a> {
         }
     }
 
-    /// Puts the next node where it belongs: into a unit, or into one of its own.
+    /// Adds the next node to a unit, or to a new one.
     pub fn assign_node(&mut self, id: NodeId, place: Option<UnitAssignment>) {
         let joined = match &place {
             Some(UnitAssignment::Joins(unit, _) | UnitAssignment::Ends(unit, _)) => vec![*unit],
             Some(UnitAssignment::Merges(units, _)) => units.clone(),
             _ => Vec::new(),
         };
-        // Whoever reads what a unit gives comes behind it.
+        // Readers of a unit's results come after it, so those units are complete.
         for unit in self.units_read_by(id).into_iter().filter(|u| !joined.contains(u)) {
             self.close(unit);
         }
@@ -89,7 +90,7 @@ impl<'a> DispatchWalk<'a> {
         };
         self.unit_of[id] = Some(unit);
         self.last = Some(id);
-        // What a collective reads waits for nothing else.
+        // An operand of a collective must not wait for anything else.
         let awaited = self.facts.node(id).outputs.iter().any(|&v| self.facts.communicated[v]);
         if awaited {
             self.close(unit);
@@ -151,7 +152,7 @@ impl<'a> DispatchWalk<'a> {
         }
     }
 
-    /// Lets a unit no longer be found by what its nodes read.
+    /// Removes a unit from the index of readers.
     fn unindex_unit(&mut self, unit: usize) {
         let waits = self.waits[unit];
         for &v in self.units[unit].nodes.iter().flat_map(|&n| &self.facts.node(n).inputs) {
@@ -173,13 +174,13 @@ impl<'a> DispatchWalk<'a> {
         sources.filter_map(|n| self.unit_of[n]).collect()
     }
 
-    /// The open units of a form that are among the last `reach`, the youngest first.
+    /// The open units of a form among the last `reach`, youngest first.
     pub fn open_within(&self, form: DispatchForm, reach: usize) -> impl Iterator<Item = usize> + '_ {
         let oldest = self.units.len().saturating_sub(reach);
         self.open.get(&form).into_iter().flat_map(move |open| open.range(oldest..).rev().copied())
     }
 
-    /// Those of these units that are open and of a form, the youngest first.
+    /// Filters these units to the open ones of a form, youngest first.
     pub fn open_among(&self, mut units: Vec<usize>, form: DispatchForm) -> Vec<usize> {
         units.retain(|unit| self.open.get(&form).is_some_and(|open| open.contains(unit)));
         units.sort_unstable_by(|a, b| b.cmp(a));
@@ -187,7 +188,8 @@ impl<'a> DispatchWalk<'a> {
         units
     }
 
-    /// The open units of a form that wait for the same collectives as a node and read an operand of it, the youngest first.
+    /// The open units of a form that wait for the same collectives as a node and share an operand with it,
+    /// youngest first.
     pub fn units_sharing_operand(&self, form: DispatchForm, id: NodeId) -> impl Iterator<Item = usize> + '_ {
         let waits = self.facts.last_collectives[id];
         let operands = self.facts.node(id).inputs.iter();
@@ -203,7 +205,8 @@ impl<'a> DispatchWalk<'a> {
         std::iter::from_fn(next).filter(move |&u| self.units[u].form == Some(form))
     }
 
-    /// The unit that the last step belongs to, if it is open, of this form, and waits for the same collectives as a node.
+    /// The unit of the last node, if the unit is open, has this form, and waits for the same collectives as
+    /// `id`.
     pub fn last_unit(&self, form: DispatchForm, id: NodeId) -> Option<usize> {
         let unit = self.unit_of[self.last?]?;
         let is_last = self.last.as_ref() == self.units[unit].nodes.last();
@@ -218,7 +221,8 @@ impl<'a> DispatchWalk<'a> {
         open.is_some_and(|open| open.contains(&unit))
     }
 
-    /// Whether merging units with a node would let something wait for a collective that it does not wait for otherwise.
+    /// Whether merging units with a node would make a reader wait for a collective for which it does not
+    /// wait otherwise.
     pub fn delays_users(&self, units: &[usize], id: NodeId) -> bool {
         let facts = self.facts;
         let needs = |unit: usize| self.waits[unit];
@@ -231,16 +235,16 @@ impl<'a> DispatchWalk<'a> {
         })
     }
 
-    /// The open unit of a form that gives a value its memory.
+    /// The open unit of a form that computes the value's base.
     pub fn open_producer(&self, value: ValueId, form: DispatchForm) -> Option<usize> {
         let unit = self.facts.defining_node(value).and_then(|n| self.unit_of[n])?;
         self.open.get(&form).is_some_and(|open| open.contains(&unit)).then_some(unit)
     }
 
-    /// Whether a value is there before a node begins.
+    /// Whether a value is available before a node begins.
     pub fn is_before(&self, value: ValueId, node: NodeId) -> bool {
         self.facts.defining_node(value).is_none_or(|n| {
-            // A unit is run in place of its last node.
+            // A unit runs in place of its last node.
             self.unit_of[n].and_then(|u| self.units[u].nodes.last()).is_some_and(|&last| last < node)
         })
     }

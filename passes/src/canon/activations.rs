@@ -1,5 +1,7 @@
-//! Softmax and silu that were written out. Only in f32 and f64, where the fused form differs in the last bits at
-//! most; narrower types round every step.
+//! Recognises softmax and silu that are written out.
+//!
+//! The rules apply only in f32 and f64, where the fused form differs in the last bits at most. Narrower
+//! types round every step.
 
 use symmc_ir::{BinaryOp, DType, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
@@ -63,7 +65,7 @@ fn softmax(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         return None;
     };
     let &[axis] = &axes[..] else { return None };
-    // Where these are needed besides, as for a gradient, they are computed anyway.
+    // If other nodes need these values, for example for a gradient, they are computed anyway.
     let shared = || [sum, max, difference].into_iter().any(|v| cx.is_shared(v));
     let matches = summed == e
         && x == y

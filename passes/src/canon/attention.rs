@@ -1,4 +1,4 @@
-//! Attention that was written out, whose mask says what positions see, or whose heads are repeated.
+//! Recognises attention that is written out, turns its masks into bounds, and groups repeated heads.
 
 use symmc_ir::attention::{self, AttentionBound, AttentionOperands};
 use symmc_ir::closed_form::ClosedForm;
@@ -17,8 +17,8 @@ pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "attention",
         equation: "matmul(softmax(c*tanh(matmul(q * s, transpose(k) * t) * r / c) + mask), v) = attention(q, k, v) with \
-                   scale s*t*r, cap c, and the bounds that the mask is, where rows that see no column get the mean of v; \
-                   else the mask where its numbers are finite; scores and weights need not be rounded",
+                   scale s*t*r, cap c, and the mask as bounds, where rows that see no column get the mean of v; if the mask \
+                   cannot be bounds, it stays if its numbers are finite; scores and weights are not rounded",
         apply: recognize_attention,
     },
     RewriteRule {
@@ -28,9 +28,9 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "mask_of_positions",
-        equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .., where these compare the column \
-                   with what does not depend on it; select(m, x, -inf) is the mask m with x added, and so is \
-                   select(m, x, lowest) where x is of moderate size, but for rows that see no column: these get the mean of v",
+        equation: "attention(q, k, v, a & .. & z) = attention(q, k, v, z) with bounds a, .. if each of these compares the \
+                   column with a value independent of it; select(m, x, -inf) counts as the mask m with x added; so does \
+                   select(m, x, lowest) for x of moderate size, except that rows that see no column get the mean of v",
         apply: mask_of_positions,
     },
     RewriteRule {
@@ -40,19 +40,19 @@ pub const RULES: &[RewriteRule] = &[
     },
 ];
 
-/// Scores on their way to a softmax: what is before the masks, and what these let through.
+/// The operands of a softmax taken apart: the scores before the masks, and the masks.
 struct MaskedScores {
-    /// The extents before the last two where the masks are.
+    /// The leading axes (all but the last two) of the shape in which masks are applied.
     leading: Vec<Dim>,
     before: ValueId,
     mask: AdditiveMask,
-    /// What is added, whole.
+    /// Whole masks that are added to the scores.
     added: Vec<ValueId>,
-    /// What all of it is multiplied by behind the masks.
+    /// The factor that multiplies the masked scores.
     factor: f64,
-    /// The least that scores are behind the masks further in, and what these let through where a row is not less.
+    /// The least value of scores after the inner masks, and the condition under which a row stays above it.
     floor: Option<(f64, MaskCondition)>,
-    /// Masks chose scores instead of being added to them.
+    /// Whether some mask selects scores instead of being added to them.
     chose: bool,
 }
 
@@ -68,7 +68,7 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
         Some(columns) => with_sink(cx, scores, &columns).map(|(scores, sink)| (scores, Some(sink)))?,
         None => (scores, None),
     };
-    // Masks may be of heads and batches that the softmax has as one axis.
+    // Masks may be per head and per batch while the softmax has these as one axis.
     let scores = skip_casts_and_reshapes(cx, scores);
     let shape = cx.shape(scores).to_vec();
     let leading = &shape[..shape.len().checked_sub(2)?];
@@ -78,23 +78,25 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let product = skip_casts_and_reshapes(cx, before);
     let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
     let within = cx.shape(product)[..cx.shape(product).len() - 2].to_vec();
-    let ((q, of_q), (k, of_k)) = (match_scale(cx, q), match_transposed_keys(cx, k)?);
-    let of_node = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
-    let (q, k) =
-        (reshape_leading_axes(cx, q, &within, leading)?, reshape_leading_axes(cx, k, &within, leading)?);
-    let v = reshape_leading_axes(cx, v, of_node, leading)?;
-    // What the products broadcast has the heads of the query in attention.
+    let (q, q_scale) = match_scale(cx, q);
+    let (k, k_scale) = match_transposed_keys(cx, k)?;
+    let result_leading = &node.ty.shape[..node.ty.rank().checked_sub(2)?];
+    let q = reshape_leading_axes(cx, q, &within, leading)?;
+    let k = reshape_leading_axes(cx, k, &within, leading)?;
+    let v = reshape_leading_axes(cx, v, result_leading, leading)?;
+    // In attention, operands that the products broadcast have the heads of the query.
     let wide = |ty: &TensorType| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
-    let (of_key, of_value) = (wide(cx.ty(k))?, wide(cx.ty(v))?);
+    let key_shape = wide(cx.ty(k))?;
+    let value_shape = wide(cx.ty(v))?;
     let typed = |shape: &[Dim]| TensorType::new(node.ty.dtype, shape.to_vec());
-    let scale = FloatAttribute(scores.factor * within_cap * outer * of_q * of_k);
-    // A cap is not of scores that are multiplied again.
+    let scale = FloatAttribute(scores.factor * within_cap * outer * q_scale * k_scale);
+    // Attention cannot express a cap of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false, log_sum_exp: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
-    let types = [cx.ty(q), &typed(&of_key), &typed(&of_value)];
+    let types = [cx.ty(q), &typed(&key_shape), &typed(&value_shape)];
     let result = infer::infer_types(&plain, &types, None).ok()??.pop()?;
-    let alike = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
-    if !alike || cap.is_some() && scores.factor != 1.0 {
+    let fits = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
+    if !fits || cap.is_some() && scores.factor != 1.0 {
         return None;
     }
     let hides = match sink {
@@ -107,11 +109,10 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
         operands.push(reshape_leading_axes(cx, sink, &shape[..shape.len() - 2], leading)?);
     }
     let values = v;
-    let (k, v) = (cx.expand(k, of_key), cx.expand(v, of_value));
-    let (op, inputs) = (
-        Op::Attention { scale, cap, bounds, sink: sink.is_some(), log_sum_exp: false },
-        [vec![q, k, v], operands].concat(),
-    );
+    let k = cx.expand(k, key_shape);
+    let v = cx.expand(v, value_shape);
+    let op = Op::Attention { scale, cap, bounds, sink: sink.is_some(), log_sum_exp: false };
+    let inputs = [vec![q, k, v], operands].concat();
     if result == node.ty && rows.is_none() {
         return Some(Rewrite::Node(op, inputs));
     }
@@ -120,7 +121,8 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     Some(Rewrite::Value(cx.reshape(y, node.ty.shape.clone())))
 }
 
-/// Whether others need weights, or what they are cast from: they have to be computed then, and attention would compute them again.
+/// Whether other nodes need the weights, or the values that the weights are cast from. These are then
+/// computed anyway, and attention would compute them again.
 fn has_other_users(cx: &Rewriter, weights: ValueId) -> bool {
     match cx.def(weights) {
         _ if cx.is_shared(weights) => true,
@@ -129,10 +131,10 @@ fn has_other_users(cx: &Rewriter, weights: ValueId) -> bool {
     }
 }
 
-/// The keys `[.., s, e]` whose transpose a value is, and what it is multiplied by.
+/// The keys `[.., s, e]` whose transpose a value is, and the factor that multiplies them.
 fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)> {
     let (k, outer) = match_scale(cx, k);
-    // Any permutation is one of the heads' axes, and then of the last two.
+    // Any permutation is one of the leading axes followed by a swap of the last two.
     let (Op::Permute { perm }, &[stored]) = cx.def(k)? else { return None };
     let mut perm = perm.clone();
     let (stored, inner) = match_scale(cx, stored);
@@ -140,22 +142,23 @@ fn match_transposed_keys(cx: &mut Rewriter, k: ValueId) -> Option<(ValueId, f64)
     perm.swap(last - 1, last);
     let ty = cx.ty(stored);
     let ty = TensorType::new(ty.dtype, perm.iter().map(|&axis| ty.shape[axis].clone()).collect::<Vec<_>>());
-    let k = match perm.iter().copied().eq(0..=last) {
-        true => stored,
-        false => cx.emit("heads", Op::Permute { perm }, &[stored], ty),
+    let k = if perm.iter().copied().eq(0..=last) {
+        stored
+    } else {
+        cx.emit("heads", Op::Permute { perm }, &[stored], ty)
     };
     Some((k, outer * inner))
 }
 
-/// A value of matrices with other extents before them; those of extent 1 broadcast.
+/// Replaces the leading axes of a value of matrices; leading axes of extent 1 broadcast.
 fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[Dim]) -> Option<ValueId> {
     let shape = cx.shape(value);
     let Some(rank) = shape.len().checked_sub(2).filter(|_| from != to) else { return Some(value) };
-    let (own, tail) = shape.split_at(rank);
+    let (own_leading, tail) = shape.split_at(rank);
     let one = Dim::from(1);
-    let leading = if own.iter().all(|d| *d == one) {
+    let leading = if own_leading.iter().all(|d| *d == one) {
         Vec::new()
-    } else if own == from {
+    } else if own_leading == from {
         to.to_vec()
     } else {
         return None;
@@ -164,7 +167,7 @@ fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[D
     Some(cx.reshape(value, wide))
 }
 
-/// A value before casts between floats, and before reshapes of what stands before matrices.
+/// Skips casts between floats and reshapes that keep the last two axes.
 fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
     loop {
         let inner = skip_float_cast(cx, skip_leading_reshape(cx, value));
@@ -175,7 +178,7 @@ fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
     }
 }
 
-/// A value of matrices before a reshape that keeps the matrices.
+/// Skips one reshape that keeps the last two axes.
 fn skip_leading_reshape(cx: &Rewriter, value: ValueId) -> ValueId {
     let last = |v: ValueId| cx.shape(v).iter().rev().take(2).cloned().collect::<Vec<_>>();
     match cx.def(value) {
@@ -184,12 +187,12 @@ fn skip_leading_reshape(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
-/// What a softmax makes of rows that a mask hides all of.
+/// The weights that a softmax gives to rows whose columns a mask hides completely.
 #[derive(Clone, Copy, PartialEq)]
 enum HiddenRowWeights {
-    /// Equal weights, or none that is a number.
+    /// Equal weights, or NaN.
     Weighed,
-    /// The same, but zeros for what is not a number.
+    /// As `Weighed`, with zeros instead of NaN.
     Guarded,
     /// Zeros: a sink has all the weight.
     Zero,
@@ -198,13 +201,13 @@ enum HiddenRowWeights {
 #[derive(Default)]
 struct VisibleBounds {
     bounds: Vec<AttentionBound>,
-    /// Its operands behind the values: what is left of the mask, and the positions of the bounds.
+    /// The operands after the values: the remaining mask, and the positions of the bounds.
     operands: Vec<ValueId>,
-    /// Whether a row sees a column, where the others have equal weights.
+    /// Whether a row sees a column, if rows that see none have equal weights.
     rows: Option<ValueId>,
 }
 
-/// What attention gives, where rows that see nothing have equal weights.
+/// Replaces the result of rows that see nothing by the mean of the values, because their weights are equal.
 fn mean_for_hidden_rows(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v: ValueId) -> Option<ValueId> {
     let Some(rows) = rows else { return Some(y) };
     let v = match match_repeated_heads(cx, v) {
@@ -214,8 +217,10 @@ fn mean_for_hidden_rows(cx: &mut Rewriter, y: ValueId, rows: Option<ValueId>, v:
     row_visibility::emit_mean_for_hidden_rows(cx, y, rows, v)
 }
 
-/// What masks before a softmax let through. Rows that see nothing are not alike there: where not each is shown to see a
-/// column, or has equal weights, finite numbers stay a mask.
+/// Splits the masks before a softmax into bounds and a remaining mask.
+///
+/// Softmax does not treat all rows that see nothing in the same way. If it cannot be shown that each row
+/// sees a column or has equal weights, finite numbers stay a mask.
 fn softmax_bounds(
     cx: &mut Rewriter,
     scores: &MaskedScores,
@@ -254,21 +259,22 @@ fn emit_add(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
     (cx.ty(y).dtype == ty.dtype).then(|| cx.emit("bias", Op::Binary(BinaryOp::Add), &[x, y], ty))
 }
 
-/// Numbers beside which scores of moderate size vanish, and which no dtype but f16 takes for infinite.
+/// Numbers that absorb scores of moderate size when added, and that every dtype except f16 represents as
+/// finite.
 const LOWEST: std::ops::RangeInclusive<f64> = f32::MIN as f64..=-1e38;
 
-/// Whether rows that a mask hides all of have equal weights: one such number hides.
+/// Whether fully hidden rows have equal weights: a single number from [`LOWEST`] hides.
 fn hides_evenly(mask: &AdditiveMask) -> bool {
     matches!(&mask.visible[..], [(_, number)] if LOWEST.contains(number))
 }
 
-/// The bounds that a mask of float is, which is split so, beside those that there are, and what is left of it. `zero_rows` says that rows
-/// which see nothing are zero.
+/// The bounds and the remaining mask of a float mask that is split as `split`. `existing` are the bounds that
+/// the attention already has. `zero_rows` says that rows that see nothing are zero.
 fn mask_bounds(
     cx: &mut Rewriter,
     mask: &AdditiveMask,
     split: &ConditionSplit,
-    beside: &[AttentionBound],
+    existing: &[AttentionBound],
     shape: &[Dim],
     zero_rows: bool,
 ) -> Option<VisibleBounds> {
@@ -276,10 +282,10 @@ fn mask_bounds(
     let moderate = mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
     let sees = split.rest.is_empty()
         && moderate
-        && bounds::every_row_has_visible_column(cx, new.chain(beside), shape);
+        && bounds::every_row_has_visible_column(cx, new.chain(existing), shape);
     let mut rows = None;
     if !sees && !zero_rows {
-        if !moderate || !beside.is_empty() || !hides_evenly(mask) {
+        if !moderate || !existing.is_empty() || !hides_evenly(mask) {
             return None;
         }
         rows = Some(row_visibility::emit_row_visibility(cx, split, shape)?);
@@ -353,7 +359,8 @@ fn skip_float_cast(cx: &Rewriter, value: ValueId) -> ValueId {
     }
 }
 
-/// Scores before the masks that are added to them or choose them, and before constants that are added to all of them.
+/// Separates scores from masks that are added to them or select them, and from constants that are added to
+/// all of them.
 fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScores> {
     let shape = cx.shape(scores).to_vec();
     let leading = shape[..shape.len().checked_sub(2)?].to_vec();
@@ -370,7 +377,8 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
     for _ in 0..MAX_MASKS {
         let value = skip_casts_and_reshapes(cx, out.before);
         let Some((op, inputs)) = cx.def(value) else { break };
-        let (op, inputs) = (op.clone(), inputs.to_vec());
+        let op = op.clone();
+        let inputs = inputs.to_vec();
         match (op, &inputs[..]) {
             (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[x]) if scalar.as_f64().abs() < 1e6 => {
                 out.before = x;
@@ -430,18 +438,18 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
 }
 
 impl MaskedScores {
-    /// What is combined with scores at `value`, as it is where the masks are.
+    /// Gives an operand that is combined with scores at `value` the leading axes of the masks.
     fn align_leading_axes(&self, cx: &mut Rewriter, value: ValueId, mask: ValueId) -> Option<ValueId> {
         let from = cx.shape(value)[..cx.shape(value).len() - 2].to_vec();
         reshape_leading_axes(cx, mask, &from, &self.leading)
     }
 
-    /// One mask more, before what is multiplied.
+    /// Adds one more mask, which applies before the factor.
     fn apply_mask(&mut self, mut mask: AdditiveMask) -> Option<()> {
         if self.factor != 1.0 && !mask.rest.is_empty() {
             return None;
         }
-        // Whatever hides is as low as the floor.
+        // Every hidden score is raised to the floor.
         if let Some((floor, all)) = &mut self.floor {
             for (seen, number) in std::mem::take(&mut mask.visible) {
                 if number > *floor {
@@ -456,7 +464,7 @@ impl MaskedScores {
     }
 }
 
-/// Whether a value is a product of matrices under what comes before a softmax.
+/// Whether a value is a product of matrices, possibly under ops that come before a softmax.
 fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
     for _ in 0..4 * MAX_MASKS {
         value = match cx.def(value) {
@@ -482,7 +490,7 @@ fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
     false
 }
 
-/// Masks between scores and their softmax.
+/// The most masks between scores and their softmax.
 const MAX_MASKS: usize = 6;
 
 fn full_mask(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -529,15 +537,16 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
         return Some(Rewrite::Node(op, inputs));
     }
     if *log_sum_exp {
-        // The sums of rows that see nothing would have to be replaced, too.
+        // The sums of rows that see nothing would have to be replaced as well.
         return None;
     }
-    let (ty, v) = (node.ty.clone(), *parts.v);
-    let y = cx.emit("seen", op, &inputs, ty);
+    let v = *parts.v;
+    let y = cx.emit("seen", op, &inputs, node.ty.clone());
     Some(Rewrite::Value(mean_for_hidden_rows(cx, y, rows, v)?))
 }
 
-/// The softmax within `select(is_nan(s), 0, s)`, which is `s` where every row sees something, and whether it is.
+/// The softmax within `select(is_nan(s), 0, s)`, which equals `s` where every row sees something, and
+/// whether that select is there.
 fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return (weights, false) };
     let zero = cx.known_elements(zero).and_then(ClosedForm::as_full).is_some_and(|s| s.as_f64() == 0.0);
@@ -545,7 +554,7 @@ fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     if zero && guards { (s, true) } else { (weights, false) }
 }
 
-/// The softmax of which a value is all columns but the last, and how many these are.
+/// The softmax of which a value is all columns except the last, and the number of these columns.
 fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
     let sliced = || {
         let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
@@ -557,8 +566,8 @@ fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
     sliced().unwrap_or((weights, None))
 }
 
-/// Scores of so many columns and the one behind them, of moderate size, of which a softmax is; also less the greatest of
-/// each row.
+/// The scores and the sink of a softmax: `columns` columns of scores, concatenated with one column of
+/// moderate size. The greatest element of each row may be subtracted first.
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
     let mut value = skip_casts_and_reshapes(cx, value);
     if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
@@ -572,7 +581,7 @@ fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, V
     let (Op::Concat { axis }, &[scores, sink]) = cx.def(value)? else { return None };
     let widths = [scores, sink].map(|v| cx.shape(v).last().cloned());
     let fits = *axis + 1 == cx.shape(value).len() && widths == [Some(columns.clone()), Some(Dim::from(1))];
-    // What is the same in each row need not be there for each.
+    // Attention takes one sink for all rows if the rows share it.
     let narrow = match cx.def(sink) {
         Some((Op::Expand, &[narrow])) => narrow,
         _ => sink,
@@ -582,9 +591,10 @@ fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, V
 
 fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Attention { .. }, [q, k, v, mask @ ..]) = (&node.op, &node.inputs[..]) else { return None };
-    let ((k, k_shape), (v, v_shape)) = (match_repeated_heads(cx, *k)?, match_repeated_heads(cx, *v)?);
+    let (k, k_shape) = match_repeated_heads(cx, *k)?;
+    let (v, v_shape) = match_repeated_heads(cx, *v)?;
     let heads = k_shape.len() - 3;
-    // Heads that k and v repeat differently do not form groups.
+    // If k and v repeat heads differently, the heads do not form groups.
     if k_shape[heads] != v_shape[heads] {
         return None;
     }
@@ -593,14 +603,14 @@ fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     Some(Rewrite::Node(node.op.clone(), inputs))
 }
 
-/// The value whose heads are repeated in `x [.., h, s, e]`, each a number of times in a row, and the shape
-/// `[.., g, s, e]` that it has before.
+/// The value whose heads are repeated in `x [.., h, s, e]`, each head several times in a row, and its shape
+/// `[.., g, s, e]` before the repetition.
 fn match_repeated_heads(cx: &Rewriter, x: ValueId) -> Option<(ValueId, Vec<Dim>)> {
     let (op, &[inner]) = cx.def(x)? else { return None };
     let shape = cx.shape(x);
     let heads = shape.len().checked_sub(3)?;
     match op {
-        // One head, expanded.
+        // One head that is expanded.
         Op::Expand => {
             let mut narrow = shape.to_vec();
             narrow[heads] = Dim::from(1);

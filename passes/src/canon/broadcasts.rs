@@ -1,7 +1,7 @@
-//! Operands that are expanded although the op broadcasts by itself.
+//! Removes expansions of operands that the op broadcasts itself.
 //!
-//! An op whose operands are all expanded works on what they were expanded from, and its result is expanded
-//! instead.
+//! If all operands of an op are expanded, the op works on the unexpanded operands, and its result is
+//! expanded instead.
 
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::infer::broadcast_shapes;
@@ -32,7 +32,7 @@ pub const RULES: &[RewriteRule] = &[
     },
 ];
 
-/// What `value` is expanded from, or itself.
+/// The value before an expand, or the value itself.
 fn unexpanded(cx: &Rewriter, value: ValueId) -> ValueId {
     match cx.def(value) {
         Some((Op::Expand, &[x])) => x,
@@ -57,7 +57,7 @@ fn elementwise_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
     Some(Rewrite::Node(Op::Expand, vec![narrow]))
 }
 
-/// A tensor of one scalar is that scalar, expanded.
+/// A tensor filled with one scalar is that scalar, expanded.
 fn select_of_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
     let full = |cx: &Rewriter, v: ValueId| match cx.def(v) {

@@ -1,10 +1,13 @@
-//! Casts next to collectives, also where views stand between them.
+//! Moves casts next to collectives if views separate them.
 //!
-//! The e-graph moves a cast across a collective to the side with fewer bytes, but it has no views. This pass moves views out of the way.
-//! If every reader of a collective's result casts it to one narrower type, possibly after views or concatenations, the cast moves
-//! directly after the collective. If the operand of a collective is a view of widened values, the values are widened directly
-//! before the collective. As many elements are cast as before, or those that a slice leaves out as well, which then cost fewer bytes on
-//! the way. It is no rule of the rewriter, which sees a node before those that read it.
+//! The e-graph moves a cast across a collective to the side with fewer bytes, but it has no views. This pass
+//! moves views out of the way. If every reader of a collective's result casts it to one narrower type,
+//! possibly after views or concatenations, the cast moves directly after the collective. If the operand of a
+//! collective is a view of widened values, the values are widened directly before the collective. The number
+//! of cast elements stays the same, or grows by elements that a slice leaves out; these then cost fewer
+//! bytes in the collective.
+//!
+//! This is not a rule of the rewriter, because the rewriter sees a node before its readers.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +15,7 @@ use symmc_ir::{CollectiveKind, DType, EntityMap, Graph, Node, NodeId, Op, Tensor
 
 use crate::rewrite::{ValueMap, copy_inputs, copy_outputs, moves_elements};
 
-/// The graph with casts next to collectives; `None` if there are none to move.
+/// Returns the graph with casts next to collectives, or `None` if there are none to move.
 pub fn move_casts_to_collectives(graph: &Graph) -> Option<Graph> {
     let communicates = |node: &Node| moves_elements(&node.op) || scatters(&node.op);
     if !graph.nodes.values().any(communicates) {
@@ -28,14 +31,15 @@ fn scatters(op: &Op) -> bool {
     matches!(op.as_collective().map(|c| &c.kind), Some(CollectiveKind::ReduceScatter(_)))
 }
 
-/// Whether elements of the result are elements of the operands.
+/// Whether the result consists of elements of the operands.
 fn rearranges(op: &Op) -> bool {
     op.is_view() || matches!(op, Op::Concat { .. })
 }
 
-/// The type to which each value can be cast earlier: results of collectives that are not cast right away, and what rearranges them.
+/// The narrower type to which each value can be cast earlier. Only results of collectives that are not cast
+/// directly, and rearrangements of these results, have one.
 fn find_narrowed_types(graph: &Graph) -> EntityMap<ValueId, Option<DType>> {
-    // Of a concatenation all operands are cast earlier or none.
+    // The operands of a concatenation are all cast earlier, or none is.
     let mut kept: BTreeSet<NodeId> = BTreeSet::new();
     loop {
         let read_as = find_read_types(graph, &kept);
@@ -63,7 +67,7 @@ fn find_narrowed_types(graph: &Graph) -> EntityMap<ValueId, Option<DType>> {
     }
 }
 
-/// The one narrower type to which all readers of a value cast it, behind what rearranges it.
+/// The single narrower type to which all readers of a value cast it, possibly after rearrangements.
 fn find_read_types(graph: &Graph, kept: &BTreeSet<NodeId>) -> EntityMap<ValueId, Option<DType>> {
     let mut out: EntityMap<ValueId, Option<DType>> = EntityMap::filled(None, graph.values.len());
     let mut differs: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
@@ -88,7 +92,7 @@ fn find_read_types(graph: &Graph, kept: &BTreeSet<NodeId>) -> EntityMap<ValueId,
     out
 }
 
-/// Leaves out collectives of which every reader is a cast.
+/// Leaves out collectives whose readers are all casts.
 fn drop_direct_casts(graph: &Graph, narrowed: &mut EntityMap<ValueId, Option<DType>>) {
     let mut is_rearranged = EntityMap::filled(false, graph.values.len());
     for node in graph.nodes.values().filter(|node| rearranges(&node.op)) {
@@ -99,7 +103,8 @@ fn drop_direct_casts(graph: &Graph, narrowed: &mut EntityMap<ValueId, Option<DTy
     }
 }
 
-/// The collectives whose operand rearranges values that were widened, all from one type, and that nothing else reads.
+/// The collectives whose operand rearranges values that were all widened from one type and have no other
+/// readers.
 fn find_widened_collectives(graph: &Graph) -> BTreeSet<NodeId> {
     let mut readers: EntityMap<ValueId, usize> = EntityMap::filled(0, graph.values.len());
     graph.nodes.values().flat_map(|node| &node.inputs).for_each(|&v| readers[v] += 1);
@@ -115,7 +120,7 @@ fn find_widened_collectives(graph: &Graph) -> BTreeSet<NodeId> {
                 let widens = from.size() < graph.ty(result).dtype.size();
                 sources[result] = widens.then_some(from);
             }
-            // More elements would be cast behind an expansion than in front of it.
+            // A cast after an expansion would process more elements than one in front of it.
             op if rearranges(op) && *op != Op::Expand => {
                 let same = |v: &ValueId| sources[*v].is_some() && sources[*v] == sources[x];
                 let all = node.inputs.iter().all(|v| same(v) && is_single(v));
@@ -134,7 +139,8 @@ fn find_widened_collectives(graph: &Graph) -> BTreeSet<NodeId> {
     out
 }
 
-/// The graph with casts moved; none if a value is missing, which would change the outputs.
+/// Builds the graph with casts moved. Returns `None` if a value is missing, because the outputs would
+/// change.
 fn rebuild_with_moved_casts(
     graph: &Graph,
     narrowed: &EntityMap<ValueId, Option<DType>>,
@@ -173,7 +179,7 @@ fn rebuild_with_moved_casts(
     Some(to)
 }
 
-/// What a value that rearranges widened values is, of these as they were before.
+/// Emits a rearrangement of widened values as a rearrangement of the values before widening.
 fn emit_unwidened(graph: &Graph, v: ValueId, map: &ValueMap, to: &mut Graph) -> Option<ValueId> {
     let node = &graph.nodes[graph.defining_node(v)?];
     if node.op == Op::Cast {

@@ -1,13 +1,13 @@
-//! Collectives that need not run, and several that can be one.
+//! Removes collectives that need not run, and joins several into one.
 //!
-//! Every rule keeps the bits of the program, except for orders of summation that a collective chooses by itself.
+//! Every rule keeps the bits of the program, except for orders of summation that a collective chooses.
 
 use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, Op, Scalar, TensorType, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
-/// The most bytes of collectives that are joined: they take the time of a message more than that of its bytes. Larger ones are faster
-/// apart, where each can run beside computation.
+/// The most bytes of collectives that are joined. Up to this size, latency dominates the time of a message.
+/// Larger collectives are faster apart, because each can run concurrently with computation.
 const MOST_JOINED: i64 = 256 << 10;
 
 pub const RULES: &[RewriteRule] = &[
@@ -23,14 +23,14 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "element_wise_of_gathers",
-        equation: "f(all_gather(x), all_gather(y)) = all_gather(f(x, y)) on one group, where nothing else needs the gathers and the \
-                   result has no wider type",
+        equation: "f(all_gather(x), all_gather(y)) = all_gather(f(x, y)) on one group, if the gathers have no other readers and \
+                   the result has no wider type",
         apply: element_wise_of_gathers,
     },
     RewriteRule {
         name: "concat_of_collectives",
-        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), also if these are reshaped, and so of \
-                   all_gathers along another axis than theirs, where nothing else needs them and they are small",
+        equation: "concat(all_reduce(x), all_reduce(y), ..) = all_reduce(concat(x, y, ..)), also if these are reshaped, and the \
+                   same for all_gathers along an axis other than theirs, if they are small and have no other readers",
         apply: concat_of_collectives,
     },
 ];
@@ -41,7 +41,7 @@ fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     }
     let Op::Collective(c) = &node.op else { return Some(Rewrite::Value(*node.inputs.first()?)) };
     match &c.kind {
-        // Rows beyond those sent are zero, so the operand is not the result.
+        // Rows past the sent ones are zero, so the operand differs from the result.
         CollectiveKind::AllToAll(AllToAllSplits::Device) => None,
         CollectiveKind::Permute { pairs } if pairs.is_empty() => {
             let zero = match node.ty.dtype {
@@ -67,12 +67,12 @@ fn exchange_of_exchange(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
 }
 
-/// Whether these are two values or more, all different.
+/// Whether there are at least two values, all different.
 fn are_distinct(values: &[ValueId]) -> bool {
     values.len() > 1 && values.iter().enumerate().all(|(i, v)| !values[..i].contains(v))
 }
 
-/// The collective that gives a value which nothing else needs, and its operand.
+/// The collective that gives a value without other readers, and its operand.
 fn unshared_collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
     match cx.def(v)? {
         (Op::Collective(c), &[x]) if !cx.is_shared(v) => Some((c, x)),
@@ -80,7 +80,7 @@ fn unshared_collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Colle
     }
 }
 
-/// As [`collective_of`], also for a reshaped all_reduce: its operand can be reshaped as well.
+/// As [`collective_of`], but also matches a reshaped all_reduce, whose operand can be reshaped instead.
 fn reshaped_collective_of<'r>(cx: &'r Rewriter, v: ValueId) -> Option<(&'r Collective, ValueId)> {
     match cx.def(v)? {
         (Op::Reshape, &[reduced]) if !cx.is_shared(v) => unshared_collective_of(cx, reduced)
@@ -96,9 +96,9 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Re
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| unshared_collective_of(cx, v)).collect();
     let found = found?;
     let gather = found[0].0.clone();
-    let alike = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
+    let are_equal = found.iter().all(|(c, x)| **c == gather && cx.shape(*x) == cx.shape(found[0].1));
     let widest = found.iter().map(|(_, x)| cx.ty(*x).dtype.size()).max()?;
-    if gather.kind != CollectiveKind::AllGather || !alike || node.ty.dtype.size() > widest {
+    if gather.kind != CollectiveKind::AllGather || !are_equal || node.ty.dtype.size() > widest {
         return None;
     }
     let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();

@@ -1,4 +1,4 @@
-//! Values whose elements are known become a `full`, or an `iota` under views.
+//! Turns values whose elements are known into a `full`, or an `iota` under views.
 
 use symmc_ir::closed_form::ClosedForm;
 use symmc_ir::{Dim, Op, TensorType};

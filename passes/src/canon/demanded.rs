@@ -1,14 +1,19 @@
-//! Values of which only a part is used are computed in part: the last token before the head of a prefill, for example.
+//! Computes only the used part of values, for example the last token before the head of a prefill.
 //!
-//! The parts are found from the outputs backwards. A slice uses a part of its operand. An op whose elements along an axis depend on
-//! those of its operands at the same positions alone passes that part on to its operands. A value that is used in several parts is
-//! computed whole, as are results of the program. Collectives pass parts on as well, since a program is the same on all ranks. For a part
-//! of one shard of a gathered value, every rank gives that part of its own shard. So the last token is also found where shards of the
-//! vocabulary are gathered, split and concatenated, and where shards of tokens are gathered. That
-//! rests on all readers of a value, so it is no rule of the rewriter, which sees a node before those that read it.
+//! The parts are found from the outputs backwards. A slice uses a part of its operand. If the elements of an
+//! op's result along an axis depend only on elements of its operands at the same positions, the op passes
+//! the part on to its operands. Collectives pass parts on as well, because the program is the same on all
+//! ranks. A value that is used in several parts is computed whole, and so are results of the program.
 //!
-//! Bits stay the same except for the order of sums that a library or a collective chooses by size. Ops that report bad data are not
-//! computed in part, so that a run fails as before.
+//! For a part of one shard of a gathered value, every rank gives that part of its own shard. The last token
+//! is therefore also found if shards of the vocabulary are gathered, split and concatenated, or if shards of
+//! tokens are gathered.
+//!
+//! The analysis depends on all readers of a value, so it is not a rule of the rewriter, which sees a node
+//! before its readers.
+//!
+//! Bits stay the same except for orders of summation that a library or a collective chooses by size. Ops
+//! that report bad data are not computed in part, so that a run still fails.
 
 use std::collections::HashMap;
 
@@ -16,7 +21,7 @@ use symmc_ir::{CollectiveKind, Dim, EntityMap, Graph, Node, NodeId, Op, TensorTy
 
 use crate::rewrite::{ValueMap, copy_inputs, copy_outputs, keeps_effects};
 
-/// A part of a value: `len` positions along an axis, from `start` on; of each shard, if there are several on the axis.
+/// A part of a value: `len` positions along an axis from `start` on, in each shard if the axis has several.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct DemandedSlice {
     axis: usize,
@@ -49,7 +54,8 @@ impl ValueDemand {
     }
 }
 
-/// The graph in which values are computed in the part that is used; `None` if all that are computed are used whole.
+/// Returns the graph in which values are computed only in the part that is used, or `None` if all computed
+/// values are used whole.
 pub fn narrow_to_demanded(graph: &Graph) -> Option<Graph> {
     let used = compute_demands(graph);
     let computes = |node: &Node| {
@@ -59,7 +65,7 @@ pub fn narrow_to_demanded(graph: &Graph) -> Option<Graph> {
     graph.nodes.values().any(computes).then(|| DemandRewriter::new(graph, used).graph())?
 }
 
-/// How much of each value is used. A value whose op cannot pass a part on counts as used whole.
+/// The part of each value that is used. If an op cannot pass a part on, its result counts as used whole.
 fn compute_demands(graph: &Graph) -> EntityMap<ValueId, ValueDemand> {
     let mut used = EntityMap::filled(ValueDemand::Nothing, graph.values.len());
     graph.outputs.iter().for_each(|o| used[o.value] = ValueDemand::Whole);
@@ -139,7 +145,8 @@ fn shards_of(graph: &Graph, v: ValueId) -> Option<(u32, &Dim)> {
     }
 }
 
-/// For a small part of one shard of a gathered value: the shard, and the same part of each shard.
+/// For a small part of one shard of a gathered value: the index of the shard, and the same part of each
+/// shard.
 fn slice_of_each_shard(graph: &Graph, v: ValueId, part: &DemandedSlice) -> Option<(u32, DemandedSlice)> {
     let (shards, extent) = shards_of(graph, v)?;
     if part.axis != 0 || part.shards != 1 || !is_small(graph, &part.len, extent) {
@@ -154,7 +161,8 @@ fn slice_of_each_shard(graph: &Graph, v: ValueId, part: &DemandedSlice) -> Optio
     })
 }
 
-/// The part of a gathered value that a part of its reshape is, where shards and their rows are axes of their own there.
+/// The part of a gathered value that corresponds to a part of its reshape, if the reshape has separate axes
+/// for shards and their rows.
 fn slice_of_split_shards(
     graph: &Graph,
     shape: &[Dim],
@@ -166,12 +174,14 @@ fn slice_of_split_shards(
     is_split.then(|| ValueDemand::Part(DemandedSlice { axis: 0, shards, ..part.clone() }))
 }
 
-/// What a node with one result needs of its operands to give a part of it; `None` if it needs them whole.
+/// The parts of its operands that a node with one result needs for a part of the result; `None` if it needs
+/// them whole.
 fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec<ValueDemand>> {
     let ty = graph.ty(node.outputs[0]);
     let rank = ty.rank();
     let part_at = |axis: usize| ValueDemand::Part(DemandedSlice { axis, ..part.clone() });
-    // An operand whose axes but the last `own` are broadcast to the first `of` of the result.
+    // For an operand whose leading axes (all but the last `own`) broadcast to the first `of` axes of the
+    // result.
     let broadcast = |v: ValueId, axis: usize, own: usize, of: usize| {
         let shape = &graph.ty(v).shape;
         match (axis + shape.len().saturating_sub(own)).checked_sub(of) {
@@ -187,7 +197,7 @@ fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec
     let unless_axis = |without: usize| (part.axis != without).then(|| only_first(part.axis));
     match &node.op {
         op if op.is_element_wise() => {
-            // Some operand has the extent of the result.
+            // At least one operand has the extent of the result.
             let needs: Vec<ValueDemand> = node.inputs.iter().map(aligned).collect();
             (!op.divides_integers(ty.dtype) && needs.iter().any(|need| *need != ValueDemand::Whole))
                 .then_some(needs)
@@ -249,7 +259,7 @@ fn collective_operand_slice(kind: &CollectiveKind, part: &DemandedSlice) -> Opti
     }
 }
 
-/// What attention needs of its operands for some of its queries.
+/// The parts of its operands that attention needs for some of its queries.
 fn attention_demands(
     graph: &Graph,
     node: &Node,
@@ -258,14 +268,15 @@ fn attention_demands(
     let rows = |v: ValueId| graph.ty(v).shape.iter().rev().nth(1);
     let (&q, rest) = node.inputs.split_first()?;
     let after_values = rest.iter().enumerate().map(|(i, &v)| match graph.ty(v).rank().checked_sub(2) {
-        // Keys and values come first; a mask, positions and a score more have rows of their own, or one for all.
+        // Keys and values come first. A mask, positions and an additional score have rows of their own, or
+        // one row for all.
         Some(axis) if i >= 2 && rows(v) == rows(q) => at(axis),
         _ => ValueDemand::Whole,
     });
     Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(after_values).collect())
 }
 
-/// The axis of a reduced operand that an axis of the result is.
+/// The axis of the operand of a reduction that corresponds to an axis of the result.
 fn axis_before_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
     if keep {
         return (!axes.contains(&axis)).then_some(axis);
@@ -273,7 +284,8 @@ fn axis_before_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usiz
     (0..).filter(|a| !axes.contains(a)).nth(axis)
 }
 
-/// The axis of another shape of the same elements that is this axis: of one extent, with as many elements before it and after it.
+/// The axis of another shape of the same elements that corresponds to this axis: it has the same extent, and
+/// the same number of elements before and after it.
 fn axis_in_shape(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
     let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |all, d| all * d);
     let before = count(&shape[..axis]);
@@ -285,7 +297,7 @@ struct DemandRewriter<'g> {
     from: &'g Graph,
     used: EntityMap<ValueId, ValueDemand>,
     to: Graph,
-    /// What stands for each value: its used part or the whole.
+    /// The new value for each value: its used part, or the whole.
     map: ValueMap,
     slices: HashMap<(ValueId, DemandedSlice), ValueId>,
 }
@@ -296,7 +308,7 @@ impl<'g> DemandRewriter<'g> {
         DemandRewriter { from, used, to, map, slices: HashMap::new() }
     }
 
-    /// The graph; none if a value is missing, which would change the outputs.
+    /// Builds the graph. Returns `None` if a value is missing, because the outputs would change.
     fn graph(mut self) -> Option<Graph> {
         let from = self.from;
         for (id, node) in from.nodes.iter() {
@@ -355,7 +367,8 @@ impl<'g> DemandRewriter<'g> {
         }
     }
 
-    /// A part of a value: what stands for it if nothing else is computed, else a slice, which is named if there was none.
+    /// A part of a value. Returns the new value if it is exactly this part, else a slice, which is added
+    /// under `name` unless it exists.
     fn demanded_slice(&mut self, v: ValueId, part: &DemandedSlice, name: &str) -> Option<ValueId> {
         let found = self.map[v]?;
         if self.used[v] == ValueDemand::Part(part.clone()) {
@@ -402,7 +415,7 @@ impl<'g> DemandRewriter<'g> {
     }
 }
 
-/// Attention of the queries from one on, whose rows are counted from 0 again.
+/// Attention of the queries from `start` on; its rows are counted from 0 again.
 fn attention_from_row(op: &Op, start: &Dim) -> Op {
     let mut op = op.clone();
     if let Op::Attention { bounds, .. } = &mut op {

@@ -1,12 +1,14 @@
-//! Gradients of attention whose keys and values are heads that are repeated.
+//! Groups the heads in gradients of attention whose keys and values are repeated.
 //!
-//! A program that repeats heads of keys for the queries that share them sums the gradients of the copies. Where keys and values
-//! of a gradient of attention are repeated in the same way and every reader of their gradients sums the copies, the op takes
-//! the heads as they were before and sums by itself. As it rests on all readers, it is no rule of the rewriter.
+//! A program that repeats heads of keys for the queries that share them sums the gradients of the copies. If
+//! the keys and values of a gradient of attention are repeated in the same way, and every reader of their
+//! gradients sums the copies, the op takes the unrepeated heads and does the sum. The pass depends on all
+//! readers, so it is not a rule of the rewriter.
 
 use symmc_ir::{Dim, EntityMap, Graph, NodeId, Op, ReductionKind, TensorType, ValueDef, ValueId};
 
-/// The graph with heads of keys and values that are not repeated for gradients; `None` if there are none.
+/// Returns the graph in which gradients take unrepeated heads of keys and values, or `None` if there are
+/// none to group.
 pub fn group_gradient_heads(graph: &Graph) -> Option<Graph> {
     if !graph.nodes.values().any(|node| matches!(node.op, Op::AttentionGradient { .. })) {
         return None;
@@ -32,16 +34,16 @@ pub fn group_gradient_heads(graph: &Graph) -> Option<Graph> {
     found.then_some(out)
 }
 
-/// A head of keys or values that is repeated, with its gradient, which is summed.
+/// Repeated heads of keys or values, with their gradient, which is summed over the copies.
 struct RepeatedHeads {
     expand: NodeId,
-    /// The node that makes one axis of heads and copies.
+    /// The node that flattens heads and copies into one axis.
     flatten: NodeId,
     /// `[.., g, 1, s, e]`.
     single: Vec<Dim>,
     /// `[.., g, s, e]`.
     narrow: Vec<Dim>,
-    /// The gradient, and its reshape to heads and copies.
+    /// The gradient, and its reshape to separate axes of heads and copies.
     gradient: ValueId,
     split: ValueId,
     sums: Vec<NodeId>,
@@ -87,14 +89,15 @@ impl HeadSearch<'_> {
         (node.outputs.len() == 1).then_some((id, &node.op, *node.inputs.first()?))
     }
 
-    /// The nodes that read a value that is no output.
+    /// The readers of a value that is not an output.
     fn readers(&self, value: ValueId) -> Option<&[NodeId]> {
         let is_output = self.graph.outputs.iter().any(|o| o.value == value);
         (!is_output).then_some(&self.users[value][..])
     }
 
-    /// Heads of keys or values `x`, with their gradient: `[.., g, 1, s, e]` expanded to `[.., g, r, s, e]` and flattened to
-    /// `[.., g * r, s, e]`, of which the gradient is reshaped back and summed over `r`.
+    /// Matches repeated heads of keys or values `x` and their gradient. `x` is `[.., g, 1, s, e]`, expanded
+    /// to `[.., g, r, s, e]` and flattened to `[.., g * r, s, e]`. The gradient is reshaped back and summed
+    /// over `r`.
     fn find_repeated_heads(&self, x: ValueId, gradient: ValueId) -> Option<RepeatedHeads> {
         let shape = |v: ValueId| &self.graph.ty(v).shape;
         let (flatten, Op::Reshape, wide) = self.def(x)? else { return None };
@@ -107,7 +110,8 @@ impl HeadSearch<'_> {
         let flattened = shape(wide).len() == shape(x).len() + 1
             && shape(wide)[..heads] == shape(x)[..heads]
             && shape(wide)[heads + 2..] == shape(x)[heads + 1..];
-        // The node itself reads the heads as keys and values alone: as queries, say, they stay as they are.
+        // The node itself may read the heads only as keys and values; heads that it reads as queries, for
+        // example, stay unchanged.
         let inputs = self.graph.nodes[self.node].inputs.iter().enumerate();
         let alone = self.readers(wide)?.iter().all(|&n| n == flatten)
             && self.readers(x)?.iter().all(|&n| n == self.node)
@@ -123,7 +127,14 @@ impl HeadSearch<'_> {
         let sums = self.readers(split)?;
         let over_copies = |&n: &NodeId| matches!(&self.graph.nodes[n].op, Op::Reduce { op: ReductionKind::Sum, axes, .. } if axes[..] == [heads + 1]);
         let summed = shape(split) == shape(wide) && !sums.is_empty() && sums.iter().all(over_copies);
-        let (single, sums) = (expected, sums.to_vec());
-        summed.then_some(RepeatedHeads { expand, flatten, single, narrow, gradient, split, sums })
+        summed.then(|| RepeatedHeads {
+            expand,
+            flatten,
+            single: expected,
+            narrow,
+            gradient,
+            split,
+            sums: sums.to_vec(),
+        })
     }
 }

@@ -1,5 +1,7 @@
-//! Groups by their cells: collectives on two groups with the same cells, and collectives on groups that together have the ranks of a third,
-//! as the rows and columns of a mesh have those of the mesh.
+//! Merges collectives by the cells of their groups.
+//!
+//! The rules handle collectives on two groups with the same cells, and nested collectives on groups that
+//! together cover the ranks of a third, as the rows and columns of a mesh cover the mesh.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +15,7 @@ use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "equal_groups",
-        equation: "a collective or a shard = the same on another group with the same cells, where the program has that",
+        equation: "a collective or a shard = the same on another group with the same cells, if the program has one",
         apply: equal_groups,
     },
     RewriteRule {
@@ -41,7 +43,7 @@ fn equal_groups(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     })
 }
 
-/// A collective of a collective of the same kind, which nothing else needs.
+/// A collective of a collective of the same kind, without other readers.
 struct NestedCollective {
     kind: CollectiveKind,
     outer: GroupId,
@@ -67,7 +69,7 @@ impl NestedCollective {
         Rewrite::Node(Op::Collective(Collective { kind, group, variant: None }), vec![self.x])
     }
 
-    /// The group with the ranks of both, added if the program has none.
+    /// The group that covers the ranks of both, added if the program does not have it.
     fn group(&self, cx: &mut Rewriter, order: RankOrder) -> Option<GroupId> {
         let found = MergedGroup::new(cx.graph(), self.inner, self.outer, order)?;
         match found {
@@ -77,7 +79,8 @@ impl NestedCollective {
     }
 }
 
-/// The group on which one collective replaces a collective on an inner group followed by one on an outer group.
+/// The group on which one collective replaces a collective on an inner group followed by one on an outer
+/// group.
 enum MergedGroup {
     Known(GroupId),
     New { cells: Vec<Vec<u32>>, name: String },
@@ -98,8 +101,8 @@ impl MergedGroup {
     }
 }
 
-/// For all-reduces of all-reduces of one kind, by their inner and outer groups, the group that has the ranks of both; it is added if the
-/// program has none.
+/// For each pair of inner and outer groups of nested all-reduces of one kind, the group that covers the
+/// ranks of both. The group is added if the program does not have it.
 pub(crate) fn merged_all_reduce_groups(graph: &mut Graph) -> BTreeMap<(GroupId, GroupId), GroupId> {
     let all_reduce = |node: NodeId| match &graph.nodes[node].op {
         Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)) => Some(c),
@@ -139,8 +142,8 @@ fn sorted_cells(mut cells: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
     cells
 }
 
-/// The ranks from which each rank has operands after a collective on `inner` and then one on `outer`, in their order, as the cells of one group.
-/// `None` if these are no cells, or if a rank would be in a cell twice.
+/// The ranks whose operands each rank has after a collective on `inner` and then one on `outer`, in order,
+/// as the cells of one group. `None` if these are not cells, or if a rank would be in a cell twice.
 fn merged_cells(graph: &Graph, inner: GroupId, outer: GroupId, order: RankOrder) -> Option<Vec<Vec<u32>>> {
     let ranks = graph.ranks? as usize;
     let within = graph.cells(inner)?;
@@ -187,7 +190,7 @@ fn all_reduce_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
         (CollectiveReduceOp::Avg, _) | (CollectiveReduceOp::Sum | CollectiveReduceOp::Prod, true) => {
             return None;
         }
-        // Of zeros of both signs the first is taken.
+        // If zeros with both signs occur, the first one is taken.
         (CollectiveReduceOp::Max | CollectiveReduceOp::Min, true) => RankOrder::Given,
         (_, false) => RankOrder::Any,
     };

@@ -1,4 +1,4 @@
-//! Ops that change nothing, and ops that a simpler one expresses bit for bit.
+//! Removes ops that change nothing, and replaces ops that a simpler op expresses bit for bit.
 
 use symmc_ir::closed_form::{ClosedForm, is_stored_exactly};
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, UnaryOp, ValueId};

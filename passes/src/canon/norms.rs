@@ -1,8 +1,9 @@
-//! Root-mean-square norms that were written out.
+//! Recognises root-mean-square norms that are written out.
 //!
-//! The written form is `x * rsqrt(mean(x * x) + eps)`, often between casts to f32 and back. The parts come back
-//! one after another: first the norm in its own dtype, then the casts around it, then the weight. A norm whose root or mean is
-//! needed by others, as in training graphs, stays as it is: its reduction has to run anyway, and one step can do both.
+//! The written form is `x * rsqrt(mean(x * x) + eps)`, often between casts to f32 and back. It is recognised
+//! in steps: first the norm in its own dtype, then the casts around it, then the weight. If other nodes need
+//! the root or the mean, as in training graphs, the norm stays as it is: its reduction has to run anyway,
+//! and one step can do both.
 
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, UnaryOp, ValueId};
 
@@ -58,13 +59,14 @@ fn match_norm_scale(
     };
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
     let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
-    // Where the mean or the root is needed besides, as for a gradient, the norm would read the operand a second time.
+    // If other nodes need the mean or the root, for example for a gradient, the norm would read the operand
+    // a second time.
     let shared = || [scale, sum, mean].into_iter().any(|v| cx.is_shared(v));
     let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty() && !shared();
     matches.then_some((x, axes.len(), FloatAttribute(scalar.as_f64())))
 }
 
-/// Which root of what a value is, where `1 / sqrt(x)` is `rsqrt(x)`.
+/// The root op of a value and its operand; `1 / sqrt(x)` counts as `rsqrt(x)`.
 fn match_root(cx: &Rewriter, value: ValueId) -> Option<(UnaryOp, ValueId)> {
     let inverted = match cx.def(value)? {
         (Op::Unary(UnaryOp::Reciprocal), &[x]) => x,
@@ -82,7 +84,7 @@ fn match_root(cx: &Rewriter, value: ValueId) -> Option<(UnaryOp, ValueId)> {
     }
 }
 
-/// The operand of a widening cast, if that gives `value` and the operand has this dtype.
+/// The operand of a widening cast, if the cast gives `value` and the operand has dtype `from`.
 fn match_widened(cx: &Rewriter, value: ValueId, from: DType) -> Option<ValueId> {
     match cx.def(value) {
         Some((Op::Cast, &[x])) if cx.ty(x).dtype == from => Some(x),

@@ -1,4 +1,4 @@
-//! Products that flatten the leading axes of their operand and restore them afterwards.
+//! Simplifies products that flatten the leading axes of their operand and restore them afterwards.
 
 use symmc_ir::{Op, TensorType};
 
@@ -10,7 +10,7 @@ pub const RULES: &[RewriteRule] = &[RewriteRule {
     apply: matmul_of_flattened,
 }];
 
-/// The operand must be a reshape already: another one in its place costs nothing then, while the reshape of
+/// The operand must already be a reshape. Replacing one reshape by another costs nothing, while a reshape of
 /// a strided view would be a copy.
 fn matmul_of_flattened(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let product = cx.def(*node.inputs.first()?);

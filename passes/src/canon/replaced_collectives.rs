@@ -1,7 +1,7 @@
-//! What became of the collectives that the canonical form no longer has, or has in part.
+//! Records of collectives that the canonical form no longer has, or has only in part.
 //!
-//! Passes record it as they rewrite. A rule of the rewriter that replaces a collective, or a node that reads collectives by one that is a
-//! collective, is found by the values that it was given and that it gave.
+//! Passes record them as they rewrite. If a rule of the rewriter replaces a collective, or replaces a reader
+//! of collectives by a collective, the record is derived from the values before and after the rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +9,28 @@ use symmc_ir::{Dim, Graph, Node, Op, TensorType, ValueId};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplacedCollective {
-    /// The collective: the name of its result in the program.
+    /// The name of the collective's result in the source program.
     pub collective: String,
     pub rule: &'static str,
     pub what: String,
-    /// The collectives that do what is left of its work, by the names of their results.
+    /// The names of the results of the collectives that do the rest of its work.
     pub by: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CollectiveChange {
     pub replaced: ReplacedCollective,
-    /// Its bytes in the program: of the result of an all-gather, of the operand of others.
+    /// Its bytes in the source program: those of the result for an all-gather, those of the operand
+    /// otherwise.
     pub bytes: Dim,
 }
 
-/// The name of the reason that nothing needs a collective any more.
+/// The name of the reason that no node needs a collective any more.
 const UNUSED: &str = "unused";
 /// The name of the reason that only a part of a collective is computed.
 const IN_PART: &str = "only_what_is_used";
 
-/// The collective that a value is the result of, or a view of that.
+/// The collective whose result, or a view of whose result, a value is.
 pub fn find_collective(graph: &Graph, mut value: ValueId) -> Option<ValueId> {
     loop {
         let node = &graph.nodes[graph.defining_node(value)?];
@@ -41,17 +42,18 @@ pub fn find_collective(graph: &Graph, mut value: ValueId) -> Option<ValueId> {
     }
 }
 
-/// What became of the collectives of `source` that `canonical` no longer has, or has in part, by what passes recorded one after another.
+/// The collectives of `source` that `canonical` no longer has, or has only in part, with the reasons from
+/// the passes' records.
 pub fn collective_changes(
     source: &Graph,
     canonical: &Graph,
     recorded: Vec<ReplacedCollective>,
 ) -> Vec<CollectiveChange> {
-    let kept: BTreeMap<&str, &TensorType> =
+    let remaining: BTreeMap<&str, &TensorType> =
         collectives(canonical).map(|(name, node)| (name, result(canonical, node))).collect();
     let mut last: BTreeMap<String, ReplacedCollective> = BTreeMap::new();
     for record in recorded {
-        // The collective itself is not what stands for it.
+        // A collective does not replace itself.
         let by = record.by.into_iter().filter(|name| *name != record.collective).collect();
         last.insert(record.collective.clone(), ReplacedCollective { by, ..record });
     }
@@ -60,7 +62,7 @@ pub fn collective_changes(
     let mut out = Vec::new();
     for (name, node) in collectives(source) {
         let bytes = communicated_bytes(source, node);
-        let found = match kept.get(name) {
+        let found = match remaining.get(name) {
             Some(&ty) if ty == result(source, node) => continue,
             Some(&ty) => ReplacedCollective {
                 collective: name.into(),
@@ -76,10 +78,10 @@ pub fn collective_changes(
         open.extend(found.by.iter().cloned());
         out.push(CollectiveChange { replaced: found, bytes });
     }
-    // Collectives that a pass added and a later one replaced.
+    // Leaves out collectives that a pass added and a later pass replaced.
     let of_source: BTreeSet<&str> = collectives(source).map(|(name, _)| name).collect();
     while let Some(name) = open.pop() {
-        if kept.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
+        if remaining.contains_key(&name[..]) || of_source.contains(&name[..]) || !known.insert(name.clone()) {
             continue;
         }
         let found = last.get(&name).cloned().unwrap_or_else(|| unused(&name));
@@ -89,16 +91,16 @@ pub fn collective_changes(
     out
 }
 
-/// The longest types, in bytes, that a text shows.
+/// The longest type, in bytes, that a text shows.
 const SHOWN: usize = 500;
 
 fn partial_use_text(part: &str, whole: &str) -> String {
-    let what = "only what is used of it is communicated";
+    let what = "only the used part is communicated";
     if part.len() + whole.len() > SHOWN { what.into() } else { format!("{what}: {part} of {whole}") }
 }
 
 fn unused(name: &str) -> ReplacedCollective {
-    let what = "nothing needs what it gives any more".to_string();
+    let what = "its result is no longer needed".to_string();
     ReplacedCollective { collective: name.into(), rule: UNUSED, what, by: Vec::new() }
 }
 
@@ -113,6 +115,6 @@ fn result<'g>(graph: &'g Graph, node: &Node) -> &'g TensorType {
 
 fn communicated_bytes(graph: &Graph, node: &Node) -> Dim {
     let gathers = node.op.as_collective().is_some_and(|c| c.kind == symmc_ir::CollectiveKind::AllGather);
-    let of = if gathers { &node.outputs } else { &node.inputs };
-    of.first().map_or(Dim::from(0), |&v| graph.ty(v).bytes())
+    let values = if gathers { &node.outputs } else { &node.inputs };
+    values.first().map_or(Dim::from(0), |&v| graph.ty(v).bytes())
 }

@@ -1,8 +1,9 @@
-//! Collectives of values that have the same bits on all ranks of a cell, and pieces of values that ranks take for themselves.
+//! Removes collectives of values that have the same bits on all ranks of a cell, and lets ranks compute
+//! pieces of values themselves.
 //!
-//! Which ranks hold the same bits is known from [`symmc_ir::Replication`]. Groups are compared by their cells. Every rule keeps
-//! all bits, except for orders of summation that a collective chooses by itself: sums of equal values are written as products only
-//! where the product is what adding rank by rank gives.
+//! [`symmc_ir::Replication`] says which ranks hold the same bits. Groups are compared by their cells. Every
+//! rule keeps all bits, except for orders of summation that a collective chooses: a sum of equal values
+//! becomes a product only if adding rank by rank gives the same bits.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,13 +17,13 @@ use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "collective_of_replicated",
-        equation: "a collective of x, which the ranks of a cell all have, = x, n * x, x n times, or pieces of these",
+        equation: "a collective of a value x that is the same on all ranks of a cell = x, n * x, x n times, or pieces of these",
         apply: collective_of_replicated,
     },
     RewriteRule {
         name: "gather_of_shards",
-        equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, where the ranks \
-                   of a cell all have x, f works element by element, and y is small",
+        equation: "all_gather(f(shard(x), reduce_scatter(y))) = f(x, all_reduce(y)) along the leading axis of one group, if all \
+                   ranks of a cell have x, f works element by element, and y is small",
         apply: gather_of_shards,
     },
     RewriteRule {
@@ -32,19 +33,20 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "shard_of_all_reduce",
-        equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, where nothing else needs the sum",
+        equation: "shard(all_reduce(x)) = reduce_scatter(x) along the leading axis of one group, if the sum has no other readers",
         apply: shard_of_all_reduce,
     },
     RewriteRule {
         name: "shard_of_moved",
-        equation: "shard(f(x, y)) = f(shard(x), shard(y)) where f works element by element or permutes axes, nothing else needs its \
-                   result, and the pieces of all operands but one need no copy",
+        equation: "shard(f(x, y)) = f(shard(x), shard(y)) if f works element by element or permutes axes, its result has \
+                   no other readers, and the pieces of all operands except one need no copy",
         apply: shard_of_moved,
     },
 ];
 
-/// The most bytes of a reduced value for which an all-reduce is taken instead of a reduce_scatter and an all_gather: up to here
-/// the time of a message counts, not that of its bytes, and element-wise work on all pieces takes no longer than on one.
+/// The most bytes of a reduced value for which one all-reduce replaces a reduce_scatter and an all_gather.
+/// Up to this size, latency dominates the time of a message, and element-wise work on all pieces takes no
+/// longer than on one.
 const MOST_REDUCED: i64 = 256 << 10;
 
 fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -56,7 +58,7 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
         return None;
     }
     let facts = kind.facts();
-    // A rank to which nobody sends has zeros.
+    // A rank without a sender receives zeros.
     let lacks_sender = facts.result_distribution == ResultDistribution::FromSender
         && (0..ranks).any(|rank| kind.sender_to(rank).is_none());
     if kind.has_device_splits() || lacks_sender {
@@ -66,37 +68,38 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
         Some(op) => Some(RepeatedReduction::new(op, node.ty.dtype, ranks)?),
         None => None,
     };
-    let mut own = x;
+    let mut local = x;
     if facts.operand_pieces {
         let mut ty = node.ty.clone();
         if facts.result_pieces {
             ty.shape[0] = ty.shape[0].exact_div(&Dim::from(i64::from(ranks)))?;
         }
-        own = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
+        local = cx.emit("own", Op::Shard { axis: 0, group: *group }, &[x], ty);
     }
     Some(match repeated {
-        Some(repeated) => repeated.emit_reduction(cx, own),
-        None if facts.result_pieces => copies(cx, own, ranks),
-        None => Rewrite::Value(own),
+        Some(repeated) => repeated.emit_reduction(cx, local),
+        None if facts.result_pieces => copies(cx, local, ranks),
+        None => Rewrite::Value(local),
     })
 }
 
-/// A reduction of equal values, as it can be computed from one of them with the same bits.
+/// How one of several equal values gives their reduction with the same bits.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum RepeatedReduction {
     Same,
-    /// It is this many times the value.
+    /// The value multiplied by this number.
     Times(u32),
-    /// It is this many times the value divided by as many, in f32 where the value is narrower.
+    /// The value multiplied and then divided by this number, in f32 if the value is narrower.
     Average(u32),
 }
 
 impl RepeatedReduction {
     /// The reduction of `ranks` equal values of a dtype.
     ///
-    /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x, rounded once, for up to five: 2x and
-    /// 4x are exact, and the rounding of 3x is undone when x is added to it. The sum of six is not: adding x to the rounded 5x
-    /// differs from 6x. Numbers of 8 or 11 bits are summed in f32 without rounding, as far as their number has as few bits.
+    /// Ranks add one after another in f32, or in f64 for f64. The sum of n equal numbers is then n * x,
+    /// rounded once, for n up to five: 2x and 4x are exact, and adding x to 3x undoes the rounding of 3x.
+    /// The sum of six is different: adding x to the rounded 5x differs from 6x. Numbers of 8 or 11
+    /// significant bits are summed in f32 without rounding while the number of ranks has few enough bits.
     fn new(op: CollectiveReduceOp, dtype: DType, ranks: u32) -> Option<RepeatedReduction> {
         let exact = match dtype {
             DType::F32 | DType::F64 => ranks <= 5,
@@ -107,7 +110,7 @@ impl RepeatedReduction {
         match op {
             CollectiveReduceOp::Max | CollectiveReduceOp::Min => Some(RepeatedReduction::Same),
             CollectiveReduceOp::Sum if exact && dtype != DType::Bool => Some(RepeatedReduction::Times(ranks)),
-            // Sums of f16 stay far below the end of f32.
+            // Sums of f16 stay far below the largest f32.
             CollectiveReduceOp::Avg if exact && dtype == DType::F16 => Some(RepeatedReduction::Same),
             CollectiveReduceOp::Avg if exact && dtype.is_float() => Some(RepeatedReduction::Average(ranks)),
             CollectiveReduceOp::Sum | CollectiveReduceOp::Avg | CollectiveReduceOp::Prod => None,
@@ -117,9 +120,10 @@ impl RepeatedReduction {
     fn emit_reduction(self, cx: &mut Rewriter, x: ValueId) -> Rewrite {
         let ty = cx.ty(x).clone();
         let by = |op: BinaryOp, n: u32| {
-            let scalar = match ty.dtype.is_float() {
-                true => Scalar::Float(FloatAttribute(f64::from(n))),
-                false => Scalar::Int(i64::from(n)).wrap_to(ty.dtype),
+            let scalar = if ty.dtype.is_float() {
+                Scalar::Float(FloatAttribute(f64::from(n)))
+            } else {
+                Scalar::Int(i64::from(n)).wrap_to(ty.dtype)
             };
             Op::BinaryScalar { op, scalar, scalar_left: false }
         };
@@ -157,18 +161,19 @@ fn gather_of_shards(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
         return None;
     };
     if matches!(cx.def(x), Some((Op::Collective(_), _))) {
-        // A gather of scattered sums without a change is a matter of cost, and left to the lowering.
+        // A gather of unchanged scattered sums is a question of cost, which the lowering decides.
         return None;
     }
-    let (cells, ranks) = (cx.graph().cells(*group)?, cx.graph().group_size(*group)?);
+    let cells = cx.graph().cells(*group)?;
+    let ranks = cx.graph().group_size(*group)?;
     let gathered = GatherOfPieces { group: *group, cells, ranks };
     gathered.emit_whole(cx, x).map(Rewrite::Value)
 }
 
-/// The most values that are computed whole in the place of one gather.
+/// The most values that are computed whole to replace one gather.
 const MOST_WHOLE: usize = 32;
 
-/// What a gather of pieces is, computed from whole values.
+/// A gather of pieces that is computed from whole values.
 struct GatherOfPieces {
     group: GroupId,
     cells: Vec<Vec<u32>>,
@@ -180,12 +185,12 @@ impl GatherOfPieces {
         cx.graph().have_same_cells(self.group, group)
     }
 
-    /// The values that are computed whole, on each rank of a cell, to have `x` of all these ranks: each after those that it needs.
-    /// `None` if one cannot be, or if there are too many.
+    /// The values that each rank of a cell computes whole to have `x` of all these ranks, in dependency
+    /// order. `None` if one cannot be computed whole, or if there are too many.
     fn values_to_compute(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
         let mut order = Vec::new();
         let mut seen = HashSet::new();
-        // Each with whether its operands stand before it.
+        // The stack of values to visit, each with a flag that its operands are already listed.
         let mut open = vec![(x, false)];
         while let Some((v, is_ready)) = open.pop() {
             if is_ready {
@@ -201,7 +206,7 @@ impl GatherOfPieces {
         Some(order)
     }
 
-    /// The operands of which the whole is needed for the whole of `x`; `None` if `x` cannot be computed whole.
+    /// The operands that are needed whole to compute `x` whole; `None` if `x` cannot be computed whole.
     fn divided_operands(&self, cx: &Rewriter, x: ValueId) -> Option<Vec<ValueId>> {
         let (op, inputs) = cx.def(x)?;
         match op {
@@ -217,7 +222,7 @@ impl GatherOfPieces {
             op if op.is_element_wise() && !op.divides_integers(cx.ty(x).dtype) && !cx.is_shared(x) => {
                 let divided: Vec<ValueId> =
                     inputs.iter().copied().filter(|&v| !self.is_same_for_all_pieces(cx, v, x)).collect();
-                // An operand that broadcasts along the leading axis would not, if it were whole.
+                // An operand that broadcasts along the leading axis would no longer do so if it were whole.
                 let spans = |&v: &ValueId| {
                     let (own, result) = (cx.shape(v), cx.shape(x));
                     own.len() == result.len() && own.first() == result.first()
@@ -228,14 +233,15 @@ impl GatherOfPieces {
         }
     }
 
-    /// Whether an element-wise operand of `result` has no leading axis and the same bits on all ranks of a cell.
+    /// Whether an element-wise operand of `result` has no leading axis and the same bits on all ranks of a
+    /// cell.
     fn is_same_for_all_pieces(&self, cx: &Rewriter, operand: ValueId, result: ValueId) -> bool {
         let (own, rank) = (cx.shape(operand), cx.shape(result).len());
         let is_broadcast = own.len() < rank || own.first().is_some_and(|d| d.as_const() == Some(1));
         is_broadcast && cx.replication(operand).is_uniform_within_cells(&self.cells)
     }
 
-    /// `x` of all ranks of a cell, from whole values.
+    /// Emits `x` of all ranks of a cell, computed from whole values.
     fn emit_whole(&self, cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
         let mut whole: HashMap<ValueId, ValueId> = HashMap::new();
         for v in self.values_to_compute(cx, x)? {
@@ -252,8 +258,9 @@ impl GatherOfPieces {
                     cx.emit("reduced", Op::Collective(collective), &inputs, ty)
                 }
                 op => {
-                    let of = |v: &ValueId| if divided.contains(v) { whole.get(v).copied() } else { Some(*v) };
-                    let operands = inputs.iter().map(of).collect::<Option<Vec<ValueId>>>()?;
+                    let operand =
+                        |v: &ValueId| if divided.contains(v) { whole.get(v).copied() } else { Some(*v) };
+                    let operands = inputs.iter().map(operand).collect::<Option<Vec<ValueId>>>()?;
                     cx.emit("whole", op, &operands, ty)
                 }
             };
@@ -271,7 +278,7 @@ fn collective_and_operand(cx: &Rewriter, v: ValueId) -> Option<(Collective, Valu
     }
 }
 
-/// The group, and the operand, of a shard along the leading axis.
+/// The group and the operand of a shard along the leading axis.
 fn leading_shard(node: &CandidateNode) -> Option<(GroupId, ValueId)> {
     match (&node.op, &node.inputs[..]) {
         (Op::Shard { axis: 0, group }, &[x]) => Some((*group, x)),
@@ -297,10 +304,11 @@ fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     Some(Rewrite::Node(Op::Collective(scatter), vec![x]))
 }
 
-/// The most element-wise nodes between a shard and what it is moved to.
+/// The most element-wise nodes that a shard moves across.
 const MOST_MOVED: usize = 8;
 
-/// How many copies it takes to compute the piece of a value from pieces: none of a gather, or of a sum that nothing else needs.
+/// The number of copies needed to compute the piece of a value from pieces. A gather needs none, and neither
+/// does a sum without other readers.
 fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, depth: usize) -> usize {
     let has_piece = |c: &Collective| {
         let takes = match c.kind {
@@ -320,7 +328,7 @@ fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, dept
     }
 }
 
-/// Whether an op that gives `v` computes a piece of it from pieces of its operands.
+/// Whether the op that gives `v` can compute a piece of it from pieces of its operands.
 fn computes_by_pieces(cx: &Rewriter, op: &Op, v: ValueId) -> bool {
     op.is_element_wise() && !op.divides_integers(cx.ty(v).dtype)
 }
@@ -337,9 +345,9 @@ fn sharded_operands(
         return perm.get(axis).map(|&at| (0, at)).into_iter().collect();
     }
     let along = |v: &ValueId| {
-        let own = cx.shape(*v);
-        let at = (axis + own.len()).checked_sub(rank)?;
-        (own.get(at)?.as_const() != Some(1)).then_some(at)
+        let shape = cx.shape(*v);
+        let at = (axis + shape.len()).checked_sub(rank)?;
+        (shape.get(at)?.as_const() != Some(1)).then_some(at)
     };
     inputs.iter().enumerate().filter_map(|(i, v)| Some((i, along(v)?))).collect()
 }

@@ -1,14 +1,16 @@
-//! Results that are stored in the order in which they are read.
+//! Stores results in the order in which they are read.
 //!
-//! Attention gives `[.., h, l, f]`, its gradient results of that form, and most programs go on with `[.., l, h, f]`, all heads of a row in a run: a reshape of the
-//! permuted result would copy it. Where every reader permutes a result in the same way, perhaps behind a reshape that takes
-//! axes of extent 1 away or adds some, it is stored so. That rests on all readers, so it is no rule of the rewriter, which
-//! sees a node before those that read it.
+//! Attention gives `[.., h, l, f]`, its gradient gives results of the same form, and most programs continue
+//! with `[.., l, h, f]`, all heads of a row contiguous. A reshape of the permuted result would copy it. If
+//! every reader permutes a result in the same way, possibly after a reshape that only adds or removes axes
+//! of extent 1, the result is stored in the permuted order. The pass depends on all readers, so it is not a
+//! rule of the rewriter, which sees a node before its readers.
 
 use symmc_ir::closed_form::non_unit_axes;
 use symmc_ir::{Graph, NodeId, Op, TensorType, ValueId};
 
-/// The graph with results of attention stored as all their readers permute them; `None` if there are none.
+/// Returns the graph with results of attention stored as all their readers permute them, or `None` if there
+/// are none.
 pub fn store_as_read(graph: &Graph) -> Option<Graph> {
     if !graph.nodes.values().any(|node| node.op.is_permutable()) {
         return None;
@@ -18,7 +20,7 @@ pub fn store_as_read(graph: &Graph) -> Option<Graph> {
         node.inputs.iter().for_each(|&v| readers[value_index(v)].push(id));
     }
     for output in &graph.outputs {
-        // Whoever calls the program reads it as it is.
+        // The caller of the program reads the output unpermuted.
         readers[value_index(output.value)].clear();
     }
     let mut out = graph.clone();
@@ -47,9 +49,9 @@ pub fn store_as_read(graph: &Graph) -> Option<Graph> {
 
 /// How the readers of a result permute it.
 struct ReadPermutation<'g> {
-    /// What they read: the result, or its reshape.
+    /// The value that they read: the result, or its reshape.
     read: ValueId,
-    /// Their permutation of that.
+    /// Their permutation of `read`.
     perm: &'g [usize],
     /// The same permutation of the result itself.
     stored: Vec<usize>,
@@ -74,7 +76,7 @@ fn permute_type(ty: &TensorType, perm: &[usize]) -> TensorType {
     TensorType::new(ty.dtype, perm.iter().filter_map(|&axis| ty.shape.get(axis).cloned()).collect::<Vec<_>>())
 }
 
-/// The reader, if it is one and reshapes such that only axes of extent 1 come and go.
+/// The only reader, if it is a reshape that only adds or removes axes of extent 1.
 fn unit_reshape_reader(graph: &Graph, readers: &[NodeId]) -> Option<NodeId> {
     let &[reader] = readers else { return None };
     let node = &graph.nodes[reader];
@@ -83,21 +85,22 @@ fn unit_reshape_reader(graph: &Graph, readers: &[NodeId]) -> Option<NodeId> {
     extents(x).eq(extents(y)).then_some(reader)
 }
 
-/// The permutation of `result` that keeps its elements in the order of `perm` of `read`, which has the same axes but for
-/// those of extent 1.
+/// The permutation of `result` that keeps its elements in the order of `perm` of `read`. Both have the same
+/// axes except those of extent 1.
 fn lift_permutation(graph: &Graph, result: ValueId, read: ValueId, perm: &[usize]) -> Vec<usize> {
     if result == read {
         return perm.to_vec();
     }
     let axes = |v: ValueId| non_unit_axes(&graph.ty(v).shape).map(|(axis, _)| axis).collect::<Vec<_>>();
-    let (own, seen) = (axes(result), axes(read));
-    let place = |axis: &usize| seen.iter().position(|s| s == axis).map(|place| own[place]);
-    let units = (0..graph.ty(result).rank()).filter(|axis| !own.contains(axis));
-    units.chain(perm.iter().filter_map(place)).collect()
+    let result_axes = axes(result);
+    let read_axes = axes(read);
+    let to_result_axis = |axis: &usize| read_axes.iter().position(|a| a == axis).map(|k| result_axes[k]);
+    let units = (0..graph.ty(result).rank()).filter(|axis| !result_axes.contains(axis));
+    units.chain(perm.iter().filter_map(to_result_axis)).collect()
 }
 
-/// How all of these nodes permute their operand, if they do it in the same way and its last axis stays the last: elements
-/// of a row are stored in runs.
+/// The permutation that all these nodes apply to their operand, if it is the same one and keeps the last
+/// axis last, so that rows stay contiguous.
 fn common_permutation<'g>(graph: &'g Graph, readers: &[NodeId]) -> Option<&'g [usize]> {
     let permutes = |&id: &NodeId| match &graph.nodes[id].op {
         Op::Permute { perm } => Some(&perm[..]),

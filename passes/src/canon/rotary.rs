@@ -1,13 +1,14 @@
-//! Rotary position embeddings that were written out.
+//! Recognises rotary position embeddings that are written out.
 //!
-//! Exporters write `x * cos + rotate_half(x) * sin`, or the two members of the pairs apart, concatenated or stacked; the
-//! halves and the neighbours of `rotate_half` come from slices, from axes of two, from repeated numbers. What all these
-//! have in common is which products each member of a pair is the sum of. So a candidate is read backwards: the *pieces* of
-//! its last axis that hold the first and the second members are followed through what only moves elements, down to two
-//! products each, and their factors to where pieces of one value are what is turned, and pieces of two others the cosines
-//! and sines.
+//! Exporters write `x * cos + rotate_half(x) * sin`, or compute the two members of the pairs separately and
+//! concatenate or stack them. The halves and the neighbours of `rotate_half` come from slices, from axes of
+//! two, or from repeated numbers. In all these forms, each member of a pair is the same sum of two products.
 //!
-//! Not here: complex numbers, which the IR does not have.
+//! A candidate is therefore read backwards. The *pieces* of its last axis that hold the first and the second
+//! members are traced through ops that only move elements, down to two products each. The factors are traced
+//! in the same way until they are pieces of three values: the rotated value, the cosines and the sines.
+//!
+//! Deliberately not here: complex numbers, which the IR does not have.
 
 use symmc_ir::{BinaryOp, Dim, Op, TensorType, UnaryOp, ValueId, infer};
 
@@ -32,10 +33,10 @@ pub const RULES: &[RewriteRule] = &[
     },
 ];
 
-/// How often a piece is followed one op further.
+/// The most ops through which a piece is traced.
 const MOST_STEPS: usize = 16;
 
-/// Elements of a value: `start`, `start + step`, … along all its axes from `lead` on, taken as one.
+/// Elements of a value: `start`, `start + step`, … of its axes from `lead` on, flattened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct RotaryPiece {
     value: ValueId,
@@ -45,7 +46,8 @@ struct RotaryPiece {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct PieceRegion {
     lead: usize,
-    /// The extents of the leading axes where the piece is used: those of the value but for axes of extent 1.
+    /// The extents of the leading axes where the piece is used. They equal those of the value except for
+    /// axes of extent 1.
     rows: Vec<Dim>,
     start: i64,
     step: i64,
@@ -67,7 +69,7 @@ impl<'a> NodeRef<'a> {
     }
 }
 
-/// A product that is added, or subtracted where it is negative.
+/// A product that is added, or subtracted if it is negative.
 struct RotaryProduct {
     negative: bool,
     factors: [RotaryPiece; 2],
@@ -80,7 +82,8 @@ enum PairLayout {
 }
 
 impl PairLayout {
-    /// The step within the members of one kind, and the distance of the first two members, for `half` pairs.
+    /// The step between members of one kind, and the distance between the two members of a pair, for `half`
+    /// pairs.
     fn step_and_distance(self, half: i64) -> (i64, i64) {
         match self {
             PairLayout::Halves => (1, half),
@@ -127,7 +130,7 @@ fn recognize_rotary(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
 }
 
 struct RotaryMatch {
-    /// How pairs lie in what is turned, which may not be how they lie in the result.
+    /// The layout of pairs in the rotated operand, which may differ from that in the result.
     pairs: PairLayout,
     operands: [RowSlice; 3],
 }
@@ -136,7 +139,7 @@ struct RotaryMatch {
 struct RowSlice {
     value: ValueId,
     rows: Vec<Dim>,
-    /// The elements that a row of the value has.
+    /// The number of elements in a row of the value.
     extent: i64,
     start: i64,
     step: i64,
@@ -144,12 +147,12 @@ struct RowSlice {
 }
 
 impl RowSlice {
-    /// Both members of the pairs of which these are the first ones.
+    /// Extends a slice of first members to both members of their pairs.
     fn into_pairs(self) -> RowSlice {
         RowSlice { step: 1, len: 2 * self.len, ..self }
     }
 
-    /// The value of these elements alone.
+    /// Emits the value that has only these elements.
     fn emit(self, cx: &mut Rewriter) -> ValueId {
         let shape = |n: i64| [&self.rows[..], &[Dim::from(n)]].concat();
         let flat = cx.reshape(self.value, shape(self.extent));
@@ -159,7 +162,7 @@ impl RowSlice {
     }
 }
 
-/// What a node turns, if its pairs lie so.
+/// The operands of the rotation that a node is, if the result has pairs in this layout.
 fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Option<RotaryMatch> {
     let (last, rows) = node.ty.shape.split_last()?;
     let half = last.as_const()? / 2;
@@ -178,27 +181,29 @@ fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Opt
             operand_orders(&b).find_map(|second| match_sums(cx, &wanted, [&first, &second]))
         })
     };
-    // Neighbours may be written as halves, which is a concatenation; halves are not written as neighbours.
+    // Pairs of neighbours may be written as halves, by concatenation; halves are never written as
+    // neighbours.
     found(pairs).or_else(|| (pairs == PairLayout::Halves).then(|| found(PairLayout::Neighbours)).flatten())
 }
 
 struct RotaryPattern<'a> {
     rows: &'a [Dim],
     half: i64,
-    /// How pairs lie in what is turned.
+    /// The layout of pairs in the rotated operand.
     own: PairLayout,
-    /// Whether there may be a cosine for each element.
+    /// Whether there may be a cosine for each element instead of each pair.
     each: bool,
 }
 
-/// A sum of two products: the factors of the first that are turned and that turn, and those of the second.
+/// A sum of two products. `own` and `other` hold the factors of the first and the second product, each as
+/// the rotated factor followed by its cosine or sine.
 struct RotarySum<'a> {
     own: [&'a RotaryPiece; 2],
     other: [&'a RotaryPiece; 2],
     negative: [bool; 2],
 }
 
-/// The ways to take the products of a sum and their factors.
+/// Yields the orders in which the products of a sum and their factors can be read.
 fn operand_orders(sum: &[RotaryProduct; 2]) -> impl Iterator<Item = RotarySum<'_>> {
     (0..8).map(move |n: usize| {
         let (own, other) = (&sum[n & 1], &sum[1 - (n & 1)]);
@@ -218,16 +223,17 @@ fn match_sums(
 ) -> Option<RotaryMatch> {
     let (step, distance) = wanted.own.step_and_distance(wanted.half);
     let chains = |pieces: [&RotaryPiece; 2]| pieces.map(|p| trace_chain(cx, p));
-    // What is turned: the first member in a product with a cosine and in one with a sine, and so the second.
+    // The first member occurs in a product with a cosine and in one with a sine, and so does the second.
     let [own_a, other_b] = chains([first.own[0], first.other[0]]);
     let [own_b, other_a] = chains([second.own[0], second.other[0]]);
-    let of = |chain: &[RotaryPiece], root: &RotaryPiece| {
+    let sign_in = |chain: &[RotaryPiece], root: &RotaryPiece| {
         chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative)
     };
     let mut roots = pieces_at_distance(&own_a, &other_b, distance)
         .filter(|(a, _)| a.at.step == step && a.at.rows == wanted.rows);
-    let (a, negative_x) = roots
-        .find_map(|(a, b)| Some((a, [a.at.negative, b.at.negative, of(&own_b, b)?, of(&other_a, a)?])))?;
+    let (a, negative_x) = roots.find_map(|(a, b)| {
+        Some((a, [a.at.negative, b.at.negative, sign_in(&own_b, b)?, sign_in(&other_a, a)?]))
+    })?;
     let of_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
     let [cos_a, sin_a] = chains([first.own[1], first.other[1]]);
     let [cos_b, sin_b] = chains([second.own[1], second.other[1]]);
@@ -243,12 +249,12 @@ fn match_sums(
         let (cos, sin) = (ca.to_row_slice(cx)?, sa.to_row_slice(cx)?);
         Some([cos, sin].map(|p| if each { p.into_pairs() } else { p }))
     };
-    // One number for a pair is less to read.
+    // One number per pair takes fewer reads.
     let [cos, sin] = numbers(false).or_else(|| wanted.each.then(|| numbers(true)).flatten())?;
     Some(RotaryMatch { pairs: wanted.own, operands: [a.to_row_slice(cx)?.into_pairs(), cos, sin] })
 }
 
-/// Pieces of one value, the first from one chain and the second from another, that begin at this distance.
+/// Pairs of pieces of one value, one from each chain, whose starts differ by `distance`.
 fn pieces_at_distance<'a>(
     from: &'a [RotaryPiece],
     to: &'a [RotaryPiece],
@@ -276,13 +282,13 @@ impl RotaryPiece {
     }
 }
 
-/// A piece, and what it is a piece of, one op further each time.
+/// A piece, followed by the pieces that it comes from, one op further each time.
 fn trace_chain(cx: &Rewriter, piece: &RotaryPiece) -> Vec<RotaryPiece> {
     let further = |p: &RotaryPiece| trace_operand(cx, &NodeRef::of_value(cx, p.value)?, &p.at);
     std::iter::successors(Some(piece.clone()), further).take(MOST_STEPS).collect()
 }
 
-/// The two products that elements of a node are the sum of, at most so many ops further.
+/// The two products whose sum the elements of a node are, at most `most` ops away.
 fn match_sum(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, most: usize) -> Option<[RotaryProduct; 2]> {
     let most = most.checked_sub(1)?;
     if let Op::Binary(op @ (BinaryOp::Add | BinaryOp::Sub)) = node.op {
@@ -294,7 +300,7 @@ fn match_sum(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, most: usize) -
     match_sum(cx, &NodeRef::of_value(cx, piece.value)?, &piece.at, most)
 }
 
-/// The product that a piece is, at most so many ops further.
+/// The product that a piece is, at most `most` ops away.
 fn match_product(cx: &Rewriter, piece: &RotaryPiece, most: usize) -> Option<RotaryProduct> {
     let most = most.checked_sub(1)?;
     let node = NodeRef::of_value(cx, piece.value)?;
@@ -306,13 +312,14 @@ fn match_product(cx: &Rewriter, piece: &RotaryPiece, most: usize) -> Option<Rota
     Some(RotaryProduct { negative: piece.at.negative, factors })
 }
 
-/// The elements of both operands of an element-wise node that its elements are made of.
+/// The elements of both operands from which an element-wise node computes the elements `at`.
 fn operand_pieces(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<[RotaryPiece; 2]> {
     let operand = |index: usize| operand_piece(cx, node, at, *node.inputs.get(index)?);
     Some([operand(0)?, operand(1)?])
 }
 
-/// The elements of an operand of an element-wise node that its elements are made of; none where it broadcasts to them.
+/// The elements of one operand from which an element-wise node computes the elements `at`; `None` if the
+/// operand broadcasts to them.
 fn operand_piece(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, value: ValueId) -> Option<RotaryPiece> {
     let shape = cx.shape(value);
     let lead = at.lead.checked_sub(node.shape.len().checked_sub(shape.len())?)?;
@@ -325,7 +332,7 @@ fn constant_extents(shape: &[Dim], lead: usize) -> Option<Vec<i64>> {
     shape.get(lead..)?.iter().map(Dim::as_const).collect()
 }
 
-/// Where elements of a node come from, if it only moves or negates them.
+/// The elements of the operand that a node moves or negates to give the elements `at`.
 fn trace_operand(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<RotaryPiece> {
     let &value = node.inputs.first()?;
     match node.op {
@@ -343,7 +350,7 @@ fn trace_operand(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<
     }
 }
 
-/// The leading axes stay but for those of extent 1; in row-major order nothing moves.
+/// The leading axes stay the same except those of extent 1, so no element moves in row-major order.
 fn trace_reshape(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
     let all: i64 = constant_extents(node.shape, at.lead)?.iter().product();
     let longer =
@@ -389,7 +396,7 @@ fn trace_concat(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, axis: usize
         if outer == 1 && low * inner <= first && last < end * inner {
             return Some(RotaryPiece { value, at: PieceRegion { start: first - low * inner, ..at.clone() } });
         }
-        // One of a stack.
+        // One operand of a stack.
         let count = all[axis_within];
         if inner == 1 && n == 1 && at.step % count == 0 && at.start % count == low {
             let (start, step) = (at.start / count, at.step / count);
@@ -402,7 +409,7 @@ fn trace_concat(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, axis: usize
 
 fn trace_expand(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
     let lead = at.lead.checked_sub(node.shape.len().checked_sub(from.len())?)?;
-    // Axes of extent 1 that came or went before would be counted wrong.
+    // Axes of extent 1 that were added or removed earlier would be counted wrong.
     if at.rows != node.shape[..at.lead] {
         return None;
     }
@@ -411,7 +418,7 @@ fn trace_expand(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<Pi
     if wide == narrow {
         return Some(at);
     }
-    // Each element repeated.
+    // Each element is repeated.
     let (n, _) = wide.split_last()?;
     let repeated = narrow.last() == Some(&1) && narrow[..narrow.len() - 1] == wide[..wide.len() - 1];
     (repeated && at.step % n == 0).then(|| PieceRegion { start: at.start / n, step: at.step / n, ..at })

@@ -1,8 +1,8 @@
-//! Chains of views: one where one expresses them, none where nothing changes.
+//! Merges chains of views into one view, or none if nothing changes.
 //!
 //! Expansions move outwards over other views, so that the op that uses them can drop them
-//! ([`super::broadcasts`]); permutations that only move axes of extent 1 become reshapes, so that they join
-//! their neighbours.
+//! ([`super::broadcasts`]). Permutations that only move axes of extent 1 become reshapes, so that they merge
+//! with their neighbours.
 
 use symmc_ir::closed_form::{ClosedForm, is_range_within_axis, non_unit_axes};
 use symmc_ir::{Collective, CollectiveKind, Dim, Op, TensorType, ValueId};
@@ -22,7 +22,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "reshape_of_reduction",
-        equation: "reshape(reduce(x)) = reduce(x) that keeps its axes, where only those come back and nothing else needs the reduction",
+        equation: "reshape(reduce(x)) = reduce(x) with kept axes, if only these axes are added and the reduction has no other readers",
         apply: reshape_of_reduction,
     },
     RewriteRule {
@@ -37,7 +37,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "reshape_of_transpose",
-        equation: "reshape(transpose(x)) = transpose(reshape(x)) of the last two axes, where only those before change",
+        equation: "reshape(transpose(x)) = transpose(reshape(x)) of the last two axes, if only the axes before them change",
         apply: reshape_of_transpose,
     },
     RewriteRule {
@@ -47,7 +47,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "reshape_of_expand",
-        equation: "reshape(expand(x)) = expand(reshape(x)) where only axes of extent 1 come and go",
+        equation: "reshape(expand(x)) = expand(reshape(x)) if only axes of extent 1 are added or removed",
         apply: reshape_of_expand,
     },
     RewriteRule {
@@ -77,7 +77,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "index_of_positions",
-        equation: "take or index of x at numbers and at series along axes of their own = slice(x) with its axes moved",
+        equation: "take or index of x at constants and at arithmetic series, each along a separate axis = slice(x) with its axes moved",
         apply: index_of_positions,
     },
     RewriteRule {
@@ -93,7 +93,7 @@ fn view_of_nothing(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let nothing = match &node.op {
         Op::Reshape | Op::Expand => true,
         Op::Permute { perm } => perm.iter().copied().eq(0..perm.len()),
-        // The same extent leaves no room but for a slice that starts at 0.
+        // With an unchanged extent, only a slice that starts at 0 fits.
         Op::Slice { start, step, axis } => {
             start.as_const() == Some(0) && (*step == 1 || node.ty.shape[*axis].as_const() == Some(1))
         }
@@ -139,7 +139,8 @@ fn reshape_of_transpose(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     let (Op::Reshape, Some((Op::Permute { perm }, &[x]))) = (&node.op, cx.def(*node.inputs.first()?)) else {
         return None;
     };
-    let (last, rank) = (perm.len().checked_sub(2)?, node.ty.rank());
+    let last = perm.len().checked_sub(2)?;
+    let rank = node.ty.rank();
     let transposes = perm[..last].iter().copied().eq(0..last) && perm[last..] == [last + 1, last];
     let kept = rank >= 2 && node.ty.shape[rank - 2..] == cx.shape(node.inputs[0])[last..];
     if !transposes || !kept {
@@ -160,7 +161,7 @@ fn match_expand(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
     }
 }
 
-/// The shape of an expand's operand with the axes that it adds in front as extent 1.
+/// The shape of an expand's operand, with extent 1 for the axes that the expand adds in front.
 fn pad_shape(cx: &Rewriter, x: ValueId, rank: usize) -> Vec<Dim> {
     let mut shape = vec![Dim::from(1); rank.saturating_sub(cx.shape(x).len())];
     shape.extend_from_slice(cx.shape(x));
@@ -208,11 +209,11 @@ fn slice_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let wide = node.inputs[0];
     let x = match_expand(cx, wide)?;
     let added = cx.shape(wide).len() - cx.shape(x).len();
-    let own = axis.checked_sub(added).filter(|&a| cx.shape(x)[a].as_const() != Some(1));
-    let Some(own) = own else { return Some(Rewrite::Node(Op::Expand, vec![x])) };
+    let x_axis = axis.checked_sub(added).filter(|&a| cx.shape(x)[a].as_const() != Some(1));
+    let Some(x_axis) = x_axis else { return Some(Rewrite::Node(Op::Expand, vec![x])) };
     let mut ty = cx.ty(x).clone();
-    ty.shape[own] = node.ty.shape[*axis].clone();
-    let x = cx.emit("slice", Op::Slice { axis: own, start: start.clone(), step: *step }, &[x], ty);
+    ty.shape[x_axis] = node.ty.shape[*axis].clone();
+    let x = cx.emit("slice", Op::Slice { axis: x_axis, start: start.clone(), step: *step }, &[x], ty);
     Some(Rewrite::Node(Op::Expand, vec![x]))
 }
 
@@ -226,7 +227,8 @@ fn slice_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     (axis == inner_axis).then_some(Rewrite::Node(Op::Slice { axis: *axis, start, step }, vec![x]))
 }
 
-/// The first and the last position that a slice of this result type reads; `None` if it may read none.
+/// The first and the last position that a slice with this result type reads; `None` if the slice may be
+/// empty.
 fn span(cx: &Rewriter, axis: usize, start: &Dim, step: i64, ty: &TensorType) -> Option<(Dim, Dim)> {
     let extent = &ty.shape[axis];
     let last = start.clone() + (extent.clone() - Dim::from(1)) * Dim::from(step);
@@ -246,16 +248,17 @@ fn slice_of_pad(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     (only && within).then_some(Rewrite::Node(op, vec![x]))
 }
 
-/// The rules of this theme that are tried last: other passes look for slices and concatenations.
+/// View rules that run last, because other passes match slices and concatenations.
 pub const LAST_RULES: &[RewriteRule] = &[RewriteRule {
     name: "concat_of_gathered_pieces",
-    equation: "concat(x[..m], x[m..2m], ..) along another axis, of the pieces that all ranks gave to an all_gather x = a reshape of a permuted \
+    equation: "concat(x[..m], x[m..2m], ..) along another axis, of the pieces of all ranks in an all_gather x = a reshape of a permuted \
                view of x",
     apply: concat_of_gathered_pieces,
 }];
 
-/// The pieces of all ranks, one after another along another axis than the first, are a view of what was gathered with its axes in
-/// another order, which one kernel stores, or the all_gather itself (`Form::Gather`).
+/// Concatenates the pieces of all ranks along an axis other than the first. The result is a view of the
+/// gathered value with its axes in another order. One kernel stores that view, or the all_gather stores it
+/// directly ([`symmc_ir::DispatchForm::Gather`]).
 fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
     let piece = cx.shape(*node.inputs.first()?).to_vec();
@@ -264,14 +267,18 @@ fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<
         return None;
     };
     let ranks = cx.graph().group_size(*group)?;
-    let own = |(k, &v): (usize, &ValueId)| match cx.def(v) {
+    let is_piece = |(k, &v): (usize, &ValueId)| match cx.def(v) {
         Some((Op::Slice { axis: 0, start, step: 1 }, &[of])) => {
             of == x && cx.shape(v) == piece && *start == piece[0].clone() * Dim::from(k as i64)
         }
         _ => false,
     };
     let all = cx.shape(x)[0] == piece[0].clone() * Dim::from(i64::from(ranks));
-    if axis == 0 || !all || node.inputs.len() != ranks as usize || !node.inputs.iter().enumerate().all(own) {
+    if axis == 0
+        || !all
+        || node.inputs.len() != ranks as usize
+        || !node.inputs.iter().enumerate().all(is_piece)
+    {
         return None;
     }
     let ranks = Dim::from(i64::from(ranks));
@@ -323,14 +330,14 @@ fn concat_of_slices(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
     Some(Rewrite::Node(node.op.clone(), inputs))
 }
 
-/// Elements at positions that are known: the result is a view. Positions that are not known to lie within the axis for all
-/// sizes become one only where the run checks them.
+/// Replaces indexing at known positions by a view. If positions are not known to lie within the axis for all
+/// sizes, they become a view only if the run checks them.
 fn index_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Take { axis } | Op::Index { axis }) = &node.op else { return None };
     let (&x, indices) = node.inputs.split_first()?;
     let shape = cx.shape(x).to_vec();
     let inner = (node.ty.rank() + indices.len()).checked_sub(shape.len())?;
-    // Each axis that is indexed: where it starts, its step, and the axis of the indices that moves it.
+    // For each indexed axis: its start, its step, and the axis of the indices that advances it.
     let mut moved = Vec::with_capacity(indices.len());
     for (k, &index) in indices.iter().enumerate() {
         let (start, step, along) = match cx.known_elements(index)? {

@@ -1,4 +1,4 @@
-//! The lowered program: solutions put in the place of their regions.
+//! Builds the lowered program: puts solutions in place of their regions.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub struct SolvedRegion<'a> {
     pub solution: &'a RegionSolution,
 }
 
-/// The program with its regions replaced, and for each region the names of its steps, empty for those that
-/// nothing needed. Inputs and symbols are those of `graph`.
+/// Returns the program with its regions replaced, and for each region the names of its steps. The names of
+/// unneeded steps are empty. Inputs and symbols are those of `graph`.
 pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph, Vec<Vec<String>>)> {
     let to = graph.without_nodes();
     let mut builder = RegionGraphBuilder {
@@ -25,12 +25,17 @@ pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph,
         map: EntityMap::filled(None, graph.values.len()),
         done: solved.iter().map(|s| vec![None; s.solution.steps.len()]).collect(),
     };
-    // Names that stay are taken first, so that new nodes cannot have them.
+    // Names that stay are reserved first, so that new nodes cannot take them.
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
         let name = builder.names.unique(&value.name);
-        let (source, ty) = (input.source.clone(), value.ty.clone());
-        let new = builder.to.add_input(input.kind, name, source, ty, input.data.clone());
+        let new = builder.to.add_input(
+            input.kind,
+            name,
+            input.source.clone(),
+            value.ty.clone(),
+            input.data.clone(),
+        );
         builder.map[input.value] = Some(new);
     }
     for value in graph.values.values() {
@@ -75,7 +80,7 @@ struct RegionGraphBuilder<'a> {
 }
 
 impl RegionGraphBuilder<'_> {
-    /// Adds what a node of a region needs, if anything outside of the region uses it.
+    /// Adds a node of a region and everything that it needs, if a node outside of the region uses it.
     fn region_node(&mut self, solved: &[SolvedRegion], r: usize, i: usize) -> Option<()> {
         let SolvedRegion { region, solution } = &solved[r];
         let old = &self.from.nodes[region.nodes[i]].outputs;
@@ -118,8 +123,8 @@ impl RegionGraphBuilder<'_> {
         }
     }
 
-    /// Names and types of the results of a step: the names of the node that it stands for, else names made
-    /// from that of the node `near` which it helps to compute.
+    /// Names and types of the results of a step. The names are those of the node that it replaces, else
+    /// names derived from the node `near`, which it helps to compute.
     fn step_results(
         &mut self,
         region: &RewriteRegion,

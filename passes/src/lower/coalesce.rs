@@ -1,19 +1,21 @@
-//! Which collectives are worth coalescing: one collective of several operands instead of one each (bucketing; XLA's collective
-//! combiner).
+//! Finds collectives that pay to coalesce: one collective of several operands replaces one collective each
+//! (bucketing; XLA's collective combiner).
 //!
-//! Collectives of one kind, with the same attributes, between the same cells and of one dtype can be coalesced where none needs
-//! another. Sets are chosen in one walk in program order, except that collectives come right after their operands: a program may have
-//! the all-reduces of all gradients at its end. A collective joins an open set if that saves time by the profile: its time alone must
-//! exceed the growth of the larger collective and the copies of its operand and its result. A set is closed once the computation since
-//! its first member exceeds a window, because members wait for each other. Whether waiting is worth it depends on the schedule, so the
-//! driver tries several windows and compares plans.
+//! Collectives can be coalesced if they have the same kind, attributes, cells and dtype, and none needs
+//! another. Sets are chosen in one walk in program order, except that collectives come right after their
+//! operands: a program may have the all-reduces of all gradients at its end. A collective joins an open set
+//! if that saves time by the profile: its time alone must exceed the growth of the larger collective plus
+//! the copies of its operand and its result. A set is closed once the computation since its first member
+//! exceeds a window, because members wait for each other. Whether waiting pays depends on the schedule, so
+//! the driver tries several windows and compares plans.
 //!
-//! The same walk finds sets of collectives that run as one step without being packed ([`Joining::Together`]). These need no copies, so their
-//! collectives may differ in kind and dtype, but not in their group.
+//! The same walk finds sets of collectives that run as one step without being packed
+//! ([`JoinMode::Together`]). These need no copies, so their collectives may differ in kind and dtype, but
+//! not in their cells.
 //!
-//! Coalescing must leave a program that can be ordered. For each node the walk knows the open sets that it depends on, and for each
-//! open set those that it depends on, as bits. A collective joins no set that it depends on, also by way of other sets. So no two sets
-//! ever depend on each other.
+//! Invariant: the coalesced program can be ordered. The walk knows, as bits, the open sets on which each
+//! node and each open set depends. A collective joins no set on which it depends, directly or through other
+//! sets. Two sets therefore never depend on each other.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -29,28 +31,29 @@ use super::concurrent_compute;
 use super::context::{AssumedSchedule, LowerContext, Overlap, RegionSurroundings};
 use super::joint_costs::{self, JointLossModel, JointLosses};
 
-/// Collectives that become one, in the order in which their operands are there.
+/// Collectives that become one, in the order in which their operands become available.
 pub type CollectiveSet = Vec<NodeId>;
 
-/// The most bytes of a coalesced collective: the start-up is a negligible part of larger ones.
+/// The most bytes of a coalesced collective: start-up is a negligible part of larger ones.
 const MOST_BYTES: u64 = 1 << 28;
-/// The most sets that are open at once: they are bits of a word.
+/// The most sets that are open at once: each is a bit of a word.
 const MAX_OPEN_SETS: usize = u64::BITS as usize;
-/// The least that a member has to save, in microseconds; less is noise of the profile.
+/// The least time that a member must save, in microseconds. Smaller savings are noise of the profile.
 const MIN_SAVED_US: f64 = 0.25;
 
-/// Which collectives are near and small enough for one set.
+/// Limits on the distance and the size of collectives in one set.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CoalesceReach {
-    /// How much computation may stand between the operands of the first and the last member, in microseconds.
+    /// The most computation between the operands of the first and the last member, in microseconds.
     pub window_us: f64,
-    /// The least part of the time of a member, alone, that is start-up, from 0 to 1: 0 for collectives of all sizes.
+    /// The least fraction of a member's own time that must be start-up, from 0 to 1; 0 admits collectives of
+    /// all sizes.
     pub least_startup: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JoinMode {
-    /// As one collective, of operands that lie side by side.
+    /// As one collective, with operands packed next to each other.
     Packed,
     /// As one step, each with its own operand and result.
     Together,
@@ -60,16 +63,17 @@ pub enum JoinMode {
 pub struct CoalesceConfig {
     pub joining: JoinMode,
     pub reach: CoalesceReach,
-    /// The collectives, by the names of their results, that stay as they are.
+    /// The names of the results of collectives that must not join a set.
     pub kept: BTreeSet<String>,
 }
 
-/// The rule by which decisions name coalescing.
+/// The name of the coalescing rule in decisions.
 pub const COALESCE: &str = "coalesce_collectives";
-/// The way of a collective that another one stands for.
+/// The chosen alternative of a collective that another one replaces.
 const ABSORBED: &str = "absorbed";
 
-/// Copies the overlap and the exit barriers that a schedule shows of the members of each set to the coalesced collective of this name.
+/// Copies the overlap and the exit barriers that a schedule has for the members of each set to the coalesced
+/// collective, which has the name in `names`.
 pub fn rename_in_schedule(
     graph: &Graph,
     sets: &[CollectiveSet],
@@ -88,8 +92,9 @@ pub fn rename_in_schedule(
     }
 }
 
-/// The decisions of a program with coalesced collectives as decisions of the program before: the first member of each set stands for
-/// the coalesced collective, and the others are absorbed.
+/// Turns the decisions of a program with coalesced collectives into decisions of the program before
+/// coalescing. The first member of each set stands for the coalesced collective, and the others are
+/// absorbed.
 pub fn expand_decisions(
     graph: &Graph,
     sets: &[CollectiveSet],
@@ -146,14 +151,14 @@ pub fn expand_decisions(
     out
 }
 
-/// The properties that collectives share that can be coalesced, or that can run as one step.
+/// The properties that collectives must share to be coalesced, or to run as one step.
 #[derive(PartialEq, Eq, Hash)]
 enum JoinKey {
     Packed { kind: CollectiveKind, cells: Option<Vec<Vec<u32>>>, dtype: DType },
     Together { cells: Option<Vec<Vec<u32>>> },
 }
 
-/// How the members of a set lie within the coalesced operand and result, each as rows.
+/// The layout of members within the coalesced operand and result, as numbers of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemberRows {
     /// The rows of the operand: 1, or as many as the group has ranks.
@@ -162,25 +167,24 @@ pub struct MemberRows {
 }
 
 impl MemberRows {
-    /// Those of a kind of collective among so many ranks; none for collectives that cannot be coalesced.
+    /// The rows for a kind of collective among this many ranks; `None` if it cannot be coalesced.
     pub fn for_kind(kind: &CollectiveKind, ranks: u32) -> Option<MemberRows> {
         if ranks < 2 || kind.has_device_splits() {
             return None;
         }
         let facts = kind.facts();
-        let of = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
-        let (operand, result) = (of(facts.operand_pieces), of(facts.result_pieces));
-        Some(MemberRows { operand, result })
+        let rows = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
+        Some(MemberRows { operand: rows(facts.operand_pieces), result: rows(facts.result_pieces) })
     }
 }
 
 struct JoinCandidate {
-    /// Its [`Kinship`], by number.
+    /// The number of its [`JoinKey`].
     kin: usize,
     bytes: u64,
     alone_us: f64,
     copies_us: f64,
-    /// What is lost if it runs with others as one step.
+    /// The time lost if it runs with others as one step.
     losses: JointLosses,
 }
 
@@ -225,9 +229,9 @@ pub fn find_sets(
     walk.done
 }
 
-/// The nodes in an order in which they can run: program order, with collectives and views right after their operands.
+/// The nodes in an executable order: program order, with collectives and views right after their operands.
 fn by_operands(graph: &Graph) -> Vec<NodeId> {
-    // For each node the last one in front of it that stays in its place.
+    // For each node, the last node before it that keeps its place.
     let mut place: EntityMap<NodeId, NodeId> = graph.nodes.keys().collect();
     for (id, node) in graph.nodes.iter() {
         if node.op.is_view() || node.op.as_collective().is_some() {
@@ -240,7 +244,7 @@ fn by_operands(graph: &Graph) -> Vec<NodeId> {
     order
 }
 
-/// The collectives that have others like them.
+/// The collectives whose [`JoinKey`] others share.
 fn candidates(
     graph: &Graph,
     context: &LowerContext,
@@ -248,27 +252,27 @@ fn candidates(
     config: &CoalesceConfig,
 ) -> HashMap<NodeId, JoinCandidate> {
     let mut numbers: HashMap<JoinKey, usize> = HashMap::new();
-    let mut of: Vec<Vec<NodeId>> = Vec::new();
+    let mut by_key: Vec<Vec<NodeId>> = Vec::new();
     for (id, node) in graph.nodes.iter() {
-        let Some(kinship) = join_key(graph, context, node, config.joining)
+        let Some(key) = join_key(graph, context, node, config.joining)
             .filter(|_| !config.kept.contains(graph.node_name(id)))
         else {
             continue;
         };
         let next = numbers.len();
-        let number = *numbers.entry(kinship).or_insert(next);
-        of.resize(numbers.len(), Vec::new());
-        of[number].push(id);
+        let number = *numbers.entry(key).or_insert(next);
+        by_key.resize(numbers.len(), Vec::new());
+        by_key[number].push(id);
     }
-    of.retain(|nodes| nodes.len() > 1 && !is_chain(graph, nodes));
-    if of.is_empty() {
+    by_key.retain(|nodes| nodes.len() > 1 && !is_chain(graph, nodes));
+    if by_key.is_empty() {
         return HashMap::new();
     }
     let copies = (config.joining == JoinMode::Packed).then(|| CopyCosts::new(graph, context));
     let losses = (config.joining == JoinMode::Together).then(|| JointLossModel::new(graph, context, bound));
     let mut taken = BTreeSet::new();
     let mut out = HashMap::new();
-    for (kin, nodes) in of.into_iter().enumerate() {
+    for (kin, nodes) in by_key.into_iter().enumerate() {
         for id in nodes {
             let node = &graph.nodes[id];
             let Some((collective, bytes)) = sized_collective(graph, context, node) else { continue };
@@ -286,10 +290,11 @@ fn candidates(
     out
 }
 
-/// Whether each of these nodes, in program order, needs the one before it, however far away: the layers of a model.
+/// Whether each of these nodes, in program order, depends on the one before it at any distance, as in the
+/// layers of a model.
 fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
     let mut next = nodes.iter().peekable();
-    // How many of the nodes stand on the longest way to each node.
+    // The number of these nodes on the longest path to each node.
     let mut depth: Vec<usize> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter() {
         let defs = node.inputs.iter().filter_map(|&v| graph.defining_node(v));
@@ -299,7 +304,7 @@ fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
     nodes.iter().map(|id| depth[id.index()]).eq(1..=nodes.len())
 }
 
-/// The kinship of a collective; none if it cannot be in a set.
+/// The key of a collective; `None` if it cannot be in a set.
 fn join_key(graph: &Graph, context: &LowerContext, node: &Node, joining: JoinMode) -> Option<JoinKey> {
     let (collective, bytes) = sized_collective(graph, context, node)?;
     MemberRows::for_kind(&collective.kind, context.ranks(collective.group))?;
@@ -316,25 +321,24 @@ fn join_key(graph: &Graph, context: &LowerContext, node: &Node, joining: JoinMod
     })
 }
 
-/// A collective with the bytes that its estimates are for.
+/// A collective with the bytes for which its time is estimated.
 pub fn sized_collective<'g>(
     graph: &'g Graph,
     context: &LowerContext,
     node: &'g Node,
 ) -> Option<(&'g Collective, u64)> {
-    let (collective, &[operand], &[result]) = (node.op.as_collective()?, &node.inputs[..], &node.outputs[..])
-    else {
-        return None;
-    };
+    let collective = node.op.as_collective()?;
+    let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return None };
     Some((collective, context.collective_bytes(&collective.kind, graph.ty(operand), graph.ty(result))))
 }
 
-/// The time of the fastest variant with nothing next to it.
+/// The time of the fastest variant without concurrent computation.
 fn fastest(context: &LowerContext, collective: &Collective, bytes: u64) -> Option<f64> {
     let kind = &collective.kind;
     let variants = context.profile.supported_variants(kind).into_iter();
-    let of = |v| context.estimate_us(kind, collective.group, v, bytes, 0.0, RegionSurroundings::default());
-    variants.filter_map(of).min_by(f64::total_cmp)
+    let variant_us =
+        |v| context.estimate_us(kind, collective.group, v, bytes, 0.0, RegionSurroundings::default());
+    variants.filter_map(variant_us).min_by(f64::total_cmp)
 }
 
 struct CopyCosts<'a> {
@@ -342,7 +346,7 @@ struct CopyCosts<'a> {
     context: &'a LowerContext,
     layouts: EntityMap<ValueId, Layout>,
     returned: BTreeSet<ValueId>,
-    /// Collectives that are one kernel with the step that follows.
+    /// Results of collectives that can be one kernel with the following step.
     fused: BTreeSet<ValueId>,
 }
 
@@ -359,7 +363,8 @@ impl<'a> CopyCosts<'a> {
         }
     }
 
-    /// The time of the copies of a member's operand and result. `taken` holds the bases that lie in a coalesced operand already.
+    /// The time of the copies of a member's operand and result. `taken` holds the bases that already lie in
+    /// a coalesced operand.
     fn needed_us(&self, node: &Node, collective: &Collective, taken: &mut BTreeSet<ValueId>) -> f64 {
         let Some(rows) = MemberRows::for_kind(&collective.kind, self.context.ranks(collective.group)) else {
             return 0.0;
@@ -367,25 +372,26 @@ impl<'a> CopyCosts<'a> {
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return 0.0 };
         let copied = !self.can_be_placed_in_operand(operand, rows.operand, taken);
         let out = self.returned.contains(&result) || !self.is_view(result, rows.result);
-        let of = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
-        // The step that follows is a kernel of its own otherwise.
-        let follows = match &collective.kind {
+        let copy_us = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
+        // Without fusion, the following step is a kernel of its own.
+        let following_us = match &collective.kind {
             _ if !self.fused.contains(&result) => 0.0,
             CollectiveKind::AllGather => self.kernel_us(result),
             _ => self.context.copy_kernel_us(0),
         };
-        of(copied, operand) + of(out, result) + follows
+        copy_us(copied, operand) + copy_us(out, result) + following_us
     }
 
     fn kernel_us(&self, value: ValueId) -> f64 {
         self.context.copy_kernel_us(self.context.bytes(self.graph.ty(value)))
     }
 
-    /// Whether an operand can be computed where it lies in the coalesced operand.
+    /// Whether an operand can be computed directly in the coalesced operand.
     fn can_be_placed_in_operand(&self, operand: ValueId, rows: i64, taken: &mut BTreeSet<ValueId>) -> bool {
-        let (graph, layout) = (self.graph, &self.layouts[operand]);
-        let (own, base) = (graph.ty(operand), graph.ty(layout.base));
-        let whole = layout.is_contiguous(own) && own.numel() == base.numel();
+        let graph = self.graph;
+        let layout = &self.layouts[operand];
+        let ty = graph.ty(operand);
+        let whole = layout.is_contiguous(ty) && ty.numel() == graph.ty(layout.base).numel();
         let computed = graph.defining_node(layout.base).is_some() && !self.returned.contains(&layout.base);
         rows == 1 && whole && computed && taken.insert(layout.base)
     }
@@ -398,7 +404,7 @@ impl<'a> CopyCosts<'a> {
         }
         let Some(columns) = ty.numel().exact_div(&Dim::from(rows)) else { return false };
         let part = TensorType::new(ty.dtype, vec![Dim::from(rows), columns.clone()]);
-        // Any distance of rows that is not that of their elements.
+        // Any row distance that differs from a row's number of elements.
         let strides = vec![columns * Dim::from(2), Dim::from(1)];
         let layout = Layout { base: result, offset: Dim::from(0), strides };
         view_layout(&Op::Reshape, &layout, &part, ty).is_some()
@@ -414,9 +420,9 @@ struct OpenSet {
     alone_us: f64,
     copies_us: f64,
     losses: JointLosses,
-    /// The computation in front of its first member.
+    /// The computation before its first member.
     since_us: f64,
-    /// The open sets that it depends on.
+    /// The open sets on which it depends.
     needs: u64,
 }
 
@@ -425,15 +431,17 @@ struct CoalesceWalk<'a> {
     context: &'a LowerContext,
     config: &'a CoalesceConfig,
     most: usize,
-    /// For each node of the walk so far the open sets that it depends on, apart from those that these depend on.
+    /// For each visited node, the open sets on which it directly depends;
+    /// [`CoalesceWalk::dependency_closure`] adds those on which these depend.
     needs: Vec<u64>,
-    /// The open sets by their bits.
+    /// The open sets, indexed by their bits.
     open: Vec<Option<OpenSet>>,
     done: Vec<CollectiveSet>,
 }
 
 impl CoalesceWalk<'_> {
-    /// Adds a collective to the open set that gains most by it, or opens one. Gives the bit of the set.
+    /// Adds a collective to the open set that gains most by it, or opens a new set. Returns the bit of the
+    /// set.
     fn join_set(&mut self, id: NodeId, candidate: &JoinCandidate, now_us: f64) -> usize {
         let before = self.dependency_closure(self.needs[id.index()]);
         let gains = self.open.iter().enumerate().filter_map(|(slot, open)| {
@@ -446,11 +454,17 @@ impl CoalesceWalk<'_> {
         let Some((slot, saved_us)) = best else {
             let slot = self.free_slot();
             let before = self.dependency_closure(self.needs[id.index()]);
-            let &JoinCandidate { kin, bytes, alone_us, copies_us, losses } = candidate;
-            let (members, since_us, needs) = (vec![id], now_us, before);
-            let open =
-                OpenSet { kin, members, bytes, saved_us: 0.0, alone_us, copies_us, losses, since_us, needs };
-            self.open[slot] = Some(open);
+            self.open[slot] = Some(OpenSet {
+                kin: candidate.kin,
+                members: vec![id],
+                bytes: candidate.bytes,
+                saved_us: 0.0,
+                alone_us: candidate.alone_us,
+                copies_us: candidate.copies_us,
+                losses: candidate.losses,
+                since_us: now_us,
+                needs: before,
+            });
             return slot;
         };
         if let Some(open) = &mut self.open[slot] {
@@ -469,7 +483,7 @@ impl CoalesceWalk<'_> {
         slot
     }
 
-    /// The time that a set saves with another member.
+    /// The time that a set would save with one more member.
     fn saved_us(&self, id: NodeId, open: &OpenSet, candidate: &JoinCandidate) -> Option<f64> {
         let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MOST_BYTES)?;
         if open.members.len() >= self.most {
@@ -492,7 +506,7 @@ impl CoalesceWalk<'_> {
         Some(open.alone_us + candidate.alone_us - joined_us)
     }
 
-    /// These open sets and those that they depend on.
+    /// These open sets, and those on which they depend.
     fn dependency_closure(&self, sets: u64) -> u64 {
         let needed = self.open.iter().enumerate().filter(|(slot, _)| sets & (1 << slot) != 0);
         needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |all, open| all | open.needs)
@@ -522,7 +536,7 @@ impl CoalesceWalk<'_> {
         oldest
     }
 
-    /// Ends a set. Nodes that depend on it then depend on the open sets that it depends on.
+    /// Closes a set. Nodes that depended on it then depend on the open sets on which it depended.
     fn close(&mut self, slot: usize) {
         let Some(closed) = self.open[slot].take() else { return };
         let bit = 1 << slot;

@@ -1,14 +1,17 @@
-//! A program in which sets of collectives are one collective each (see [`super::coalesce`]).
+//! Builds a program in which sets of collectives are one collective each (see [`super::coalesce`]).
 //!
-//! The operands of the members become rows that lie next to each other, and one collective runs on all of them:
+//! The operands of the members become rows that lie next to each other, and one collective runs on all of
+//! them:
 //!
 //! ```text
 //! all_reduce(x), all_reduce(y)  →  r = all_reduce(concat(flat x, flat y)); r[..|x|], r[|x|..]
-//! all_gather(x), all_gather(y)  →  r = all_gather(concat(flat x, flat y)) as [n, |x| + |y|]; r[:, ..|x|], r[:, |x|..]
+//! all_gather(x), all_gather(y)  →  r = all_gather(concat(flat x, flat y)) as [n, |x| + |y|]; r[:, ..|x|],
+//! r[:, |x|..]
 //! ```
 //!
-//! A reduce-scatter and an all-to-all have an operand of as many rows as ranks, of which each rank receives one. Parts are ordered by
-//! the alignment of their sizes, so that each part is as aligned as it is by itself.
+//! The operand of a reduce-scatter or an all-to-all has as many rows as ranks, and each rank receives one of
+//! them. Parts are ordered by the alignment of their sizes, so that packing does not reduce the alignment of
+//! any part.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -23,15 +26,15 @@ use crate::rewrite::{UniqueNames, copy_inputs};
 
 pub struct CoalescedProgram {
     pub graph: Graph,
-    /// For each set the name of the collective that stands for it.
+    /// For each set, the name of the collective that replaces it.
     pub names: Vec<String>,
 }
 
-/// The largest alignment that counts, in bytes.
+/// The largest relevant alignment, in bytes.
 const ALIGNMENT: i64 = 128;
 
-/// The program in which each of these sets is one collective; `None` if sets have members that cannot be coalesced, that are in two
-/// sets, or that need each other.
+/// Returns the program in which each of these sets is one collective. `None` if a member cannot be coalesced
+/// or is in two sets, or if sets depend on each other.
 pub fn coalesce_sets(graph: &Graph, sets: &[CollectiveSet]) -> Option<CoalescedProgram> {
     let mut set_of: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (s, set) in sets.iter().enumerate() {
@@ -56,15 +59,15 @@ pub fn coalesce_sets(graph: &Graph, sets: &[CollectiveSet]) -> Option<CoalescedP
     Some(CoalescedProgram { graph: builder.to, names })
 }
 
-/// A node of the old program, or a set of them that becomes one.
+/// A node of the old program, or a set of nodes that becomes one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeOrSet {
     Node(NodeId),
     Set(usize),
 }
 
-/// The units in an order in which they can run: program order, with each set in place of its last member. Nodes that need a result
-/// of a set come after it. `None` if there is no such order.
+/// The units in an executable order: program order, with each set in place of its last member. Nodes that
+/// need a result of a set come after it. `None` if there is no such order.
 pub fn order_units(
     graph: &Graph,
     sets: &[CollectiveSet],
@@ -106,11 +109,11 @@ struct CoalescedBuilder<'a> {
     to: Graph,
     names: UniqueNames,
     map: EntityMap<ValueId, Option<ValueId>>,
-    /// The pieces of coalesced results of one row, by the values that they stand for.
+    /// The slices of single-row coalesced results, by the values that they replace.
     pieces: HashMap<ValueId, ResultSlice>,
 }
 
-/// A run of elements of a value with one axis.
+/// Consecutive elements of a value with one axis.
 struct ResultSlice {
     of: ValueId,
     start: Dim,
@@ -162,7 +165,7 @@ impl<'a> CoalescedBuilder<'a> {
         self.add(name, Op::Reshape, vec![value], ty)
     }
 
-    /// Adds one collective in place of those of a set; gives its name.
+    /// Adds one collective that replaces those of a set, and returns its name.
     fn coalesce(&mut self, set: &CollectiveSet) -> Option<String> {
         let &first = set.first()?;
         let collective = self.from.nodes[first].op.as_collective()?.clone();
@@ -191,13 +194,13 @@ impl<'a> CoalescedBuilder<'a> {
 
     fn member(&self, id: NodeId, collective: &Collective, rows: MemberRows) -> Option<SetMember> {
         let node = &self.from.nodes[id];
-        let own = node.op.as_collective()?;
-        let same_cells = self.from.cells(own.group) == self.from.cells(collective.group);
+        let own_collective = node.op.as_collective()?;
+        let same_cells = self.from.cells(own_collective.group) == self.from.cells(collective.group);
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return None };
         let operand = self.map[operand]?;
         let columns = self.to.ty(operand).numel().exact_div(&Dim::from(rows.operand))?;
         let received = self.from.ty(result).numel().exact_div(&Dim::from(rows.result))?;
-        (own.kind == collective.kind && same_cells).then_some(SetMember {
+        (own_collective.kind == collective.kind && same_cells).then_some(SetMember {
             operand,
             result,
             columns,
@@ -205,7 +208,8 @@ impl<'a> CoalescedBuilder<'a> {
         })
     }
 
-    /// The result of an earlier set whose pieces, one after another, are the operands. The members are sorted by their pieces then.
+    /// The result of an earlier set whose pieces, in order, are the operands. The members are then sorted by
+    /// their pieces.
     fn existing_joined_operand(&self, members: &mut Vec<SetMember>, rows: MemberRows) -> Option<ValueId> {
         let found = members.iter().map(|m| self.pieces.get(&m.operand));
         let pieces = found.collect::<Option<Vec<&ResultSlice>>>().filter(|_| rows.operand == 1)?;
@@ -231,7 +235,7 @@ impl<'a> CoalescedBuilder<'a> {
         Some(whole)
     }
 
-    /// The operands side by side.
+    /// Concatenates the operands along rows.
     fn concat(&mut self, name: &str, members: &[SetMember], rows: MemberRows) -> Option<ValueId> {
         let mut parts = Vec::with_capacity(members.len());
         for m in members {
@@ -245,7 +249,7 @@ impl<'a> CoalescedBuilder<'a> {
         self.add(name, Op::Concat { axis }, parts, ty)
     }
 
-    /// The results of the members, each of them columns of the coalesced result.
+    /// Splits the coalesced result into the results of the members, each of which is a range of columns.
     fn split_result(&mut self, members: &[SetMember], rows: MemberRows, result: ValueId) -> Option<()> {
         let mut start = Dim::from(0);
         for m in members {
@@ -270,7 +274,7 @@ impl<'a> CoalescedBuilder<'a> {
     }
 }
 
-/// The shape of so many rows of so many columns; a single row has one axis.
+/// The shape of `rows` rows of `columns` columns; a single row has one axis.
 fn rows_shape(rows: i64, columns: Dim) -> Vec<Dim> {
     if rows == 1 { vec![columns] } else { vec![Dim::from(rows), columns] }
 }
@@ -279,7 +283,7 @@ fn sum_dims<'d>(dims: impl Iterator<Item = &'d Dim>) -> Dim {
     dims.fold(Dim::from(0), |sum, dim| sum + dim.clone())
 }
 
-/// The largest power of two, up to [`ALIGNMENT`], that divides the bytes of so many elements.
+/// The largest power of two, up to [`ALIGNMENT`], that divides the bytes of this many elements.
 fn alignment(columns: &Dim, ty: &TensorType) -> i64 {
     let bytes = columns.clone() * Dim::from(ty.dtype.size() as i64);
     let mut alignment = ALIGNMENT;

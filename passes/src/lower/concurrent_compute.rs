@@ -1,15 +1,18 @@
-//! How much compute can run beside each region.
+//! Estimates how much computation can run concurrently with each region.
 //!
-//! A node that computes is beside a region if no node of the region needs it and it needs none of them. A node beside
-//! several regions counts for each with an equal part: it hides only one at a time. Once there is a schedule, what it has beside
-//! the collectives of a region counts instead ([`Overlap::Scheduled`]). What that is for, and what it
-//! costs to be beside compute, is told in [`symmc_ir::machine`].
+//! A node that computes can run concurrently with a region if neither depends on the other. A node that is
+//! concurrent with several regions counts for each with an equal part, because it hides only one at a time.
+//! Once there is a schedule, the computation that it runs concurrently with the collectives of a region
+//! counts instead ([`Overlap::Scheduled`]). [`symmc_ir::machine`] explains the use of these amounts, and the
+//! cost of running next to computation.
 //!
-//! A node more than [`WINDOW`] nodes before a region or after it is not counted: what a schedule moves so far takes memory all
-//! the way. So the time that this takes grows with the program and not with the product of nodes and regions.
+//! Nodes more than [`WINDOW`] nodes before or after a region are not counted: moving a node that far would
+//! keep its memory occupied all the way. The work of this analysis therefore grows with the program, not
+//! with the product of nodes and regions.
 //!
-//! Estimates of compute are rough, so amounts are rounded down to three binary digits of microseconds, and few
-//! microseconds, in which lanes hardly start side by side, are none; regions that differ in less stay equal.
+//! Estimates of computation are rough, so amounts are rounded down to three binary digits of microseconds.
+//! Amounts of a few microseconds become 0, because lanes rarely start at the same time. Regions that differ
+//! by less stay equal.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{OperationCounts, TrafficModel};
@@ -17,15 +20,15 @@ use symmc_ir::{Graph, Node, NodeId, Op};
 
 use super::context::{AssumedSchedule, LowerContext, Overlap};
 
-/// The least that counts, in microseconds.
+/// The least amount that counts, in microseconds.
 const LEAST: u64 = 8;
-/// Regions that one word of bits tells of.
+/// The number of regions that one word of bits describes.
 const WORD: usize = 64;
-/// How many nodes before and after regions can be beside them.
+/// The most nodes between a region and a node that is concurrent with it.
 const WINDOW: usize = 1 << 13;
 
-/// For each region, given by its nodes, the microseconds of compute that can run beside it, on a machine that tells what
-/// communication takes from compute; on others nothing is known to.
+/// For each region, given by its nodes, the microseconds of computation that can run concurrently with it.
+/// The result is 0 on machines that do not model how communication slows computation.
 pub fn concurrent_compute_us(
     graph: &Graph,
     regions: &[&[NodeId]],
@@ -35,15 +38,16 @@ pub fn concurrent_compute_us(
     if context.profile.multiprocessors.is_none() {
         return vec![0; regions.len()];
     }
-    if let Overlap::Scheduled(beside) = &schedule.overlap {
-        let of = |n: &NodeId| beside.get(graph.node_name(*n)).copied().unwrap_or(0.0);
-        return regions.iter().map(|nodes| round_down_us(nodes.iter().map(of).sum::<f64>() as u64)).collect();
+    if let Overlap::Scheduled(overlap_us) = &schedule.overlap {
+        let scheduled_us = |n: &NodeId| overlap_us.get(graph.node_name(*n)).copied().unwrap_or(0.0);
+        let region_us = |nodes: &&[NodeId]| nodes.iter().map(scheduled_us).sum::<f64>();
+        return regions.iter().map(|nodes| round_down_us(region_us(nodes) as u64)).collect();
     }
     let before: Vec<Vec<usize>> = graph.nodes.values().map(|node| operands(graph, node)).collect();
     let words = group_into_words(regions);
     let mut inside = vec![false; graph.nodes.len()];
     regions.iter().flat_map(|nodes| nodes.iter()).for_each(|n| inside[n.index()] = true);
-    // Sums and casts of regions may go as they are rewritten: they hide nothing for sure.
+    // Sums and casts in regions may disappear by rewriting, so they are not counted as hiding anything.
     let hides: Vec<bool> = graph.nodes.iter().map(|(id, n)| computes(n) && !inside[id.index()]).collect();
     let mut among = vec![0u32; graph.nodes.len()];
     for word in &words {
@@ -64,30 +68,30 @@ pub fn concurrent_compute_us(
     out.into_iter().map(|us: f64| round_down_us(us as u64)).collect()
 }
 
-/// The microseconds that a node hides of each of so many regions.
+/// The microseconds that a node hides of each of `among` regions.
 fn share_us(graph: &Graph, node: NodeId, among: u32, context: &LowerContext) -> f64 {
     if among == 0 { 0.0 } else { compute_us(graph, node, context) / f64::from(among) }
 }
 
-/// The regions in words, those that are near to each other in the program in one.
+/// Groups the regions into words, so that regions in one word are near each other in the program.
 fn group_into_words(regions: &[&[NodeId]]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..regions.len()).collect();
     order.sort_by_key(|&r| regions[r].iter().min().copied());
     order.chunks(WORD).map(<[usize]>::to_vec).collect()
 }
 
-/// The estimated microseconds of all computation of a program, one node after another.
+/// The estimated time of all computation of a program, in microseconds, one node after another.
 pub fn computation_us(graph: &Graph, context: &LowerContext) -> f64 {
     graph.nodes.keys().map(|id| node_computation_us(graph, id, context)).sum()
 }
 
-/// The estimated microseconds of a node that computes; none of views and collectives.
+/// The estimated time of a node in microseconds; 0 for views and collectives.
 pub fn node_computation_us(graph: &Graph, node: NodeId, context: &LowerContext) -> f64 {
     if computes(&graph.nodes[node]) { compute_us(graph, node, context) } else { 0.0 }
 }
 
-/// Each node near these regions, at most as many as a word has bits, with those that it neither needs nor is needed by. `before`
-/// gives the nodes that each node reads.
+/// Yields each node near these regions, at most as many as a word has bits, with the regions that neither
+/// need it nor are needed by it. `before` gives the nodes that each node reads.
 fn independent_nodes(
     before: &[Vec<usize>],
     regions: &[&[NodeId]],
@@ -103,7 +107,7 @@ fn independent_nodes(
     for (bit, &r) in word.iter().enumerate() {
         regions[r].iter().for_each(|n| needs[n.index() - near.start] |= 1 << bit);
     }
-    // Nodes that need each other have only nodes between them on the way, so those outside do not matter.
+    // All nodes on a dependency path lie between its ends, so nodes outside the window do not matter.
     let inner = |n: usize| before[n].iter().filter(|d| near.contains(d)).map(|d| d - near.start);
     let mut needed = needs.clone();
     for n in near.clone() {
@@ -147,7 +151,7 @@ fn is_outermost(graph: &Graph, node: NodeId, axis: usize) -> bool {
     shape.iter().take(axis).all(|d| d.as_const() == Some(1))
 }
 
-/// Rounded down to three binary digits, or to nothing.
+/// Rounds down to three binary digits, or to 0 below [`LEAST`].
 fn round_down_us(us: u64) -> u64 {
     if us < LEAST {
         return 0;

@@ -1,8 +1,10 @@
 //! Inputs of a lowering besides the program.
 //!
-//! [`Context`] holds all of them that the solution of a region depends on: the profile, the ranges of the bucket, the variants and rules that may
-//! be used. Two lowerings with equal contexts share solutions ([`super::solutions`]), so an input that a solution depends on belongs there, or in the
-//! [`Key`](super::region::Key) of a region. [`Schedule`] holds what is known of a schedule, from which the keys of regions are made.
+//! [`LowerContext`] holds all inputs on which the solution of every region depends: the profile, the ranges
+//! of the bucket, the permitted variants and rules. Two lowerings with equal contexts share solutions
+//! ([`super::solutions`]), so an input on which a solution depends belongs there or in the
+//! [`RegionKey`](super::region::RegionKey) of a region. [`AssumedSchedule`] holds facts about a schedule,
+//! from which the keys of regions are derived.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,7 +14,7 @@ use symmc_ir::{
     TensorType,
 };
 
-/// Where the e-graph of one region stops growing.
+/// The size at which the e-graph of a region stops growing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EGraphLimits {
     pub nodes: usize,
@@ -21,40 +23,43 @@ pub struct EGraphLimits {
 
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum Overlap {
-    /// All that neither needs it nor is needed by it, as if a schedule could put that there.
+    /// All computation that is independent of a collective, as if a schedule could run all of it
+    /// concurrently.
     #[default]
     Possible,
-    /// What a schedule has beside it: microseconds by the name of the collective; none for others.
+    /// The computation that a schedule runs concurrently: microseconds by the name of the collective, 0 for
+    /// those that are missing.
     Scheduled(HashMap<String, f64>),
 }
 
-/// What a schedule makes of the collectives of a region.
+/// Facts about a schedule around the collectives of a region.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RegionSurroundings {
-    /// Microseconds of computation that can run beside them.
+    /// Microseconds of computation that can run concurrently with them.
     pub concurrent_us: f64,
-    /// Whether droppable exit barriers are kept, as far as is known.
+    /// Whether droppable exit barriers are known to be kept.
     pub exit_kept: bool,
 }
 
 #[derive(Clone, Default)]
 pub struct AssumedSchedule {
     pub overlap: Overlap,
-    /// The collectives, by their names, of which a plan keeps droppable exit barriers.
+    /// The names of the collectives whose droppable exit barriers the plan keeps.
     pub exits_kept: BTreeSet<String>,
 }
 
 impl AssumedSchedule {
-    /// What it has beside a step of collectives of these names, and whether exit barriers of one of them are kept.
+    /// The computation concurrent with a step of these collectives, and whether the exit barrier of one of
+    /// them is kept.
     pub fn surroundings_of<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> RegionSurroundings {
-        let beside_us = match &self.overlap {
+        let concurrent_us = match &self.overlap {
             Overlap::Possible => 0.0,
             Overlap::Scheduled(us) => {
                 names.clone().filter_map(|name| us.get(name)).fold(0.0, |most, &us| us.max(most))
             }
         };
         RegionSurroundings {
-            concurrent_us: beside_us,
+            concurrent_us,
             exit_kept: names.into_iter().any(|name| self.exits_kept.contains(name)),
         }
     }
@@ -71,7 +76,8 @@ pub struct LowerContext {
     pub symmetric: Option<u64>,
     pub numerics: Numerics,
     pub limits: EGraphLimits,
-    /// The group that has the ranks of an inner and an outer group, where an all-reduce follows one of the same kind.
+    /// For each inner and outer group of nested all-reduces of one kind, the group that covers the ranks of
+    /// both.
     pub merged_groups: BTreeMap<(GroupId, GroupId), GroupId>,
 }
 
@@ -92,19 +98,21 @@ impl LowerContext {
         self.profile.copy_us(self.bytes(ty))
     }
 
-    /// The time of a kernel that copies so many bytes within a rank.
+    /// The time of a kernel that copies this many bytes within a rank.
     pub fn copy_kernel_us(&self, bytes: u64) -> f64 {
         self.profile.compute_us(bytes.saturating_mul(2), OperationCounts::default())
     }
 
-    /// The bytes that estimates of a collective are for (see [`symmc_ir::machine`]).
+    /// The bytes for which the time of a collective is estimated (see [`symmc_ir::machine`]).
     pub fn collective_bytes(&self, kind: &CollectiveKind, operand: &TensorType, result: &TensorType) -> u64 {
         self.bytes(if kind.facts().is_sized_by_result() { result } else { operand })
     }
 
-    /// What a collective adds to a run, if this variant may run it. A droppable exit barrier that is not known to be kept counts
-    /// as dropped where even keeping it is no slower than plain, else as kept: whatever becomes of it, the choice never loses
-    /// to plain.
+    /// The time that a collective adds to a run; `None` if this variant may not run it.
+    ///
+    /// A droppable exit barrier that is not known to be kept counts as dropped if the variant is no slower
+    /// than plain even with the barrier; otherwise it counts as kept. The choice therefore never loses to
+    /// plain, whether or not the barrier is dropped.
     pub fn estimate_us(
         &self,
         kind: &CollectiveKind,
@@ -117,7 +125,8 @@ impl LowerContext {
         self.estimate_joint_us(&[(kind, bytes)], group, variant, copy_us, surroundings)
     }
 
-    /// The same for collectives that run as one step, each a kind and its bytes, against plain ones one after another.
+    /// The same estimate for collectives that run as one step, compared with plain ones one after another.
+    /// Each entry is a kind with its bytes.
     pub fn estimate_joint_us(
         &self,
         collectives: &[(&CollectiveKind, u64)],
@@ -137,14 +146,21 @@ impl LowerContext {
         if collectives.iter().any(is_large) {
             return None;
         }
-        let RegionSurroundings { concurrent_us: beside_us, exit_kept } = surroundings;
-        let time =
-            |exit| self.profile.estimate_added_us_of_collectives(collectives, variant, exit, n, beside_us);
+        let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
+        let time = |exit| {
+            self.profile.estimate_added_us_of_collectives(collectives, variant, exit, n, concurrent_us)
+        };
         let kept = time(Some(true))?;
         let mut plain = 0.0;
         for &(kind, bytes) in collectives {
-            plain +=
-                self.profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, beside_us)?;
+            plain += self.profile.estimate_added_us(
+                kind,
+                CollectiveVariant::Plain,
+                None,
+                bytes,
+                n,
+                concurrent_us,
+            )?;
         }
         let droppable =
             contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept + copy_us <= plain;

@@ -1,4 +1,4 @@
-//! How each collective of a region is run, beside all other ways to run it.
+//! Decisions: how each collective of a region runs, with the alternatives that were considered.
 
 use std::collections::BTreeSet;
 
@@ -13,42 +13,43 @@ use super::region_plan::{RegionPlan, StepSource};
 
 pub struct RegionDecision {
     pub node: usize,
-    /// The node of the region whose value the steps give: the same, or a sum of several collectives.
+    /// The node of the region whose value the steps compute: `node` itself, or a sum of several collectives.
     pub root: usize,
-    /// The steps that run it, of which each belongs to one decision: none if others make it unnecessary.
+    /// The steps that run the collective; empty if others make it unnecessary. Each step belongs to one
+    /// decision.
     pub steps: Vec<usize>,
     pub chosen: String,
     pub bytes: u64,
-    /// The name and cost of every way, cheapest first.
+    /// The name and cost of every alternative, cheapest first.
     pub alternatives: Vec<(String, Cost)>,
-    /// The names of the rules on the way, each with the microseconds of what it put in place, if that can be
-    /// run.
+    /// The names of the rules that lead to the chosen alternative. Each has the time of the collective that
+    /// it introduced, in microseconds, if that can run.
     pub rules: Vec<(String, Option<f64>)>,
 }
 
-/// The way of a collective whose value nothing needs any more.
+/// The chosen alternative of a collective whose value is no longer needed.
 pub const ABSORBED: &str = "absorbed";
-/// The way that every collective has.
+/// The alternative that every collective has.
 const PLAIN: &str = "plain";
-/// Nodes between a collective and the parts that it was taken apart into.
+/// The most nodes between a collective and the parts that replace it.
 const MAX_DEPTH: usize = 16;
 
-/// What decides about one region.
+/// Builds the decisions of one region.
 pub struct DecisionBuilder<'a> {
     pub graph: &'a LangEGraph,
     pub imported: &'a ImportedRegion,
     pub uses: &'a CostModel,
     pub taken: &'a Extraction,
     pub best: &'a Extraction,
-    /// The region as it was imported, run by plain.
+    /// The region as imported, with every collective run by plain.
     pub plain: &'a Extraction,
 }
 
 impl DecisionBuilder<'_> {
-    /// The values that stand for the results of the nodes of the region.
+    /// The sources of the results of the region's nodes.
     pub fn result_operands(&self, plan: &RegionPlan) -> Vec<Vec<Option<StepSource>>> {
-        let of = |&id: &Id| plan.class_operands.get(&self.graph.find(id)).copied();
-        self.imported.nodes.iter().map(|n| n.results.iter().map(of).collect()).collect()
+        let source = |&id: &Id| plan.class_operands.get(&self.graph.find(id)).copied();
+        self.imported.nodes.iter().map(|n| n.results.iter().map(source).collect()).collect()
     }
 
     pub fn build_decisions(&self, form: &RegionForm, plan: &RegionPlan) -> Option<Vec<RegionDecision>> {
@@ -65,7 +66,7 @@ impl DecisionBuilder<'_> {
                 (Some(_), Some(taken)) => {
                     let mut steps = Vec::new();
                     self.steps_of(class, plan, &mut steps);
-                    // What an equal collective before it is run by counts with that one.
+                    // Steps that an earlier, equal collective already claimed count with that one.
                     steps.retain(|&step| claimed.insert(step));
                     let way = if steps.is_empty() {
                         ABSORBED.to_string()
@@ -91,8 +92,8 @@ impl DecisionBuilder<'_> {
         Some(out)
     }
 
-    /// Collectives that run several absorbed ones, as one of their sum does, count with the first of these. One that
-    /// is absorbed by an equal one is not among them if there are others.
+    /// Assigns collectives that replace several absorbed ones, such as the collective of their sum, to the
+    /// first of these. A collective that was absorbed by an equal one is chosen only if there is no other.
     fn claim_shared_steps(
         &self,
         plan: &RegionPlan,
@@ -107,18 +108,17 @@ impl DecisionBuilder<'_> {
             let (StepSource::Step(step, 0), Some(node)) = (source, self.taken.get(&class)) else { continue };
             let Lang::Collective(name, Some(variant), _) = node else { continue };
             if !claimed.contains(&step) {
-                let own = extract::node_cost(self.graph, class, node, self.uses)?;
-                sum += own;
+                sum += extract::node_cost(self.graph, class, node, self.uses)?;
                 root = root.or_else(|| self.served_node(class));
                 names.push(format!("{name}.{variant}"));
                 steps.push(step);
             }
         }
-        let equal = |d: &RegionDecision| {
+        let has_equal = |d: &RegionDecision| {
             plan.class_operands.contains_key(&self.graph.find(self.imported.nodes[d.node].class))
         };
         let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
-        let Some(first) = absorbed.min_by_key(|d| equal(d)) else { return Some(()) };
+        let Some(first) = absorbed.min_by_key(|d| has_equal(d)) else { return Some(()) };
         if !steps.is_empty() {
             first.root = root.unwrap_or(first.node);
             first.steps = steps;
@@ -130,7 +130,7 @@ impl DecisionBuilder<'_> {
         Some(())
     }
 
-    /// The node of the region whose value a class is, or is needed for.
+    /// The node of the region whose value a class is, or for which it is needed.
     fn served_node(&self, class: Id) -> Option<usize> {
         let mut open = vec![class];
         while let Some(class) = open.pop() {
@@ -150,7 +150,7 @@ impl DecisionBuilder<'_> {
         }
     }
 
-    /// The collective steps that run a class, up to other nodes of the region.
+    /// Collects the collective steps that compute a class, up to other nodes of the region.
     fn steps_of(&self, class: Id, plan: &RegionPlan, out: &mut Vec<usize>) {
         let Some(node) = self.taken.get(&class) else { return };
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
@@ -184,21 +184,20 @@ impl DecisionBuilder<'_> {
         out.iter().any(|(name, _)| name == chosen).then_some(out)
     }
 
-    /// The cost of a collective of the region as it was imported, `node` by plain, with the collectives that it needs and
-    /// nothing else does.
+    /// The cost of a collective of the region as imported, with `node` run by plain. It includes collectives
+    /// that only this one needs.
     fn imported_cost(&self, class: Id, node: &Lang) -> Option<Cost> {
         let mut sum = extract::node_cost(self.graph, class, node, self.uses)?;
         for child in node.children().iter().map(|&c| self.graph.find(c)) {
             if !self.taken.contains_key(&child) {
-                let below = self.imported_cost(child, self.plain.get(&child)?)?;
-                sum += below;
+                sum += self.imported_cost(child, self.plain.get(&child)?)?;
             }
         }
         Some(sum)
     }
 
-    /// The ways that begin with a node of a class: one for a collective, for others one for each node of what
-    /// they are computed from.
+    /// Collects the alternatives that begin with a node of a class: one for a collective; for other nodes,
+    /// one for each collective below.
     fn collect_alternatives(&self, imported: usize, class: Id, node: &Lang, out: &mut Vec<(String, Cost)>) {
         let Some((name, cost)) = self.alternative_of_node(imported, class, node) else { return };
         out.push((name, cost));
@@ -215,19 +214,19 @@ impl DecisionBuilder<'_> {
         }
     }
 
-    /// The name and the cost of running a collective of the region by a node of its class, and what only that
-    /// needs. `None` if the node cannot be run.
+    /// The name and the cost of running a collective of the region by a node of its class, including
+    /// everything that only this node needs. `None` if the node cannot run.
     fn alternative_of_node(&self, imported: usize, class: Id, node: &Lang) -> Option<(String, Cost)> {
         let mut parts = Vec::new();
         let mut sum = Cost::default();
         self.collect_costs(class, node, 0, &mut parts, &mut sum)?;
-        let own = match &self.imported.nodes[imported].node {
+        let imported_name = match &self.imported.nodes[imported].node {
             Lang::Collective(name, ..) => name.name(),
             _ => "",
         };
         let name = match &parts[..] {
             [] => return None,
-            [(kind, variant)] if *kind == own => variant.to_string(),
+            [(kind, variant)] if *kind == imported_name => variant.to_string(),
             _ => parts.iter().map(|(n, v)| format!("{n}.{v}")).collect::<Vec<_>>().join(" + "),
         };
         Some((name, sum))
@@ -255,8 +254,7 @@ impl DecisionBuilder<'_> {
         if let Lang::Collective(name, Some(variant), _) = node {
             parts.push((name.name(), variant.name()));
         }
-        let own = extract::node_cost(self.graph, class, node, self.uses)?;
-        *sum += own;
+        *sum += extract::node_cost(self.graph, class, node, self.uses)?;
         Some(())
     }
 }

@@ -1,9 +1,11 @@
-//! The cheapest way through a small e-graph, by branch and bound.
+//! Exact extraction from a small e-graph, by branch and bound.
 //!
-//! The greedy search of `extract` pays for a shared part with the class that needs it first. Here all ways are compared: a class that is
-//! needed and has no node yet takes each of its nodes in turn, cheapest first, and a branch ends where its cost and the least cost of
-//! what is still open are no less than the best way found. Of nodes that are one collective of the same operands, run by different variants,
-//! only the cheapest can be part of the best way. The search gives up after [`MOST_STEPS`], and the best way so far counts.
+//! The greedy search of `extract` charges a shared part to the class that needs it first. This search
+//! compares all extractions. A needed class without a node tries each of its nodes in turn, cheapest first.
+//! A branch ends when its cost plus the least cost of the open classes is no less than the best extraction
+//! found. If several nodes are one collective of the same operands with different variants, only the
+//! cheapest can be part of the best extraction. The search gives up after [`MOST_STEPS`] and returns the
+//! best extraction so far.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,7 +17,8 @@ use super::language::{Lang, LangEGraph};
 /// The most nodes that are tried.
 const MOST_STEPS: usize = 1 << 14;
 
-/// A way that is cheaper than `least` for these roots and that `is_allowed`, if there is one; the cheapest, if the search ends in time.
+/// Finds an extraction for these roots that costs less than `least` and that `is_allowed` accepts. It is the
+/// cheapest one if the search ends within its limit.
 pub fn find_cheaper_extraction(
     graph: &LangEGraph,
     roots: &[Id],
@@ -38,7 +41,7 @@ pub fn find_cheaper_extraction(
     search.best
 }
 
-/// A node of a class that can be run, with its cost and what it needs.
+/// A node of a class that can run, with its cost and the classes that it needs.
 #[derive(Clone)]
 struct ClassChoice {
     node: Lang,
@@ -58,7 +61,7 @@ struct ExtractionSearch<'a> {
 }
 
 impl ExtractionSearch<'_> {
-    /// Tries all ways to give the open classes, beside those chosen, which cost `us`.
+    /// Tries all choices for the open classes. The classes chosen so far cost `us`.
     fn search_open_classes(&mut self, open: &BTreeSet<Id>, us: f64) {
         let bound: f64 =
             open.iter().map(|&class| self.class_choices(class).first().map_or(f64::MAX, |way| way.us)).sum();
@@ -90,9 +93,10 @@ impl ExtractionSearch<'_> {
         }
     }
 
-    /// Whether a class needs another by the nodes that are chosen.
+    /// Whether a class needs another through chosen nodes.
     fn reaches(&self, from: Id, to: Id) -> bool {
-        let (mut open, mut seen) = (vec![from], BTreeSet::new());
+        let mut open = vec![from];
+        let mut seen = BTreeSet::new();
         while let Some(class) = open.pop() {
             if class == to {
                 return true;
@@ -106,9 +110,10 @@ impl ExtractionSearch<'_> {
         false
     }
 
-    /// The ways to give a class, cheapest first; of equal ones plain first.
+    /// The choices for a class, cheapest first, and plain first among equal ones.
     fn class_choices(&mut self, class: Id) -> &[ClassChoice] {
-        let (graph, uses) = (self.graph, self.uses);
+        let graph = self.graph;
+        let uses = self.uses;
         self.options.entry(class).or_insert_with(|| list_class_choices(graph, uses, class))
     }
 }
@@ -149,7 +154,7 @@ mod tests {
     use super::super::{LowerConfig, build_context, region};
     use super::*;
 
-    /// The least cost of the classes that are open, over all ways, without any bound.
+    /// The least cost of the open classes over all choices, without a bound.
     fn least(
         graph: &LangEGraph,
         uses: &CostModel,

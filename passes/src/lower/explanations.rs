@@ -1,7 +1,7 @@
-//! The reasons of decisions: the rules by which what is run equals what the program says.
+//! The reasons of decisions: the rules by which the chosen steps equal the program.
 //!
-//! A collective that is run by a variant of its own has that variant's rule as its reason. Only other reasons are asked of the e-graph, by
-//! a second one that keeps explanations, which take most of the time of a region.
+//! If a collective runs unchanged by a variant, the variant's rule is its reason. Other reasons come from a
+//! second e-graph that keeps explanations, because explanations take most of the time of a region.
 
 use egg::{FlatTerm, Id, Language, RecExpr};
 
@@ -18,7 +18,8 @@ pub struct DecisionExplainer<'a> {
 }
 
 impl DecisionExplainer<'_> {
-    /// Gives the collectives that are run by variants of their own their reason, and returns the positions of the other decisions.
+    /// Sets the reason of each collective that runs unchanged by a variant. Returns the positions of the
+    /// other decisions.
     pub fn name_variants(&self, decisions: &mut [RegionDecision]) -> Vec<usize> {
         let mut open = Vec::new();
         for (i, decision) in decisions.iter_mut().enumerate().filter(|(_, d)| d.chosen != ABSORBED) {
@@ -33,20 +34,20 @@ impl DecisionExplainer<'_> {
         open
     }
 
-    /// The rule of the variant of a collective that is run as the program has it.
+    /// The rule of the variant of a collective that runs as the program has it.
     fn variant_rule(&self, decision: &RegionDecision) -> Option<String> {
-        let own = &self.imported.nodes[decision.node];
+        let imported = &self.imported.nodes[decision.node];
         if decision.root != decision.node {
             return None;
         }
-        let class = self.graph.find(own.class);
-        let (Lang::Collective(name, ..), Some(taken)) = (&own.node, self.taken.get(&class)) else {
+        let class = self.graph.find(imported.class);
+        let (Lang::Collective(name, ..), Some(taken)) = (&imported.node, self.taken.get(&class)) else {
             return None;
         };
-        let operands = own.node.children().iter().map(|&child| self.graph.find(child));
+        let operands = imported.node.children().iter().map(|&child| self.graph.find(child));
         let same = taken.children().iter().map(|&child| self.graph.find(child)).eq(operands);
         match taken {
-            Lang::Collective(of, Some(_), _) if of == name && same => {
+            Lang::Collective(taken_name, Some(_), _) if taken_name == name && same => {
                 let (collective, _) = language::as_collective(self.graph, taken)?;
                 Some(rules::variant_rule_name(&collective.kind, collective.variant?))
             }
@@ -54,8 +55,9 @@ impl DecisionExplainer<'_> {
         }
     }
 
-    /// The rules from a collective of the program, or a sum of several, to what is run for it, in order, with the time of what each put
-    /// in place. `graph` is the e-graph of the region with explanations.
+    /// The rules that lead from a collective of the program, or a sum of several, to the steps that run it,
+    /// in order. Each has the time of the collective that it introduced. `graph` is the e-graph of the
+    /// region with explanations.
     pub fn explain(
         &self,
         decision: &RegionDecision,
@@ -70,7 +72,8 @@ impl DecisionExplainer<'_> {
     }
 }
 
-/// The rules on the way from one expression to an equal one, in order, with the time of what each put in place.
+/// The rules that lead from one expression to an equal one, in order, with the time of the collective that
+/// each introduced.
 fn rules_between(
     graph: &mut LangEGraph,
     from: &RecExpr<Lang>,
@@ -99,14 +102,15 @@ fn collect_rules(
     term.children.iter().for_each(|child| collect_rules(graph, child, uses, out));
 }
 
-/// The estimate of the collective at the top of a term; `None` if there is none, or no variant runs it yet.
+/// The estimate of the collective at the top of a term; `None` if there is no collective, or no variant runs
+/// it yet.
 fn term_us(graph: &LangEGraph, term: &FlatTerm<Lang>, uses: &CostModel) -> Option<f64> {
     let Lang::Collective(..) = term.node else { return None };
     let (class, node) = term_node(graph, term)?;
     extract::node_cost(graph, class, &node, uses).map(|cost| cost.us)
 }
 
-/// The node at the top of a term, over the classes of what is below it, and its class.
+/// The node at the top of a term, with classes as its children, and its class.
 fn term_node(graph: &LangEGraph, term: &FlatTerm<Lang>) -> Option<(Id, Lang)> {
     let below = term.children.iter().map(|child| term_node(graph, child).map(|(class, _)| class));
     let mut below = below.collect::<Option<Vec<Id>>>()?.into_iter();

@@ -1,15 +1,17 @@
-//! Costs, and the cheapest way through an e-graph.
+//! Costs, and the cheapest extraction from an e-graph.
 //!
-//! The cost of a program is the sum over its nodes, each counted once. The cheapest is searched greedily:
-//! for each class the set of classes that its best node needs is carried along, so that a part that two
-//! nodes share is not paid twice; roots are taken one after another, and what earlier ones took is free for
-//! later ones. This is exact for the tree-like regions that programs have. Elsewhere the order of the roots matters: a sum
-//! of all-reduces that is taken before its parts are known to be needed costs a collective more. The caller tries both
-//! directions, compares the result with the program as it was ([`Traffic`]) and with plain everywhere, and looks for a cheaper one by an
-//! exact search as far as that ends in time ([`super::exact`]).
+//! The cost of a program is the sum over its nodes, each counted once. The search is greedy: each class
+//! carries the set of classes that its best node needs, so that a part that two nodes share is not paid
+//! twice. Roots are extracted one after another, and nodes taken for earlier roots are free for later ones.
 //!
-//! All orders are those of ids and nodes, and of two equal costs the first is kept, with plain before all
-//! others: equal inputs give equal results on every machine.
+//! This is exact for the tree-like regions that programs have. In other regions the order of the roots
+//! matters: a sum of all-reduces that is extracted before its parts are known to be needed costs a
+//! collective more. The caller tries both directions, and compares the result with the imported program
+//! ([`CollectiveTraffic`]) and with plain everywhere. It then searches for a cheaper extraction exactly,
+//! within a limit ([`super::exact_search`]).
+//!
+//! All orders are those of ids and nodes. Of two equal costs the first is kept, with plain before all
+//! others. Equal inputs therefore give equal results on every machine.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -24,11 +26,11 @@ use super::language::{self, Lang, LangEGraph};
 
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Cost {
-    /// Microseconds, copies included.
+    /// Microseconds, including copies.
     pub us: f64,
-    /// The part of `us` that copies cost.
+    /// The part of `us` that is copies.
     pub copy_us: f64,
-    /// How much less `us` is for what the kernel also does.
+    /// The time that `us` no longer contains because the kernel also does the work of the following node.
     pub saved_us: f64,
 }
 
@@ -40,19 +42,19 @@ impl AddAssign for Cost {
     }
 }
 
-/// The classes whose use makes a difference to costs.
+/// The classes whose uses affect costs, and a cache of costs.
 pub struct CostModel {
-    /// Of values that the program returns.
+    /// Classes of values that the program returns.
     pub outputs: BTreeSet<Id>,
-    /// Of collectives, with these and the variants that are one step with the node that follows.
+    /// Classes of collectives, with the names and variants that can be one step with the following node.
     pub fused: BTreeSet<(Id, CollectiveName, CollectiveVariant)>,
     pub surroundings: RegionSurroundings,
-    /// The costs of collectives that were asked for.
+    /// The known costs of collectives.
     costs: RefCell<HashMap<Lang, Option<Cost>>>,
 }
 
 impl CostModel {
-    /// The uses of outputs, and of collectives that are one step with the node that follows, in a region with these surroundings.
+    /// The model for these outputs and fusible collectives, in a region with these surroundings.
     pub fn new(
         outputs: BTreeSet<Id>,
         fused: BTreeSet<(Id, CollectiveName, CollectiveVariant)>,
@@ -61,7 +63,7 @@ impl CostModel {
         CostModel { outputs, fused, surroundings, costs: RefCell::default() }
     }
 
-    /// These uses, with more collectives that are one step with the node that follows.
+    /// Adds collectives that can be one step with the following node.
     pub fn with_fused(
         mut self,
         more: impl Iterator<Item = (Id, CollectiveName, CollectiveVariant)>,
@@ -74,17 +76,17 @@ impl CostModel {
 
 pub type Extraction = BTreeMap<Id, Lang>;
 
-/// Rounds of the search; regions need about as many as they are deep.
+/// The most rounds of the search. A region needs about as many rounds as it is deep.
 const MAX_ROUNDS: usize = 64;
-/// Differences of times below this, in microseconds, are none.
+/// Time differences below this count as equal, in microseconds.
 pub const EPSILON: f64 = 1e-9;
 
-/// The cost of a node of a class, without what it uses; `None` if it cannot be run.
+/// The cost of a node of a class without its operands; `None` if it cannot run.
 pub fn node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Option<Cost> {
     if !matches!(node, Lang::Collective(..)) {
         return estimate_node_cost(graph, class, node, uses);
     }
-    // Estimates of collectives take most of the time of a search, which asks for each many times.
+    // Estimates of collectives take most of the time of a search, which needs each one many times.
     if let Some(&known) = uses.costs.borrow().get(node) {
         return known;
     }
@@ -106,32 +108,33 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             let moved = bytes(*x)?.saturating_add(bytes(class)?);
             us(context.profile.compute_us(moved, OperationCounts::default()))
         }
-        // One more operand to read.
+        // An addition reads one more operand.
         Lang::Add(_) => us(1.5 * copy(class)?),
         Lang::Sum(terms) => us(1.5 * copy(class)? * terms.len().saturating_sub(1) as f64),
         Lang::Collective(..) => {
             let (collective, operands) = language::as_collective(graph, node)?;
             let contract = collective.variant?.contract(&collective.kind)?;
             let &x = operands.first()?;
-            let (operand, result) =
-                (language::class_value(graph, x)?, language::class_value(graph, class)?.ty()?);
+            let operand = language::class_value(graph, x)?;
+            let result = language::class_value(graph, class)?.ty()?;
             let fixed = !operand.placeable || uses.outputs.contains(&graph.find(x));
-            // Variants that need no symmetric operand pay for a strided one alike.
+            // Variants without a symmetric operand pay for a strided one as well.
             let packing = if operand.contiguous { 0.0 } else { copy(x)? };
             let moving =
                 if contract.symmetric_operand && operand.contiguous && fixed { copy(x)? } else { 0.0 };
             let out = contract.symmetric_result && uses.outputs.contains(&class);
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
-            let (kind, variant) = (&collective.kind, collective.variant?);
+            let kind = &collective.kind;
+            let variant = collective.variant?;
             let around = uses.surroundings;
             let run = context.estimate_us(kind, collective.group, variant, bytes, moving + out, around)?;
             let copy_us = packing + moving + out;
             let saved_us = match kind {
                 _ if !uses.fused.contains(&(class, kind.collective_name(), variant)) => 0.0,
-                // The reduction is not stored and read again.
+                // The reduced value is not stored and read again.
                 CollectiveKind::AllReduce(_) => context.profile.copy_us(bytes).min(run),
-                // What is gathered is not copied.
+                // The gathered value is not copied.
                 CollectiveKind::AllGather => context.copy_kernel_us(bytes).min(run),
                 _ => 0.0,
             };
@@ -140,7 +143,7 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
     }
 }
 
-/// The cheapest nodes for some roots, and for every class the cheapest by itself given those.
+/// The cheapest extraction of some roots, and the best node of every class given that extraction.
 pub fn extract_cheapest(
     graph: &LangEGraph,
     roots: &[Id],
@@ -155,20 +158,21 @@ pub fn extract_cheapest(
     Some((taken, all))
 }
 
-/// For every class the cheapest by itself, given what is taken.
+/// The best node of every class, given the extracted nodes.
 pub fn best_nodes_given(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -> Extraction {
     search_best_nodes(graph, uses, taken).into_iter().map(|(id, best)| (id, best.node)).collect()
 }
 
-/// Of the nodes of a class that are a collective run by some variant, the cheapest with the same operands.
+/// The cheapest node of a class that runs the same collective on the same operands by some variant.
 pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Lang {
     let Lang::Collective(name, ..) = node else { return node.clone() };
-    let found = |n: &Lang| n.clone().map_children(|child| graph.find(child));
-    let of = found(node);
-    let alike = |n: &Lang| {
-        matches!(n, Lang::Collective(other, Some(_), _) if other == name) && n.children() == of.children()
+    let canonical = |n: &Lang| n.clone().map_children(|child| graph.find(child));
+    let node_now = canonical(node);
+    let is_same_collective = |n: &Lang| {
+        matches!(n, Lang::Collective(other, Some(_), _) if other == name)
+            && n.children() == node_now.children()
     };
-    let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(found).filter(alike).collect();
+    let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(canonical).filter(is_same_collective).collect();
     nodes.sort_by_key(|n| (!is_plain(n), n.clone()));
     let costs = nodes.into_iter().filter_map(|n| Some((node_cost(graph, class, &n, uses)?.us, n)));
     costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
@@ -178,17 +182,20 @@ pub fn extraction_us(graph: &LangEGraph, taken: &Extraction, uses: &CostModel) -
     taken.iter().try_fold(0.0, |sum, (&class, node)| Some(sum + node_cost(graph, class, node, uses)?.us))
 }
 
-/// How many collectives run and how many bytes they have. An all-gather of a reduce-scatter, or of the sum of what an
-/// all-to-all exchanges, that nothing else uses is an all-reduce in two steps, and counts as one, also with a cast between them.
+/// The number and the bytes of the collectives that run.
+///
+/// An all-gather counts with the collective that it completes if together they are an all-reduce in two
+/// steps. This holds for an all-gather of a reduce-scatter, or of the sum of an all-to-all's pieces, without
+/// other readers, and also with a cast in between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CollectiveTraffic {
     pub collectives: usize,
-    /// Their bytes ([`Context::collective_bytes`](super::context::Context::collective_bytes)).
+    /// Their bytes ([`LowerContext::collective_bytes`](super::context::LowerContext::collective_bytes)).
     pub bytes: u64,
 }
 
 impl CollectiveTraffic {
-    /// The traffic of taken nodes, of which the values of `roots` are used elsewhere too.
+    /// The traffic of extracted nodes. The values of `roots` have readers elsewhere, too.
     pub fn of_extraction(graph: &LangEGraph, taken: &Extraction, roots: &[Id]) -> Option<CollectiveTraffic> {
         let mut users: BTreeMap<Id, Vec<&Lang>> = BTreeMap::new();
         for node in taken.values() {
@@ -213,9 +220,9 @@ impl CollectiveTraffic {
             };
             let gathers = |user: &Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
             let user = reduced.and_then(only_user);
-            let behind_cast =
+            let after_cast =
                 user.filter(|user| matches!(user, Lang::Cast(_))).and_then(class_of).and_then(only_user);
-            if behind_cast.or(user).is_some_and(gathers) {
+            if after_cast.or(user).is_some_and(gathers) {
                 continue;
             }
             let operand = language::class_value(graph, *operands.first()?)?.ty()?;
@@ -273,7 +280,7 @@ fn search_best_nodes(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -
     best
 }
 
-/// A node with all that it needs; `None` while a child has no best node or needs this class itself.
+/// A node with everything that it needs; `None` while a child has no best node or needs this class.
 fn assemble_best_node(
     graph: &LangEGraph,
     id: Id,
@@ -298,7 +305,7 @@ pub fn is_plain(node: &Lang) -> bool {
     matches!(node, Lang::Collective(_, Some(CollectiveVariant::Plain), _))
 }
 
-/// Takes the best node of a class and of all that it needs.
+/// Extracts the best node of a class and of everything that it needs.
 fn collect_extraction(
     graph: &LangEGraph,
     class: Id,

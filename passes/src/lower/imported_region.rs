@@ -11,14 +11,14 @@ use super::region::{RegionForm, RegionNode, RegionOperand, ResultUse};
 
 #[derive(Default)]
 pub struct ImportedRegion {
-    /// In the order of the region.
+    /// The nodes, in the order of the region.
     pub nodes: Vec<ImportedNode>,
-    /// How each class was written that the import added, by the id that it had then.
+    /// The original expression of each class that the import added, by the id that it had then.
     written: BTreeMap<Id, RecExpr<Lang>>,
 }
 
 pub struct ImportedNode {
-    /// Its class: that of the tuple if it has several results.
+    /// Its class, which is that of the tuple if it has several results.
     pub class: Id,
     pub results: Vec<Id>,
     pub node: Lang,
@@ -26,7 +26,7 @@ pub struct ImportedNode {
 }
 
 impl ImportedRegion {
-    /// Adds all nodes of a region to an e-graph; `None` for an op that has no place in a region.
+    /// Adds all nodes of a region to an e-graph; `None` for an op that cannot be in a region.
     pub fn new(graph: &mut LangEGraph, form: &RegionForm) -> Option<ImportedRegion> {
         let mut imported = ImportedRegion::default();
         for node in &form.nodes {
@@ -80,13 +80,13 @@ impl ImportedRegion {
         Some(id)
     }
 
-    /// The node of the region that has this class or whose first result has it.
+    /// The node of the region with this class, or whose first result has it.
     pub fn node_of_class(&self, graph: &LangEGraph, class: Id) -> Option<usize> {
-        let of = |id: &Id| graph.find(*id) == class;
-        self.nodes.iter().position(|n| of(&n.class) || n.results.first().is_some_and(of))
+        let is_class = |id: &Id| graph.find(*id) == class;
+        self.nodes.iter().position(|n| is_class(&n.class) || n.results.first().is_some_and(is_class))
     }
 
-    /// The classes of the results that are used in some way, in program order.
+    /// The classes of the results with a matching use, in program order.
     pub fn result_classes(
         &self,
         graph: &LangEGraph,
@@ -98,7 +98,7 @@ impl ImportedRegion {
         used.map(|(&id, _)| graph.find(id)).collect()
     }
 
-    /// A node as it was imported, run by plain if it is a collective.
+    /// A node as imported, run by plain if it is a collective.
     pub fn by_plain(&self, graph: &LangEGraph, node: usize) -> Lang {
         let mut plain = self.nodes[node].node.clone().map_children(|c| graph.find(c));
         if let Lang::Collective(_, variant, _) = &mut plain {
@@ -107,7 +107,8 @@ impl ImportedRegion {
         plain
     }
 
-    /// The region as it was imported, every collective run by plain. Of nodes that are equal by a rule it is the first.
+    /// The region as imported, with every collective run by plain. Of nodes that a rule made equal, the
+    /// first one is used.
     pub fn plain_extraction(&self, graph: &LangEGraph) -> Extraction {
         let mut taken = Extraction::new();
         for (n, node) in self.nodes.iter().enumerate() {
@@ -127,7 +128,7 @@ impl ImportedRegion {
         taken
     }
 
-    /// What was taken for a class, written with the other nodes of the region as they were imported.
+    /// The expression that was extracted for a class, with the other nodes of the region as imported.
     pub fn expression(&self, graph: &LangEGraph, class: Id, taken: &Extraction) -> Option<RecExpr<Lang>> {
         let node = taken.get(&class)?;
         let mut parts: BTreeMap<Id, RecExpr<Lang>> = BTreeMap::new();
@@ -135,7 +136,7 @@ impl ImportedRegion {
             let id = graph.find(child);
             let part = match self.node_of_class(graph, id) {
                 Some(n) if graph.find(self.nodes[n].class) != class => {
-                    // A result of a tuple is written as such.
+                    // A result of a tuple is written as a result.
                     let result = self.nodes[n].results.iter().find(|&&r| graph.find(r) == id);
                     self.written.get(result.unwrap_or(&self.nodes[n].class))?.clone()
                 }

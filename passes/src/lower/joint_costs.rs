@@ -1,4 +1,4 @@
-//! What it costs collectives to run as one step with others, and by which variant they do so best.
+//! The cost of running collectives as one step, and the best variant for it.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,11 @@ use symmc_ir::{
 
 use super::context::{LowerContext, RegionSurroundings};
 
-/// What is lost, in microseconds, if a collective runs with others by each of [`Collectives::VARIANTS`]; none where it cannot.
+/// The microseconds that a collective loses if it runs with others, for each of
+/// [`CollectiveLimits::VARIANTS`]; `None` for variants that cannot run it.
 pub type JointLosses = [Option<f64>; CollectiveLimits::VARIANTS.len()];
 
-/// What running with others costs a collective besides its bytes.
+/// The cost of running with others, apart from the collective's own bytes.
 pub struct JointLossModel<'a> {
     graph: &'a Graph,
     context: &'a LowerContext,
@@ -22,7 +23,7 @@ pub struct JointLossModel<'a> {
     /// The inputs that the planner can put into symmetric memory.
     bound: &'a BTreeSet<InputId>,
     returned: BTreeSet<ValueId>,
-    /// Collectives that are one kernel with the step that reads their result.
+    /// Results of collectives that can be one kernel with the step that reads them.
     added: BTreeSet<ValueId>,
 }
 
@@ -40,7 +41,8 @@ impl<'a> JointLossModel<'a> {
         }
     }
 
-    /// The losses of a collective: copies into symmetric memory and out of it, and the step that its own kernel would do.
+    /// The losses of a collective: copies into and out of symmetric memory, and the separate step that its
+    /// own kernel would include.
     pub fn collective_losses(&self, node: &Node, collective: &Collective) -> JointLosses {
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else {
             return JointLosses::default();
@@ -52,9 +54,10 @@ impl<'a> JointLossModel<'a> {
                 ValueDef::Node(..) => false,
             };
             let kernel_us = |is_needed: bool, v: ValueId| if is_needed { self.kernel_us(v) } else { 0.0 };
-            let added_us = match self.added.contains(&result) {
-                true => self.context.profile.compute_us(0, OperationCounts::default()),
-                false => 0.0,
+            let added_us = if self.added.contains(&result) {
+                self.context.profile.compute_us(0, OperationCounts::default())
+            } else {
+                0.0
             };
             let returned = self.returned.contains(&result);
             Some(
@@ -71,7 +74,7 @@ impl<'a> JointLossModel<'a> {
     }
 }
 
-/// The best variant for collectives that run as one step, with its time and what is lost.
+/// The best variant for collectives that run as one step, with its time including losses.
 pub fn best_joint_variant(
     context: &LowerContext,
     collectives: &[(&Collective, u64)],
@@ -80,11 +83,12 @@ pub fn best_joint_variant(
 ) -> Option<(CollectiveVariant, f64)> {
     let (first, _) = collectives.first()?;
     let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
-    let of = |(&variant, lost_us): (&CollectiveVariant, &Option<f64>)| {
-        let us = context.estimate_joint_us(&all, first.group, variant, (*lost_us)?, surroundings)?;
-        Some((variant, us + (*lost_us)?))
+    let variant_us = |(&variant, &lost_us): (&CollectiveVariant, &Option<f64>)| {
+        let lost_us = lost_us?;
+        let us = context.estimate_joint_us(&all, first.group, variant, lost_us, surroundings)?;
+        Some((variant, us + lost_us))
     };
-    CollectiveLimits::VARIANTS.iter().zip(losses).filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1))
+    CollectiveLimits::VARIANTS.iter().zip(losses).filter_map(variant_us).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 pub fn sum_losses(a: JointLosses, b: JointLosses) -> JointLosses {

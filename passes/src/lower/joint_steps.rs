@@ -1,9 +1,10 @@
-//! Collectives that run as one step, each with its own operand and result: one start-up and one pair of barriers (a dispatch of the form
-//! `collectives`).
+//! Runs several collectives as one step, each with its own operand and result, with one start-up and one
+//! pair of barriers (a dispatch of the form `collectives`).
 //!
-//! Unlike a coalesced collective, such a set needs no copies, and its collectives may be of several kinds and dtypes. Its variant is one
-//! for all. Sets are found as those of coalesced collectives are (`coalesce`), and are formed after the variants of single collectives are
-//! chosen: rewriting does not see them. A member that rewriting has replaced leaves its set.
+//! Unlike a coalesced collective, such a set needs no copies, and its collectives may have several kinds and
+//! dtypes. All of them use one variant. Sets are found like those of coalesced collectives (`coalesce`).
+//! They are formed after the variants of single collectives are chosen, so rewriting does not see them. A
+//! member that rewriting has replaced leaves its set.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,11 +20,11 @@ use super::context::{AssumedSchedule, LowerContext, RegionSurroundings};
 use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
 use crate::rewrite::copy_inputs;
 
-/// The rule by which decisions name collectives that run as one step.
+/// The name of the rule in decisions.
 pub const TOGETHER: &str = "run_collectives_together";
 
-/// The program with its sets of collectives as steps, given by the names of their results, and the number of sets that there are. Decisions
-/// then say so. Sets that cannot be steps are left as they are.
+/// Returns the program in which sets of collectives, given by the names of their results, are steps, and the
+/// number of these steps. Updates the decisions of the members. Sets that cannot be steps are unchanged.
 pub fn join_steps(
     graph: Graph,
     sets: &[Vec<String>],
@@ -35,7 +36,7 @@ pub fn join_steps(
     let mut found = find_joint_steps(&graph, sets, bound, context, schedule, decisions);
     let mut joined = with_steps(&graph, &found);
     if joined.is_none() {
-        // Sets that need each other: each that can stand beside those before it.
+        // Some sets depend on each other: add each set that is compatible with those before it.
         for set in std::mem::take(&mut found) {
             found.push(set);
             match with_steps(&graph, &found) {
@@ -58,14 +59,14 @@ struct JointStep {
     us: f64,
 }
 
-/// The program in which these sets are steps. `None` if they need each other.
+/// The program in which these sets are steps; `None` if they depend on each other.
 fn with_steps(graph: &Graph, found: &[JointStep]) -> Option<Graph> {
     let mut chosen = graph.clone();
     for set in found {
         for &id in &set.members {
             if let Op::Collective(c) = &mut chosen.nodes[id].op {
                 c.variant = Some(set.variant);
-                // Of several groups with the same cells one stands for all.
+                // The groups have the same cells, so one of them represents all.
                 c.group = set.group;
             }
         }
@@ -115,7 +116,8 @@ fn find_joint_steps(
 }
 
 impl JointStep {
-    /// Lets the decisions of the members say how they run. Each has the part of the time of the step that it has of their times alone.
+    /// Updates the decisions of the members. The time of the step is divided among them in proportion to
+    /// their times alone.
     fn update_decisions(&self, graph: &Graph, context: &LowerContext, decisions: &mut [Decision]) {
         let chosen = format!("together.{}", self.variant);
         let alone_us = |id: NodeId| {
@@ -137,14 +139,14 @@ impl JointStep {
                 saved_us: 0.0,
             });
             decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
-            // Rules with a time say how it would run by itself.
+            // A rule with a time describes how the collective would run alone.
             decision.rules.retain(|rule| rule.us.is_none());
             decision.rules.push(AppliedRule { name: TOGETHER.into(), us: Some(us) });
         }
     }
 }
 
-/// The program with the nodes of each set next to each other, as a dispatch. `None` if they need each other.
+/// The program with the nodes of each set adjacent, as a dispatch; `None` if sets depend on each other.
 fn make_adjacent(from: &Graph, sets: &[CollectiveSet]) -> Option<Graph> {
     let mut set_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
     for (s, set) in sets.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! The language of the e-graph: collectives, what connects them, and leaves for everything else.
+//! The language of the e-graph: collectives, the ops that connect them, and leaves for everything else.
 //!
-//! A collective is `(all_reduce op group x)`: attributes first, then operands; `(all_reduce.one_shot op group x)`
-//! is a way to run it. Attributes are nodes of their own, so that rules can name them.
+//! A collective is `(all_reduce op group x)`: attributes first, then operands. `(all_reduce.one_shot op
+//! group x)` is the same collective run by a variant. Attributes are nodes, so that rules can name them.
 //!
-//! The analysis of a class is the type of its value and what is known of where it may lie. Invariant: all
-//! nodes of a class have the same types, because rules only equate equal values.
+//! The analysis of a class is the type of its value and where it may be placed. Invariant: all nodes of a
+//! class have the same types, because rules only equate equal values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,17 +22,19 @@ pub enum Lang {
     /// A value from outside of the region.
     Leaf(usize),
     Attr(LangAttribute),
-    /// A collective, or a way to run it: `(all_reduce op group x)`, `(all_gather group x)`, `(all_to_all device group x sizes)`.
+    /// A collective, possibly run by a variant: `(all_reduce op group x)`, `(all_gather group x)`,
+    /// `(all_to_all device group x sizes)`.
     Collective(CollectiveName, Option<CollectiveVariant>, Vec<Id>),
     Reshape([Id; 2]),
     Cast([Id; 2]),
     Add([Id; 2]),
-    /// `(sum_of x y ..)`: the sum of terms, of which some may broadcast, one after another.
+    /// `(sum_of x y ..)`: the sum of terms in order; some of them may broadcast.
     Sum(Vec<Id>),
-    /// `(sum_pieces op group dtype x)`: the sum, or the average, of as many equal pieces of the leading axis as the group has ranks,
-    /// in their order, each cast to the dtype of the result. Floats accumulate as collectives of that dtype do.
+    /// `(sum_pieces op group dtype x)`: the sum or the average of the equal pieces of the leading axis, one
+    /// per rank of the group, in order. Each piece is cast to the dtype of the result. Floats accumulate as
+    /// in collectives of that dtype.
     SumPieces([Id; 4]),
-    /// One of the results of a collective that has several.
+    /// A result of a collective that has several.
     Result(usize, [Id; 1]),
 }
 
@@ -42,7 +44,7 @@ pub enum LangAttribute {
     Group(GroupId),
     /// Even splits of an all-to-all.
     Even,
-    /// Splits of an all-to-all that the device knows.
+    /// Splits of an all-to-all that are known only on the device.
     Device,
     Root(u32),
     Pairs(Vec<(u32, u32)>),
@@ -50,16 +52,16 @@ pub enum LangAttribute {
     DType(DType),
 }
 
-/// How rules write [`Attr::Even`].
+/// The spelling of [`LangAttribute::Even`] in rules.
 const EVEN: &str = "even";
 
-/// The number of attributes of a collective, which stand before its operands.
+/// The number of attributes of a collective, which come before its operands.
 pub fn attribute_count(name: CollectiveName) -> usize {
     if name == CollectiveName::AllGather { 1 } else { 2 }
 }
 
 pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
-    let own = match kind {
+    let specific = match kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(LangAttribute::Reduce(*op)),
         CollectiveKind::AllGather => None,
         CollectiveKind::AllToAll(AllToAllSplits::Even) => Some(LangAttribute::Even),
@@ -67,7 +69,7 @@ pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
         CollectiveKind::Broadcast { root } => Some(LangAttribute::Root(*root)),
         CollectiveKind::Permute { pairs } => Some(LangAttribute::Pairs(pairs.clone())),
     };
-    own.into_iter().chain([LangAttribute::Group(group)]).collect()
+    specific.into_iter().chain([LangAttribute::Group(group)]).collect()
 }
 
 pub fn build_collective(
@@ -137,7 +139,7 @@ impl Language for Lang {
     }
 }
 
-/// The operator, without children, as rules write it.
+/// Writes the operator without children, in the spelling of rules.
 impl fmt::Display for Lang {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -157,7 +159,7 @@ impl fmt::Display for Lang {
     }
 }
 
-/// What rules can write: everything but leaves and most attributes, which they bind.
+/// Parses everything that rules can write: all nodes except leaves and most attributes, which rules bind.
 impl FromOp for Lang {
     type Error = FromOpError;
 
@@ -197,16 +199,16 @@ pub enum ClassFact {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ClassValue {
-    /// Its types: one, or those of all results of a collective.
+    /// The types: one, or those of all results of a collective.
     pub types: Vec<TensorType>,
-    /// Its elements lie contiguously.
+    /// Whether its elements are contiguous.
     pub contiguous: bool,
-    /// It may be placed in the symmetric arena, or lies there.
+    /// Whether it lies in the symmetric arena or may be placed there.
     pub placeable: bool,
 }
 
 impl ClassValue {
-    /// The type of a value that is no tuple.
+    /// The type of a value that is not a tuple.
     pub fn ty(&self) -> Option<&TensorType> {
         self.types.first()
     }
@@ -263,7 +265,7 @@ fn compute_value(graph: &LangEGraph, node: &Lang) -> Option<ClassValue> {
                 return None;
             };
             let types = vec![TensorType::new(x.ty()?.dtype, shape.clone())];
-            // A reshape of what is contiguous is a view; any other is stored anew.
+            // A reshape of a contiguous value is a view; any other is stored again.
             Some(ClassValue { types, contiguous: true, placeable: x.placeable || !x.contiguous })
         }
         Lang::Cast([dtype, x]) => {
@@ -310,7 +312,7 @@ impl Analysis<Lang> for RegionAnalysis {
         ClassFact::Value(compute_value(graph, node).unwrap_or_else(unknown))
     }
 
-    /// A class is as well placed as its worst node: the one that is taken is not known yet.
+    /// A class is only as well placed as its worst node, because the extracted node is not known yet.
     fn merge(&mut self, a: &mut ClassFact, b: ClassFact) -> DidMerge {
         let (ClassFact::Value(x), ClassFact::Value(y)) = (&mut *a, &b) else { return DidMerge(false, false) };
         let merged = (x.contiguous && y.contiguous, x.placeable && y.placeable);

@@ -1,11 +1,13 @@
-//! Regions: the parts of a program that the e-graph looks at.
+//! Regions: the parts of a program that become e-graphs.
 //!
-//! A region holds collectives that feed one another and the sums and casts next to them that the rules in use can move
-//! across a collective. Everything else is a leaf. Regions that are equal up to the names of their values
-//! have equal [`Key`]s: the key holds all that a choice depends on, so that it is made once for all of them.
+//! A region holds collectives that feed one another, and the adjacent sums and casts that the rules in use
+//! can move across a collective. Everything else is a leaf. Regions that are equal up to the names of their
+//! values have equal [`RegionKey`]s: the key holds everything on which a choice depends, so that equal
+//! regions are solved once.
 //!
-//! The work of a choice grows with the cube of the region's size, so long chains are cut into pieces of [`MOST`] nodes:
-//! rules do not look across their ends, and what one piece gives is a leaf of the next.
+//! The work of a choice grows with the cube of the region's size, so long chains are cut into pieces of
+//! [`MAX_REGION_NODES`] nodes. Rules do not see across the ends of a piece, and a result of one piece is a
+//! leaf of the next.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,16 +29,16 @@ use crate::rewrite::moves_elements;
 
 pub struct RewriteRegion {
     pub nodes: Vec<NodeId>,
-    /// The values that it uses but does not define, in order of first use.
+    /// The values that the region uses but does not define, in order of first use.
     pub leaves: Vec<ValueId>,
     pub key: RegionKey,
 }
 
-/// What a choice depends on, besides the [`Context`].
+/// Everything on which a choice depends, besides the [`LowerContext`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct RegionKey {
     pub form: Arc<RegionForm>,
-    /// Microseconds of compute that can run beside it.
+    /// Microseconds of computation that can run concurrently with the region.
     pub concurrent_us: u64,
     /// Whether a plan keeps a droppable exit barrier of one of its collectives.
     pub exit_kept: bool,
@@ -48,7 +50,7 @@ impl RegionKey {
     }
 }
 
-/// The nodes of a region and what is known of their operands and results.
+/// The nodes of a region, with facts about their operands and results.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub struct RegionForm {
     pub nodes: Vec<RegionNode>,
@@ -72,10 +74,11 @@ pub enum RegionOperand {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ResultUse {
-    /// By a node that is not in the region, or as an output.
+    /// Whether a node outside of the region reads it, or it is an output.
     pub outside: bool,
     pub output: bool,
-    /// The collective and those of its variants that are one step with the node that follows (`symmc_dispatch::fused`).
+    /// The names and variants of collectives that can be one step with the following node
+    /// (`symmc_dispatch::fusible_collectives`).
     pub fused: Vec<(CollectiveName, CollectiveVariant)>,
 }
 
@@ -112,17 +115,19 @@ pub fn find_regions(
         context,
         schedule,
     );
-    let kept = |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
+    let keeps_exit =
+        |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
     let regions = pieces.into_iter().zip(hidden);
     regions
-        .map(|(nodes, beside)| {
-            let exit_kept = kept(&nodes);
-            build_region(graph, nodes, (beside, exit_kept), &facts)
+        .map(|(nodes, concurrent_us)| {
+            let exit_kept = keeps_exit(&nodes);
+            build_region(graph, nodes, concurrent_us, exit_kept, &facts)
         })
         .collect()
 }
 
-/// The members that are connected, in pieces of at most [`MOST`] in program order, by their first nodes.
+/// Connected members, in program order, in pieces of at most [`MAX_REGION_NODES`] nodes; the pieces are
+/// sorted by their first nodes.
 fn split_members(
     graph: &Graph,
     members: &BTreeSet<NodeId>,
@@ -133,7 +138,7 @@ fn split_members(
     for &n in members {
         let node = &graph.nodes[n];
         let operands = node.inputs.iter().filter_map(|&v| graph.defining_node(v));
-        // A sum of another tree is a term of this one and no part of it.
+        // A sum of another tree is a term of this tree, not a part of it.
         let is_joined = |d: &NodeId| sums.get(&n).is_none_or(|inside| inside.contains(d));
         for d in operands.filter(|d| members.contains(d) && is_joined(d)) {
             connected.union(n.index(), d.index());
@@ -179,7 +184,8 @@ fn region_members(
         if is_member {
             out.insert(n);
         }
-        // Casts that feed a collective. Of those that feed an all-reduce only maxima and minima can be taken before it in every plan.
+        // Add casts that feed a collective. If they feed an all-reduce, only maxima and minima can be
+        // computed before the cast in every plan.
         let extremum = |op| matches!(op, CollectiveReduceOp::Max | CollectiveReduceOp::Min);
         let takes_any = as_all_reduce(node).is_some_and(|op| narrows || extremum(op));
         let takes_wider = moves_elements(&node.op)
@@ -202,7 +208,7 @@ fn is_moved_by_collective(graph: &Graph, v: ValueId) -> bool {
     graph.defining_node(v).is_some_and(|n| moves_elements(&graph.nodes[n].op))
 }
 
-/// Whether the elements that a cast gives have less, as many or more bytes than those that it reads.
+/// Compares the size of the elements of a cast's result with that of its operand.
 fn compare_cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
     let node = &graph.nodes[cast];
     let size = |v: ValueId| graph.ty(v).dtype.size();
@@ -224,18 +230,21 @@ fn as_all_reduce(node: &Node) -> Option<CollectiveReduceOp> {
     }
 }
 
-/// The values that a node uses which is not of the piece that defines them, or that are outputs.
+/// The outputs, and the values that a node outside of their defining piece reads.
 fn used_outside(graph: &Graph, piece_of: &[Option<usize>], outputs: &BTreeSet<ValueId>) -> BTreeSet<ValueId> {
     let mut out = outputs.clone();
     for (n, node) in graph.nodes.iter() {
-        let of = |v: ValueId| graph.defining_node(v).and_then(|d| piece_of[d.index()]);
-        let elsewhere = |v: &ValueId| of(*v).is_some_and(|piece| piece_of[n.index()] != Some(piece));
-        out.extend(node.inputs.iter().copied().filter(elsewhere));
+        for &v in &node.inputs {
+            let defining_piece = graph.defining_node(v).and_then(|d| piece_of[d.index()]);
+            if defining_piece.is_some_and(|piece| piece_of[n.index()] != Some(piece)) {
+                out.insert(v);
+            }
+        }
     }
     out
 }
 
-/// What is known of the values of a program.
+/// Facts about the values of a program.
 struct RegionFacts<'a> {
     bound: &'a BTreeSet<InputId>,
     outputs: BTreeSet<ValueId>,
@@ -246,7 +255,8 @@ struct RegionFacts<'a> {
 fn build_region(
     graph: &Graph,
     nodes: Vec<NodeId>,
-    (beside, exit_kept): (u64, bool),
+    concurrent_us: u64,
+    exit_kept: bool,
     facts: &RegionFacts<'_>,
 ) -> RewriteRegion {
     let fused = |&v: &ValueId| {
@@ -287,11 +297,11 @@ fn build_region(
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
     let form = Arc::new(RegionForm { nodes: keys, leaves: known });
-    RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us: beside, exit_kept } }
+    RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us, exit_kept } }
 }
 
-/// What is known of a leaf. An output lies where its caller wants it and an input where its caller put it,
-/// which is the symmetric arena only for bound inputs.
+/// The facts about a leaf. The caller decides where outputs and inputs lie; only bound inputs lie in the
+/// symmetric arena.
 fn leaf(graph: &Graph, v: ValueId, facts: &RegionFacts<'_>) -> ClassValue {
     let layout = layout(graph, v);
     let placeable = match graph.values[layout.base].def {

@@ -1,4 +1,4 @@
-//! The steps that run what was taken of an e-graph.
+//! Turns an extraction from an e-graph into steps.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub struct RegionStep {
     pub op: Op,
     pub operands: Vec<StepSource>,
     pub types: Vec<TensorType>,
-    /// The node of the region whose value it gives, if it gives one.
+    /// The node of the region whose value it computes, if any.
     pub stands_for: Option<usize>,
 }
 
@@ -23,10 +23,10 @@ pub enum StepSource {
     Step(usize, usize),
 }
 
-/// The steps of a region, and the values that stand for its classes.
+/// The steps of a region, and the sources of the values of its classes.
 #[derive(Default)]
 pub struct RegionPlan {
-    /// The steps, each after those that it uses.
+    /// The steps, in dependency order.
     pub steps: Vec<RegionStep>,
     pub class_operands: BTreeMap<Id, StepSource>,
 }
@@ -42,7 +42,7 @@ impl RegionPlan {
     }
 }
 
-/// The steps that give some classes.
+/// Plans the steps that compute some classes.
 pub fn plan_classes(
     graph: &LangEGraph,
     imported: &ImportedRegion,
@@ -57,7 +57,7 @@ pub fn plan_classes(
     Some(plan)
 }
 
-/// What turns taken nodes into steps.
+/// Turns extracted nodes into steps.
 struct RegionPlanner<'a> {
     graph: &'a LangEGraph,
     imported: &'a ImportedRegion,
@@ -65,7 +65,7 @@ struct RegionPlanner<'a> {
 }
 
 impl RegionPlanner<'_> {
-    /// The value of a class, computed by steps that are added if they are missing.
+    /// Returns the source of the value of a class, and adds missing steps.
     fn plan_class(&self, class: Id, plan: &mut RegionPlan) -> Option<StepSource> {
         if let Some(&at) = plan.class_operands.get(&class) {
             return Some(at);
@@ -102,18 +102,18 @@ impl RegionPlanner<'_> {
         Some(source)
     }
 
-    /// The sum of terms, by additions one after another.
+    /// Adds terms one after another.
     fn place_sum(&self, class: Id, terms: &[Id], plan: &mut RegionPlan) -> Option<StepSource> {
         let mut total: Option<(StepSource, TensorType)> = None;
         for &term in terms {
-            let own = self.plan_class(self.graph.find(term), plan)?;
+            let source = self.plan_class(self.graph.find(term), plan)?;
             let ty = language::class_value(self.graph, term)?.ty()?;
             total = Some(match total {
-                None => (own, ty.clone()),
-                Some((sum, of)) => {
+                None => (source, ty.clone()),
+                Some((sum, sum_ty)) => {
                     let op = Op::Binary(BinaryOp::Add);
-                    let ty = infer::infer_types(&op, &[&of, ty], None).ok()??.into_iter().next()?;
-                    (plan.add_step(op, vec![sum, own], &ty), ty)
+                    let ty = infer::infer_types(&op, &[&sum_ty, ty], None).ok()??.into_iter().next()?;
+                    (plan.add_step(op, vec![sum, source], &ty), ty)
                 }
             });
         }
@@ -121,7 +121,7 @@ impl RegionPlanner<'_> {
         Some(total?.0)
     }
 
-    /// The sum of the pieces of a value, by element-wise steps.
+    /// Adds the pieces of a value by element-wise steps.
     fn place_sum_of_pieces(
         &self,
         class: Id,

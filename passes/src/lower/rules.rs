@@ -1,14 +1,16 @@
 //! The rules of the e-graph, as data.
 //!
-//! Each variant runs what it has a contract for: these rules follow from the contracts ([`variant_rules`]). The others
-//! change more ([`rewriting_rules`]). A rule equates its left side with its right side wherever the left side occurs and its condition holds. A
-//! condition may also bind variables that only the right side has, such as the shape of a reshape. A rule whose two sides
-//! differ in a bit names the numerics class that allows it, and is only used for plans of that class.
+//! Rules that run a collective by a variant follow from the variants' contracts ([`variant_rules`]). All
+//! other rules change more ([`rewriting_rules`]). A rule equates its left side with its right side wherever
+//! the left side occurs and its condition holds. A condition may also bind variables that only the right
+//! side has, such as the shape of a reshape. If the two sides of a rule differ in a bit, the rule names the
+//! numerics class that allows it, and is only used for plans of that class.
 //!
 //! # Types and ranges
-//! bf16 has the range of f32, so a sum of f32 that is carried as bf16 ends infinite only where it nearly did before. f16 and
-//! f64 have other ranges: no rule of the classes `reassociate` and `narrow` takes a sum of these. Maxima and minima stay
-//! within the range of their operands, so they can be carried in any type to which they are rounded anyway.
+//! bf16 has the range of f32, so a sum of f32 that is carried as bf16 becomes infinite only if it nearly did
+//! before. f16 and f64 have other ranges: no rule of the classes `reassociate` and `narrow` changes a sum of
+//! these. Maxima and minima stay within the range of their operands, so they can be carried in any type to
+//! which they are rounded anyway.
 
 use egg::{Applier, Id, Pattern, PatternAst, Rewrite, SearchMatches, Subst, Symbol, Var};
 use symmc_ir::{
@@ -20,35 +22,36 @@ use super::language::{self, Lang, LangAttribute, LangEGraph, RegionAnalysis};
 use super::sums::{self, SumRule};
 
 pub struct PatternRule {
-    /// The name under which plans list it.
+    /// The name of the rule in plans.
     pub name: &'static str,
-    /// What equals what, for people.
+    /// The equation, for readers.
     pub equation: &'static str,
     /// The pattern to look for.
     pub from: &'static str,
     pub to: &'static str,
     pub when: RuleCondition,
-    /// The class that a plan needs for it; none if the two sides have equal bits.
+    /// The numerics class that a plan needs for the rule; `None` if the two sides have equal bits.
     pub class: Option<NumericsClass>,
 }
 
 #[derive(Clone, Copy)]
 pub enum RuleCondition {
     Always,
-    /// The right side names a variant that may run the collective and has an estimate: that of a [`VariantRule`].
+    /// The right side names a variant that may run the collective and has an estimate, as in a
+    /// [`VariantRule`].
     VariantRuns,
-    /// This holds; it may bind variables.
+    /// This function returns `Some`; it may bind variables.
     Holds(fn(&mut LangEGraph, &mut Subst) -> Option<()>),
 }
 
-/// A rule that a collective equals itself run by a variant.
+/// A rule that equates a collective with itself run by a variant.
 pub struct VariantRule {
     pub name: String,
     from: String,
     to: String,
 }
 
-/// A rule for each variant to run each kind of collective that it has a contract for.
+/// One rule for each variant and each kind of collective that the variant has a contract for.
 pub fn variant_rules() -> Vec<VariantRule> {
     let mut out = Vec::new();
     for kind in CollectiveKind::sample_kinds(1) {
@@ -69,16 +72,17 @@ pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: CollectiveVarian
 
 fn variant_rule(kind: &CollectiveKind, variant: CollectiveVariant) -> VariantRule {
     let name = kind.name();
-    let own = if language::attribute_count(kind.collective_name()) > 1 { "?own " } else { "" };
+    let attributes = if language::attribute_count(kind.collective_name()) > 1 { "?own " } else { "" };
     let operands = if kind.has_device_splits() { "?x ?sizes" } else { "?x" };
     VariantRule {
         name: variant_rule_name(kind, variant),
-        from: format!("({name} {own}?g {operands})"),
-        to: format!("({name}.{variant} {own}?g {operands})"),
+        from: format!("({name} {attributes}?g {operands})"),
+        to: format!("({name}.{variant} {attributes}?g {operands})"),
     }
 }
 
-/// The two rules that take a cast across a collective that only moves elements, to the side where they have fewer bytes.
+/// The two rules that move a cast across a collective that only moves elements, to the side with fewer
+/// bytes.
 macro_rules! cast_across {
     ($kind:literal, $attributes:literal) => {
         [
@@ -102,7 +106,7 @@ macro_rules! cast_across {
     };
 }
 
-/// The rules that take casts across collectives that only move elements, two for each kind of collective.
+/// The rules that move casts across collectives that only move elements, two for each kind of collective.
 pub const MOVEMENT_RULES: [[PatternRule; 2]; 4] = [
     cast_across!("all_gather", "?g"),
     cast_across!("all_to_all", "even ?g"),
@@ -204,7 +208,8 @@ const RULES: &[PatternRule] = &[
         when: RuleCondition::Holds(groups_are_a_mesh),
         class: Some(NumericsClass::Reassociate),
     },
-    // Rounding is monotone, but two small numbers of different sign can become zeros of which another is taken.
+    // Rounding is monotone, but two small numbers of different sign can both round to zero, and then another
+    // zero may be chosen.
     PatternRule {
         name: "narrow_before_extremum",
         equation: "cast(all_reduce(x)) = all_reduce(cast(x)) to a narrower float type where the all-reduce takes the maximum \
@@ -257,7 +262,7 @@ pub(super) fn compile_rules(numerics: Numerics) -> Result<Vec<Rewrite<Lang, Regi
     rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).chain(sums).collect()
 }
 
-/// The right side of a rule behind its condition.
+/// The right side of a rule, applied if the condition holds.
 struct CheckedApplier {
     to: PatternAst<Lang>,
     when: RuleCondition,
@@ -316,8 +321,15 @@ impl CheckedApplier {
         let (collective, operands) = language::as_collective(graph, &node)?;
         let ty = language::class_value(graph, *operands.first()?)?.ty()?;
         let context = &graph.analysis.context;
-        let (kind, bytes) = (&collective.kind, context.bytes(ty));
-        context.estimate_us(kind, collective.group, collective.variant?, bytes, 0.0, Default::default())?;
+        let bytes = context.bytes(ty);
+        context.estimate_us(
+            &collective.kind,
+            collective.group,
+            collective.variant?,
+            bytes,
+            0.0,
+            Default::default(),
+        )?;
         Some(())
     }
 }
@@ -342,7 +354,8 @@ fn leading_divides(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
     bound_type(graph, subst, "?x")?.shape.first()?.exact_div(&n).map(|_| ())
 }
 
-/// Whether some group has the ranks of both. Sums of f16 over a part of the ranks may be infinite where the sum over all is not.
+/// Whether some group covers the ranks of both. Sums of f16 over some of the ranks may be infinite while the
+/// sum over all is finite.
 fn groups_are_a_mesh(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
     let LangAttribute::Reduce(op) = language::class_attribute(graph, bound_class(subst, "?op")?)? else {
         return None;
@@ -363,7 +376,7 @@ fn groups_are_a_mesh(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
     Some(())
 }
 
-/// The most pieces that a rank sums where an exchange brings them.
+/// The most pieces that a rank sums after an exchange.
 const MOST_PIECES: u32 = 8;
 
 fn pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
@@ -468,7 +481,7 @@ impl CastNearAllReduce {
         matches!(self.op, CollectiveReduceOp::Max | CollectiveReduceOp::Min)
     }
 
-    /// Whether it is an accumulation next to a cast between these types.
+    /// Returns `Some` if this accumulates next to a cast between these types.
     fn accumulates(&self, from: DType, to: DType) -> Option<()> {
         ((self.from, self.to) == (from, to) && !self.takes_extremum()).then_some(())
     }

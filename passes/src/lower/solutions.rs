@@ -1,11 +1,12 @@
-//! Solutions of regions that several lowerings share.
+//! A cache of solutions of regions, shared by several lowerings.
 //!
-//! A compilation lowers a program many times: with the overlap that is possible, with the overlap that a schedule has, with plain
-//! collectives, with coalesced ones. Most regions stay equal. [`Solutions`] keeps what was found for each.
+//! A compilation lowers a program many times: with all possible overlap, with the overlap of a schedule,
+//! with plain collectives, with coalesced ones. Most regions stay equal. [`SolutionCache`] keeps the
+//! solution of each.
 //!
-//! A solution depends on the [`Context`] of the lowering, on the [`Key`] of the region and on the [credits](Credit) of its all-reduces, and on
-//! nothing else; all three are compared as a whole. An e-graph depends on the context and on the [`Form`] of the region alone, so that
-//! it is kept for other surroundings.
+//! A solution depends only on the [`LowerContext`] of the lowering, the [`RegionKey`] of the region and the
+//! [credits](FusionCredit) of its all-reduces; all three are compared as a whole. An e-graph depends only on
+//! the context and the [`RegionForm`] of the region, so it is reused for other surroundings.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,34 +19,35 @@ use super::context::LowerContext;
 use super::region::{RegionForm, RegionKey};
 use super::solve::{CompiledRules, FusionCredit, RegionEGraphs, RegionSolution, solve_region};
 
-/// The most nodes of all e-graphs that are kept, of which each takes about half a kilobyte.
+/// The most nodes of all cached e-graphs. Each takes about half a kilobyte.
 const MOST_KEPT: usize = 20_000;
 
-/// The most contexts that solutions are kept for. The oldest goes first.
+/// The most contexts for which solutions are cached. The oldest is evicted first.
 const MOST_SCOPES: usize = 512;
 
-/// What a node of a region counts as where it is decided whether threads are started, in nodes of a program. Solving a region takes longer than
-/// that; but lowerings run on several threads already where there are several buckets.
+/// The weight of a node of a region, in nodes of a program, in the decision whether to start threads.
+/// Solving a region takes longer than that. But if there are several buckets, several threads already run
+/// lowerings.
 const NODES: usize = 5;
 
-/// The solutions of regions that lowerings of one program share. Clones share what they keep.
+/// The solutions of regions that lowerings of one program share. Clones share one cache.
 #[derive(Clone, Default)]
 pub struct SolutionCache {
     scopes: Arc<Mutex<Vec<Arc<SolutionScope>>>>,
     counts: Arc<CacheCounts>,
 }
 
-/// How much was done and is kept.
+/// Counts of finished work and cached nodes.
 #[derive(Default)]
 struct CacheCounts {
     made: AtomicUsize,
-    /// The nodes of those that are kept.
+    /// The nodes of the cached e-graphs.
     kept: AtomicUsize,
 }
 
 impl fmt::Debug for SolutionCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Solutions").field("scopes", &lock_cache(&self.scopes).len()).finish()
+        f.debug_struct("SolutionCache").field("scopes", &lock_cache(&self.scopes).len()).finish()
     }
 }
 
@@ -56,7 +58,7 @@ impl SolutionCache {
 
     pub(super) fn scope_for(&self, context: LowerContext) -> Result<Arc<SolutionScope>, String> {
         let mut scopes = lock_cache(&self.scopes);
-        // Contexts of one compilation differ in their ranges most often.
+        // Contexts of one compilation differ mostly in their ranges, so these are compared first.
         let is_equal = |scope: &&Arc<SolutionScope>| {
             scope.context.symbols == context.symbols && *scope.context == context
         };
@@ -87,9 +89,9 @@ pub struct SolutionScope {
     pub context: Arc<LowerContext>,
     rules: Arc<CompiledRules>,
     known: Mutex<HashMap<Arc<RegionForm>, CachedRegion>>,
-    /// Those of all contexts.
+    /// The counts of all contexts.
     counts: Arc<CacheCounts>,
-    /// The nodes of the e-graphs that are kept here.
+    /// The nodes of the e-graphs that are cached here.
     kept: AtomicUsize,
 }
 
@@ -101,12 +103,12 @@ impl Drop for SolutionScope {
 
 #[derive(Default)]
 struct CachedRegion {
-    /// None until they are made, and where there is no room for them.
+    /// `None` until they are built, and if there is no room for them.
     graphs: Option<Arc<RegionEGraphs>>,
     solutions: HashMap<SolutionQuery, Arc<RegionSolution>>,
 }
 
-/// What a solution depends on besides the context and the form of its region.
+/// Everything on which a solution depends besides the context and the form of its region.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct SolutionQuery {
     concurrent_us: u64,
@@ -114,11 +116,11 @@ struct SolutionQuery {
     credits: Vec<FusionCredit>,
 }
 
-/// A solution, and whether it was found only now.
+/// A solution, and whether it was computed by this call.
 pub type SolveOutcome = (Arc<RegionSolution>, bool);
 
 impl SolutionScope {
-    /// The solutions of regions with these keys and credits, in order; none for regions that cannot be run.
+    /// The solutions of regions with these keys and credits, in order; `None` for regions that cannot run.
     pub fn solve_all(&self, regions: &[(&RegionKey, Vec<FusionCredit>)]) -> Vec<Option<SolveOutcome>> {
         let nodes: usize = regions.iter().map(|(key, _)| key.form.nodes.len()).sum();
         let regions = regions.iter().collect();
@@ -126,8 +128,11 @@ impl SolutionScope {
     }
 
     fn solve(&self, key: &RegionKey, credits: &[FusionCredit]) -> Option<SolveOutcome> {
-        let (beside, exit_kept) = (key.concurrent_us, key.exit_kept);
-        let query = SolutionQuery { concurrent_us: beside, exit_kept, credits: credits.to_vec() };
+        let query = SolutionQuery {
+            concurrent_us: key.concurrent_us,
+            exit_kept: key.exit_kept,
+            credits: credits.to_vec(),
+        };
         let graphs = {
             let mut known = lock_cache(&self.known);
             let known = known.entry(key.form.clone()).or_default();
@@ -155,7 +160,7 @@ impl SolutionScope {
     }
 }
 
-/// What a lock guards. Entries are inserted as a whole, so a thread that panicked leaves none of them half made.
+/// Locks a cache. Entries are inserted as a whole, so a thread that panicked leaves no partial entry.
 fn lock_cache<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The choice for one region: saturate, extract, explain.
+//! Solves one region: saturates its e-graph, extracts the cheapest program, and explains the decisions.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -19,21 +19,21 @@ use super::region_plan::{RegionPlan, RegionStep, StepSource, plan_classes};
 use super::rules;
 
 pub struct RegionSolution {
-    /// The nodes, each after those that it uses.
+    /// The steps, in dependency order.
     pub steps: Vec<RegionStep>,
-    /// For each result of each node of the region, the value that stands for it, if it is needed.
+    /// For each result of each node of the region, the source of its value, if it is needed.
     pub results: Vec<Vec<Option<StepSource>>>,
-    /// For each collective of the region, how it was chosen.
+    /// The decision for each collective of the region.
     pub decisions: Vec<RegionDecision>,
     /// The rules that changed the e-graph, and how often.
     pub fired: Vec<(String, usize)>,
 }
 
-/// A step that is an all-reduce, and a variant that is one step with the addition behind it.
+/// A step that is an all-reduce, and a variant for which it is one step with the addition after it.
 pub type FusionCredit = (usize, CollectiveVariant);
 
 impl RegionSolution {
-    /// The steps that are all-reduces where the region has none.
+    /// The steps that are all-reduces but do not stand for an all-reduce of the region.
     pub fn new_all_reduces<'a>(&'a self, form: &'a RegionForm) -> impl Iterator<Item = usize> + 'a {
         let all_reduces = |op: &Op| {
             let kind = op.as_collective().map(|c| &c.kind);
@@ -55,16 +55,18 @@ pub struct RegionEGraphs {
 }
 
 impl RegionEGraphs {
-    /// The nodes of the e-graphs that were made.
+    /// The number of nodes of the e-graphs that were built.
     pub fn nodes(&self) -> usize {
         let made = [&self.all, &self.exact].into_iter().filter_map(|graph| graph.get()?.as_ref());
         made.map(|saturated| saturated.graph.total_size()).sum()
     }
 }
 
-/// Chooses how a region is run; `None` if a collective has no way at all, which a profile with plain
-/// excludes. The same again with credits, about steps of the solution without any, chooses their variants for the program that
-/// the rules made.
+/// Chooses how a region runs. Returns `None` if no variant can run some collective, which a profile with
+/// plain excludes.
+///
+/// With credits, which refer to steps of the solution without credits, it also chooses the variants of these
+/// steps for the program that the rules produced.
 pub fn solve_region(
     key: &RegionKey,
     graphs: &RegionEGraphs,
@@ -73,9 +75,10 @@ pub fn solve_region(
     credits: &[FusionCredit],
 ) -> Option<RegionSolution> {
     let form = &*key.form;
-    let with_classes = match rules.all.len() == rules.exact.len() {
-        true => None,
-        false => graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref(),
+    let with_classes = if rules.all.len() == rules.exact.len() {
+        None
+    } else {
+        graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref()
     };
     let exact =
         || graphs.exact.get_or_init(|| SaturatedRegion::new(form, context, &rules.exact, false)).as_ref();
@@ -114,7 +117,7 @@ pub fn solve_region(
             let same = ways.imported.expression(ways.graph, class, &taken)?;
             Some((graph.lookup_expr(&same)?, name, variant))
         });
-        let uses = self::build_cost_model(&graph, &imported, key).with_fused(again);
+        let uses = build_cost_model(&graph, &imported, key).with_fused(again);
         for i in open {
             decisions[i].rules = ways.explain(&decisions[i], &mut graph, &uses);
         }
@@ -123,7 +126,7 @@ pub fn solve_region(
     Some(RegionSolution { steps, results, decisions, fired })
 }
 
-/// The classes of all-reduces that are one step with the addition behind them, with the variants for which they are.
+/// The classes of the credited all-reduces, with their variants.
 fn credited_classes(
     graph: &LangEGraph,
     credits: &[FusionCredit],
@@ -133,12 +136,13 @@ fn credited_classes(
         let found = plan.class_operands.iter().find(|(_, at)| **at == StepSource::Step(step, 0));
         found.map(|(&class, _)| graph.find(class))
     };
-    let of = |&(step, variant): &FusionCredit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
-    credits.iter().filter_map(of).collect()
+    let credited =
+        |&(step, variant): &FusionCredit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
+    credits.iter().filter_map(credited).collect()
 }
 
 pub struct CompiledRules {
-    /// All that the numerics classes of the plan allow.
+    /// All rules that the numerics classes of the plan allow.
     pub all: Vec<Rewrite<Lang, RegionAnalysis>>,
     /// The rules whose two sides have equal bits.
     exact: Vec<Rewrite<Lang, RegionAnalysis>>,
@@ -153,7 +157,7 @@ impl CompiledRules {
     }
 }
 
-/// A region as an e-graph to which rules were applied.
+/// The e-graph of a region after applying rules.
 pub struct SaturatedRegion {
     pub graph: LangEGraph,
     pub imported: ImportedRegion,
@@ -161,7 +165,8 @@ pub struct SaturatedRegion {
 }
 
 impl SaturatedRegion {
-    /// The e-graph of a region once no rule changes it, or a limit is reached; `None` for an op that has no place in a region.
+    /// Applies rules to the e-graph of a region until nothing changes or a limit is reached; `None` for an
+    /// op that cannot be in a region.
     pub fn new(
         form: &RegionForm,
         context: &Arc<LowerContext>,
@@ -186,8 +191,8 @@ impl SaturatedRegion {
         Some(SaturatedRegion { graph: runner.egraph, imported, fired })
     }
 
-    /// The cheapest nodes that neither have more collectives than the program nor cost more than plain everywhere, and for
-    /// every class the cheapest by itself; `None` if none were found.
+    /// The cheapest extraction that neither has more collectives than the program nor costs more than plain
+    /// everywhere, and the best node of every class. `None` if none was found.
     fn extract_cheapest(&self, key: &RegionKey) -> Option<(Extraction, Extraction)> {
         let uses = build_cost_model(&self.graph, &self.imported, key);
         let mut roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
@@ -218,7 +223,8 @@ impl SaturatedRegion {
         found
     }
 
-    /// The region as it was imported, each collective run by its cheapest variant, and for every class the cheapest by itself.
+    /// The region as imported, with each collective run by its cheapest variant, and the best node of every
+    /// class.
     fn extract_by_variants(&self, key: &RegionKey) -> Option<(Extraction, Extraction)> {
         let uses = build_cost_model(&self.graph, &self.imported, key);
         let roots = self.imported.result_classes(&self.graph, &key.form, |u| u.outside);
@@ -236,7 +242,7 @@ pub fn build_cost_model(graph: &LangEGraph, imported: &ImportedRegion, key: &Reg
     let form = &*key.form;
     let outputs = imported.result_classes(graph, form, |u| u.output).into_iter().collect();
     let all = imported.result_classes(graph, form, |_| true);
-    // Results that became equal have the readers of all of them.
+    // If results became equal, they have the readers of all of them.
     let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
     let uses_of_all = form.nodes.iter().flat_map(|node| &node.uses);
     let ways: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();

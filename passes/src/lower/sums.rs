@@ -1,8 +1,10 @@
-//! Sums of all-reduces: where several terms of a sum are all-reduces among one group, one all-reduce of their sum is enough.
+//! Sums of all-reduces: if several terms of a sum are all-reduces among one group, one all-reduce of their
+//! sum suffices.
 //!
-//! Additions that follow one another are a tree whose leaves are terms: `(h + all_reduce(x)) + all_reduce(y)` has the terms `h`,
-//! `all_reduce(x)` and `all_reduce(y)`. [`joined`] finds the trees in a program. In the e-graph a tree becomes one [`Lang::Sum`] of all
-//! terms, and the all-reduces among them one ([`RULES`]), however the program nested its additions.
+//! Nested additions form a tree whose leaves are terms: `(h + all_reduce(x)) + all_reduce(y)` has the terms
+//! `h`, `all_reduce(x)` and `all_reduce(y)`. [`joined_additions`] finds the trees in a program. In the
+//! e-graph, a tree becomes one [`Lang::Sum`] of all terms, and the all-reduces among them become one
+//! ([`RULES`]), independent of the nesting.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +16,12 @@ use symmc_ir::{
 
 use super::language::{self, Lang, LangAttribute, LangEGraph, RegionAnalysis};
 
-/// A rule about sums of any number of terms, which no pattern can write.
+/// A rule about sums of any number of terms, which a pattern cannot express.
 pub struct SumRule {
     pub name: &'static str,
     pub equation: &'static str,
     pub class: NumericsClass,
-    /// The class of the right side for a class that has the left side.
+    /// Returns the class of the right side for a class that contains the left side.
     apply: fn(&mut LangEGraph, Id) -> Option<Id>,
 }
 
@@ -66,7 +68,7 @@ impl Searcher<Lang, RegionAnalysis> for SumClassSearcher {
     }
 }
 
-/// Unites a class with what a rule makes of it.
+/// Unites a class with the class that a rule returns for it.
 struct UniteApplier {
     apply: fn(&mut LangEGraph, Id) -> Option<Id>,
 }
@@ -87,7 +89,7 @@ impl Applier<Lang, RegionAnalysis> for UniteApplier {
     }
 }
 
-/// The terms of a class: those of its longest sum, or itself.
+/// The terms of a class: those of its longest sum, or the class itself.
 fn terms_of_class(graph: &LangEGraph, class: Id) -> Vec<Id> {
     let sums = graph[class].nodes.iter().filter_map(|node| match node {
         Lang::Sum(terms) => Some(terms),
@@ -109,7 +111,7 @@ fn sum_of_terms(graph: &mut LangEGraph, class: Id) -> Option<Id> {
 fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
     let all = terms_of_class(graph, class);
     let dtype = language::class_value(graph, class)?.ty()?.dtype;
-    // Partial sums can be larger than the whole, which the range of f16 may not hold.
+    // Partial sums can be larger than the whole sum and may exceed the range of f16.
     if all.len() < 2 || dtype == DType::F16 {
         return None;
     }
@@ -138,7 +140,7 @@ fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
     Some(graph.add(Lang::Sum(rest)))
 }
 
-/// The group and the operand of the all-reduce that gives a class as a sum.
+/// The group and the operand of the sum all-reduce that gives a class.
 fn summed_by_all_reduce(graph: &LangEGraph, class: Id) -> Option<(GroupId, Id)> {
     graph[class].nodes.iter().find_map(|node| {
         let (collective, operands) = language::as_collective(graph, node)?;
@@ -148,8 +150,8 @@ fn summed_by_all_reduce(graph: &LangEGraph, class: Id) -> Option<(GroupId, Id)> 
     })
 }
 
-/// The additions of trees that have several all-reduces among one group as terms, each with those of its operands, additions of the
-/// tree and such all-reduces, that nothing else reads.
+/// The additions of trees with several all-reduces among one group as terms. Each comes with those operands
+/// that are additions of the tree or such all-reduces and have no other readers.
 pub fn joined_additions(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>> {
     let mut readers: EntityMap<ValueId, u32> = EntityMap::filled(0, graph.values.len());
     let read = graph.nodes.values().flat_map(|node| node.inputs.iter().copied());
@@ -174,7 +176,7 @@ pub fn joined_additions(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>
 
 struct AdditionTrees<'a> {
     graph: &'a symmc_ir::Graph,
-    /// How often each value is read or returned.
+    /// The number of times that each value is read or returned.
     readers: EntityMap<ValueId, u32>,
 }
 
@@ -183,7 +185,8 @@ impl AdditionTrees<'_> {
         self.graph.nodes[node].op == Op::Binary(BinaryOp::Add)
     }
 
-    /// The additions below one, with the operands that belong to the tree, and the groups of all-reduces among its terms.
+    /// Collects the additions below one, with the operands that belong to the tree, and the groups of
+    /// all-reduces among its terms.
     fn collect_additions(
         &self,
         root: NodeId,

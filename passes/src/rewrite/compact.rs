@@ -1,6 +1,6 @@
-//! Dead code removal: a graph of what the outputs need, with unique names.
+//! Dead code removal: keeps the nodes that outputs need, with unique names.
 //!
-//! All inputs stay. A value keeps its name unless an earlier one has it; then a number is put behind it.
+//! All inputs stay. If an earlier value has the same name, a number is appended to a value's name.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,8 +16,8 @@ pub fn compact(graph: &Graph) -> Graph {
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
         let name = names.unique(&value.name);
-        let (source, ty) = (input.source.clone(), value.ty.clone());
-        map[input.value] = Some(out.add_input(input.kind, name, source, ty, input.data.clone()));
+        let new = out.add_input(input.kind, name, input.source.clone(), value.ty.clone(), input.data.clone());
+        map[input.value] = Some(new);
     }
     for (_, node) in graph.nodes.iter().filter(|(n, _)| live[*n]) {
         let inputs = node.inputs.iter().filter_map(|&v| map[v]).collect();
@@ -64,7 +64,7 @@ impl UniqueNames {
         self.taken.insert(name.to_string());
     }
 
-    /// `wanted`, or `wanted` with the smallest free number from 1 behind it.
+    /// `wanted`, or `wanted` followed by the smallest free number from 1 on.
     pub fn unique(&mut self, wanted: &str) -> String {
         if !self.taken.contains(wanted) {
             self.taken.insert(wanted.to_string());

@@ -1,8 +1,8 @@
-//! What passes that build a changed copy of a graph have in common.
+//! Helpers of passes that build a changed copy of a graph.
 
 use symmc_ir::{EntityMap, Graph, GraphOutput, Op, ValueId};
 
-/// The value of a copy that stands for each value of a graph, once there is one.
+/// For each value of a graph, its replacement in the copy, once there is one.
 pub type ValueMap = EntityMap<ValueId, Option<ValueId>>;
 
 /// A graph with the inputs of another and without nodes.
@@ -11,13 +11,20 @@ pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
     let mut map: ValueMap = EntityMap::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
-        let (source, data) = (input.source.clone(), input.data.clone());
-        map[input.value] = Some(to.add_input(input.kind, value.name.clone(), source, value.ty.clone(), data));
+        let new = to.add_input(
+            input.kind,
+            value.name.clone(),
+            input.source.clone(),
+            value.ty.clone(),
+            input.data.clone(),
+        );
+        map[input.value] = Some(new);
     }
     (to, map)
 }
 
-/// The outputs of a graph as those of its copy; `None` if a value is missing there, which would change the outputs.
+/// The outputs of a graph as outputs of its copy. `None` if a value is missing there, because the outputs
+/// would change.
 pub fn copy_outputs(graph: &Graph, map: &ValueMap) -> Option<Vec<GraphOutput>> {
     graph.outputs.iter().map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind })).collect()
 }

@@ -1,19 +1,19 @@
 //! The driver of the rewriting passes: it rebuilds a graph node by node and lets rules replace each node as
 //! it is added.
 //!
-//! A pass is a table of [`RewriteRule`]s. Nodes are visited in program order. A node whose operands are already
-//! rewritten is offered to the rules in the order of the table; the first that fires replaces it, by a
-//! value that exists or by another node, which is offered again. A rule may add nodes that its replacement
-//! needs ([`Rewriter::emit`]); they pass through the same rules. A node that no rule touches any more is
-//! interned: an op with equal operands and equal result types exists once. What no output needs is
-//! dropped at the end ([`compact`]).
+//! A pass is a table of [`RewriteRule`]s. Nodes are visited in program order. A node whose operands are
+//! already rewritten is offered to the rules in the order of the table. The first rule that fires replaces
+//! it, either by an existing value or by another node, which is offered again. A rule may add nodes that its
+//! replacement needs ([`Rewriter::emit`]); they pass through the same rules. A node to which no rule applies
+//! any more is interned: an op with equal operands and equal result types exists once. Nodes that no output
+//! needs are dropped at the end ([`compact`]).
 //!
-//! Rules see the graph under construction, whose nodes are all in the form that the rules give. A rule must
-//! give an equal value of the same type and must not undo another; a bound on the number of steps for one node
-//! keeps a mistake from running forever.
+//! Rules see the graph under construction, whose nodes are all fully rewritten. A rule must give an equal
+//! value of the same type and must not undo another rule. A bound on the number of steps for one node keeps
+//! a defect from running forever.
 //!
-//! For each value the rewriter also knows its contents where they are simple ([`ClosedForm`]), and which ranks hold the same bits of it
-//! ([`Replication`]).
+//! For each value the rewriter also knows its elements if they have a simple form ([`ClosedForm`]), and
+//! which ranks hold the same bits of it ([`Replication`]).
 
 mod compact;
 mod copying;
@@ -36,7 +36,7 @@ pub use copying::{ValueMap, copy_inputs, copy_outputs, keeps_effects, moves_elem
 
 pub struct RewriteRule {
     pub name: &'static str,
-    /// What equals what, for people.
+    /// The equation, for readers.
     pub equation: &'static str,
     pub apply: fn(&mut Rewriter, &CandidateNode) -> Option<Rewrite>,
 }
@@ -58,19 +58,20 @@ pub enum Rewrite {
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RewriteReport {
-    /// How often each rule fired, in order of the first time.
+    /// How often each rule fired, in order of first use.
     pub fired: IndexMap<&'static str, usize>,
     pub nodes_before: usize,
     pub nodes_after: usize,
-    /// Whether a rule asked for a value that several nodes or outputs of the source need. Fewer may need it in the result.
+    /// Whether a rule asked about a value that several nodes or outputs of the source need. Fewer may need
+    /// it in the result.
     pub met_shared: bool,
-    /// What rules made of collectives, in order. Some of these collectives may still be there.
+    /// The collectives that rules replaced, in order. Some of them may still be in the graph.
     pub replaced: Vec<ReplacedCollective>,
 }
 
-/// Rewrites for one node, after which it is taken as it is.
+/// The most rewrites of one node, after which it is added unchanged.
 const MAX_STEPS: usize = 64;
-/// Nodes that rules add for the replacement of another, one inside the other.
+/// The deepest nesting of nodes that rules add for replacements.
 const MAX_DEPTH: usize = 32;
 
 pub struct Rewriter<'r> {
@@ -82,7 +83,7 @@ pub struct Rewriter<'r> {
     covers_node: bool,
     /// Values of nodes whose indices the bounds checks of the source cover.
     covered: HashSet<ValueId>,
-    /// Values that several nodes or outputs need, as far as the source shows.
+    /// Values that several nodes or outputs of the source need.
     shared: HashSet<ValueId>,
     met_shared: Cell<bool>,
     interned: HashMap<u64, Vec<NodeId>>,
@@ -95,8 +96,8 @@ pub struct Rewriter<'r> {
     depth: usize,
 }
 
-/// Rewrites a graph by the rules of some tables. `checks` are those of the graph if it is the source of a plan, whose runs
-/// evaluate them; none otherwise.
+/// Rewrites a graph by tables of rules. If the graph is the source of a plan, `checks` are its bounds
+/// checks, which the plan's runs evaluate; otherwise they are empty.
 pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -> (Graph, RewriteReport) {
     let mut to = Rewriter::new(graph, rules);
     let shared = shared_values(graph);
@@ -161,7 +162,8 @@ fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
 impl<'r> Rewriter<'r> {
     fn new(graph: &Graph, rules: &'r [&'r [RewriteRule]]) -> Self {
         let mut out = graph.without_nodes();
-        let (mut known, mut replication) = (EntityMap::new(), EntityMap::new());
+        let mut known = EntityMap::new();
+        let mut replication = EntityMap::new();
         for input in graph.inputs.values() {
             let value = &graph.values[input.value];
             let ty = value.ty.clone();
@@ -219,8 +221,8 @@ impl<'r> Rewriter<'r> {
         &self.replication[value]
     }
 
-    /// The group with these cells, each with its ranks in this order. It is added, under this name, if there is none; `None` if another
-    /// group has the name.
+    /// The group with these cells, each with its ranks in this order. If there is none, it is added under
+    /// `name`; `None` if another group has that name.
     pub fn find_or_add_group(&mut self, cells: Vec<Vec<u32>>, name: &str) -> Option<GroupId> {
         let known = self.graph.group_with_cells(&cells);
         let is_taken = self.graph.groups.values().any(|g| g.name == name);
@@ -249,13 +251,13 @@ impl<'r> Rewriter<'r> {
         ClosedFormContext { graph: &self.graph, known: &self.known }
     }
 
-    /// What is known of values as functions of positions, by value.
+    /// Facts about values as functions of positions.
     pub fn mask_facts(&self) -> &MaskFactCache {
         &self.facts
     }
 
-    /// Whether every run checks that the indices of the node that is being rewritten lie within their axes. A node that a
-    /// rule adds has no such check.
+    /// Whether every run checks that the indices of the node that is being rewritten lie within their axes.
+    /// A node that a rule adds has no such check.
     pub fn indices_are_checked(&self) -> bool {
         self.depth == 1 && self.covers_node
     }
@@ -265,14 +267,15 @@ impl<'r> Rewriter<'r> {
         self.covered.contains(&value)
     }
 
-    /// Whether several nodes or outputs of the source need this value, so that it is computed whatever becomes of one of them.
+    /// Whether several nodes or outputs of the source need this value. It is then computed even if one of
+    /// them changes.
     pub fn is_shared(&self, value: ValueId) -> bool {
         let is_shared = self.shared.contains(&value);
         self.met_shared.set(self.met_shared.get() || is_shared);
         is_shared
     }
 
-    /// Adds a node that a replacement needs; `part` says in its name what it is for.
+    /// Adds a node that a replacement needs; `part` becomes a part of its name.
     pub fn emit(&mut self, part: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> ValueId {
         let name = format!("{}.{part}", self.name);
         let outer = std::mem::replace(&mut self.name, name);
@@ -319,8 +322,8 @@ impl<'r> Rewriter<'r> {
         value
     }
 
-    /// The op and the operands of a node with several results as the rules give them. Only attention and its gradient are
-    /// offered: by their first result, and the gradient as the attention that it is of.
+    /// Rewrites the op and the operands of a node with several results. Only attention and its gradient are
+    /// offered to rules: as a node with their first result, and the gradient as its forward attention.
     fn rewrite_multi_result(
         &mut self,
         mut op: Op,
@@ -353,7 +356,8 @@ impl<'r> Rewriter<'r> {
         (op, inputs)
     }
 
-    /// What rules are offered in place of a node with several results, and how many of its operands are not among those of that.
+    /// The node that is offered to rules for a node with several results, and the number of leading operands
+    /// that it does not have.
     fn candidate_of_first_result(
         op: &Op,
         inputs: &[ValueId],
@@ -365,8 +369,13 @@ impl<'r> Rewriter<'r> {
                 Some((CandidateNode { op: op.clone(), inputs: inputs.to_vec(), ty: ty.clone() }, 0))
             }
             Op::AttentionGradient { scale, bounds } => {
-                let (scale, bounds) = (*scale, bounds.clone());
-                let op = Op::Attention { scale, cap: None, bounds, sink: false, log_sum_exp: true };
+                let op = Op::Attention {
+                    scale: *scale,
+                    cap: None,
+                    bounds: bounds.clone(),
+                    sink: false,
+                    log_sum_exp: true,
+                };
                 let (&[_, result, _], forward) = inputs.split_first_chunk::<3>()?;
                 Some((CandidateNode { op, inputs: forward.to_vec(), ty: type_of(result) }, 3))
             }
@@ -374,8 +383,8 @@ impl<'r> Rewriter<'r> {
         }
     }
 
-    /// The first replacement of a node by one with as many results, and with the same queries, keys and values where
-    /// `same_operands` asks for that.
+    /// The first replacement by an attention with several results. With `same_operands`, it must also keep
+    /// the queries, keys and values.
     fn first_multi_result_rewrite(
         &mut self,
         node: &CandidateNode,
@@ -405,31 +414,36 @@ impl<'r> Rewriter<'r> {
         None
     }
 
-    /// Records what became of the collectives that a node was or reads, now that `new` stands for it.
+    /// Records the collectives that a node was or reads as replaced, now that `new` replaces the node.
     fn record_replaced_collectives(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
         let by = find_collective(&self.graph, new).map(|v| self.graph.value_name(v).to_string());
         let own = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
-        let of_rule = |rule: &RewriteRule| (rule.name, rule.equation.to_string());
         let (rule, what) = match self.first_rule {
-            Some(rule) => of_rule(rule),
-            None if communicates => ("equal_nodes", "a collective of equal operands runs once".to_string()),
+            Some(rule) => (rule.name, rule.equation.to_string()),
+            None if communicates => {
+                ("equal_nodes", "equal collectives of equal operands run once".to_string())
+            }
             None => return,
         };
-        // What replaces a node that reads collectives may be one in their place.
+        // A replacement of a node that reads collectives may itself be a collective in their place.
         let read = inputs.iter().filter_map(|&v| find_collective(&self.graph, v)).filter(|_| by.is_some());
         let read =
             read.map(|v| self.graph.value_name(v).to_string()).filter(|name| by.as_ref() != Some(name));
         let read: Vec<String> = read.filter(|_| self.first_rule.is_some()).collect();
         for collective in own.into_iter().chain(read) {
-            let (what, by) = (what.clone(), by.iter().cloned().collect());
-            self.replaced.push(ReplacedCollective { collective, rule, what, by });
+            self.replaced.push(ReplacedCollective {
+                collective,
+                rule,
+                what: what.clone(),
+                by: by.iter().cloned().collect(),
+            });
         }
     }
 
     /// The node of this op on these operands, added if there is none yet.
     fn intern(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, TensorType)>) -> NodeId {
         let hash = Self::hash(&op, &inputs, results.iter().map(|r| &r.1));
-        // What is not known to be a function of its operands alone is never merged.
+        // An op that may not be a function of its operands alone is never merged.
         let mergeable = !op.is_opaque();
         if mergeable && let Some(same) = self.interned.get(&hash) {
             for &n in same {

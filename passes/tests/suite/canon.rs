@@ -1,7 +1,7 @@
 //! The canonical form on small programs: `tests/canon/*.symm`.
 //!
-//! The words behind a case's name are the rules that must fire; a rule with `!` in front must not. Every rule has a
-//! case of either kind. Whatever fires, the program computes the same.
+//! The words after a case's name are the rules that must fire; a rule with `!` in front must not. Every rule
+//! has a case of either kind. In every case, the program computes the same.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ fn cases() {
         for which in [0, 1, 5] {
             let bindings = bindings(&case.program, which);
             let worst = difference(&case.program, &out, &bindings, 7);
-            // What was rounded to 16 bits on the way is not any more.
+            // Canonicalization may remove intermediate rounding to 16 bits.
             let halves = |v: &symmc_ir::Value| matches!(v.ty.dtype, DType::BF16 | DType::F16);
             let allowed = if case.program.values.values().any(halves) { 1e-2 } else { 1e-6 };
             assert!(worst <= allowed, "{}: differs by {worst}", case.at);

@@ -11,7 +11,8 @@ use symmc_support::random::SplitMix;
 
 use crate::common::{bindings, difference};
 
-/// A program of collectives of all kinds that can be coalesced, element-wise ops between them, and values of several dtypes.
+/// A program of collectives of all kinds that can be coalesced, element-wise ops between them, and values of
+/// several dtypes.
 fn grow(rng: &mut SplitMix) -> Graph {
     let mut b = GraphBuilder::new("random", Some(4));
     let t = b.symbol("t", 1, 3);
@@ -65,7 +66,7 @@ fn grow(rng: &mut SplitMix) -> Graph {
     b.finish()
 }
 
-/// For each node the nodes that it needs, however far away.
+/// For each node, all nodes on which it depends, directly or not.
 fn needed(graph: &Graph) -> Vec<BTreeSet<NodeId>> {
     let mut out: Vec<BTreeSet<NodeId>> = Vec::new();
     for node in graph.nodes.values() {
@@ -79,7 +80,7 @@ fn needed(graph: &Graph) -> Vec<BTreeSet<NodeId>> {
     out
 }
 
-/// A few collectives of one kind, one set of cells and one dtype, whether or not they need each other.
+/// A few collectives of one kind, one set of cells and one dtype, which may depend on each other.
 fn alike(graph: &Graph, rng: &mut SplitMix) -> Option<Vec<NodeId>> {
     let what = |id: NodeId| {
         let node = &graph.nodes[id];
@@ -100,7 +101,7 @@ fn compare(graph: &Graph, lowered: &Graph, case: u64) {
     }
 }
 
-/// A set can be one collective exactly where no member needs another, and then nothing changes.
+/// A set can be one collective exactly if no member depends on another, and then nothing changes.
 #[test]
 fn sets_whose_members_do_not_need_each_other_are_one_collective() {
     let profile = MachineProfile::builtin("h200x4").unwrap();
@@ -130,7 +131,7 @@ fn sets_whose_members_do_not_need_each_other_are_one_collective() {
     assert!(coalesced > 50 && refused > 20, "{coalesced} {refused}");
 }
 
-/// Sets that are found never need each other, also not by way of other sets.
+/// Sets that are found never depend on each other, even through other sets.
 #[test]
 fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
     let mut rng = SplitMix(5);
@@ -161,7 +162,7 @@ fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
     assert!(found[0] > 50 && found[1] > 50, "{found:?}");
 }
 
-/// Many members, and collectives that stay as they are.
+/// Many members, and collectives that stay unchanged.
 #[test]
 fn many_small_collectives_are_one() {
     let mut b = GraphBuilder::new("many", Some(4));

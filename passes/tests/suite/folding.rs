@@ -1,8 +1,9 @@
-//! Folding changes no bit: every op, on every dtype, with constants in every position, gives what the interpreter gives for
-//! the program as it is written.
+//! Folding changes no bit: every op, on every dtype, with constants in every position, gives the same as the
+//! interpreter gives for the original program.
 //!
-//! One program for each op and dtype holds a node for each combination of operands. Constants are a `full`, a constant input
-//! of equal elements, or an expanded one; an operand that is no constant is an argument with all the special values.
+//! One program for each op and dtype holds a node for each combination of operands. Constants are a `full`,
+//! a constant input of equal elements, or an expanded one. All other operands are arguments with all the
+//! special values.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use symmc_ir::{
 };
 use symmc_passes::canonicalize;
 
-/// Elements of every operand.
+/// The number of elements of every operand.
 const N: usize = 2;
 
 /// Numbers of a dtype that rules could get wrong.
@@ -49,7 +50,7 @@ pub(crate) fn specials(dtype: DType) -> Vec<Scalar> {
     }
 }
 
-/// Numbers of scalar ops: what the dtype holds and what it does not.
+/// Numbers of scalar ops, some of which the dtype cannot hold.
 fn numbers(dtype: DType) -> Vec<Scalar> {
     let mut all = specials(dtype);
     if dtype != DType::Bool {
@@ -164,7 +165,7 @@ fn scalar_ops() {
                     let of =
                         |x: &str| format!("{op} of {x} ({dtype}) and {scalar:?}, scalar left: {scalar_left}");
                     let op_of = || Op::BinaryScalar { op, scalar, scalar_left };
-                    // Data has a 0.
+                    // The data contain a 0.
                     let by = if scalar_left { Scalar::Int(0) } else { scalar.wrap_to(dtype) };
                     if !divides_by_zero(op, dtype, by) {
                         sweep.node(op_of(), &[data], None, of("data"));
@@ -342,7 +343,7 @@ fn series() {
                 BinaryOp::ALL.iter().flat_map(|op| numbers(dtype).into_iter().map(move |s| (op, s)))
             {
                 for scalar_left in [false, true] {
-                    // A series may have a 0.
+                    // The series may contain a 0.
                     let by = if scalar_left { Scalar::Int(0) } else { scalar.wrap_to(dtype) };
                     if !divides_by_zero(op, dtype, by) {
                         let op_of = Op::BinaryScalar { op, scalar, scalar_left };

@@ -1,7 +1,10 @@
 //! Lowering on small programs: `tests/lower/*.symm`.
 //!
-//! The words behind a case's name: `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
-//! `only=VARIANT`, `numerics=CLASS`, `coalesce=MICROSECONDS` of computation between coalesced collectives, `together=MICROSECONDS` between those that run as one step; the rules that must fire, and with `!` those that must not. The output is the lowered program and, as comments, how each collective was chosen.
+//! The words after a case's name are `machine=NAME`, `SYMBOL=MIN..MAX` for the bucket, `bind=INPUT`,
+//! `only=VARIANT`, `numerics=CLASS`, `coalesce=MICROSECONDS` of computation between coalesced collectives,
+//! and `together=MICROSECONDS` between those that run as one step. The other words are the rules that must
+//! fire, and with `!` those that must not. The output is the lowered program and, as comments, the decision
+//! for each collective.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -85,7 +88,7 @@ fn print(graph: &Graph, choices: &[Decision]) -> String {
     out
 }
 
-/// What must hold of every lowering.
+/// Checks the properties of every lowering.
 fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
     for node in out.nodes.values() {
         let Op::Collective(c) = &node.op else { continue };
@@ -102,7 +105,7 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
         assert!(choice.alternatives.is_sorted_by(|a, b| a.us <= b.us), "{}: {choice:?}", case.at);
         assert!(us(&choice.chosen) <= us("plain"), "{}: {choice:?}", case.at);
         for rule in &choice.rules {
-            // Only what says how it is run takes time.
+            // Only rules that run a collective have a time.
             let runs = variant_rules().iter().any(|way| way.name == rule.name);
             assert!(
                 runs || [COALESCE, TOGETHER].contains(&rule.name.as_str())
@@ -147,7 +150,7 @@ fn cases() {
             );
             seen.borrow_mut().insert(word);
         }
-        // Without symbols all bindings are alike.
+        // Without symbols, all bindings are equal.
         for which in 0..=i64::from(!out.symbols.is_empty()) {
             let bindings = bindings(&out, which);
             let worst = difference(&case.program, &out, &bindings, 3);
@@ -205,7 +208,7 @@ fn long_chains_are_chosen_in_pieces() {
     let (out, choices, report) = lower(&graph, &config).unwrap();
     assert_eq!(choices.len(), 500);
     assert_eq!(report.regions, 500_usize.div_ceil(symmc_passes::lower::MAX_REGION_NODES));
-    // The pieces differ in where the chain begins, where it ends and where it is returned.
+    // The pieces differ in whether they hold the start, the end or a returned value of the chain.
     assert!(report.distinct <= 8, "{report:?}");
     for node in out.nodes.values() {
         assert!(node.op.as_collective().is_none_or(|c| c.variant.is_some()), "{node:?}");

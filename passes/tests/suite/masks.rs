@@ -1,9 +1,9 @@
-//! Masks of random rules in random styles of writing: whatever is recognised computes the same, and what is listed as
-//! recognisable is recognised.
+//! Masks of random rules in random styles of writing: every recognised mask computes the same, and every
+//! mask in the list of recognisable ones is recognised.
 //!
-//! A program is text: positions, comparisons of them, what combines these, and how attention takes the mask are each
-//! written in one of several ways. Mutations (a side swapped, a limit one off, an axis exchanged) are programs like the
-//! others: they need not be recognised, and must keep their values.
+//! A program is text: positions, comparisons of them, combinations of these, and the use of the mask in
+//! attention are each written in one of several ways. Mutations (a side swapped, a limit one off, an axis
+//! exchanged) are programs like the others: they need not be recognised, and must keep their values.
 
 use std::fmt::Write as _;
 
@@ -26,7 +26,7 @@ struct Writer {
     next: usize,
 }
 
-/// The symbols: rows and, beside them, columns.
+/// The symbols: rows, and columns in addition to rows.
 const ROWS: &str = "l";
 const COLUMNS: &str = "l + m";
 
@@ -141,7 +141,7 @@ impl Writer {
         }
     }
 
-    /// One rule of what is seen.
+    /// A random rule of visibility.
     fn rule(&mut self, kind: usize) -> Named {
         let (rc, off) = (&[ROWS, COLUMNS][..], self.r.below(9) as i64 - 3);
         match kind {
@@ -214,7 +214,7 @@ impl Writer {
                 let op = self.r.pick(&["eq", "ge", "le"]);
                 self.compare(&i, op, &j, &["b", "1", ROWS, COLUMNS])
             }
-            // What is padded, of columns and of rows.
+            // Padding of columns and of rows.
             6 => self.emit("bool", &["b", "1", "1", COLUMNS], "reshape %shown"),
             7 => self.emit("bool", &["b", "1", ROWS, "1"], "reshape %asked"),
             _ => {
@@ -265,7 +265,7 @@ impl Writer {
         }
     }
 
-    /// Attention of a mask.
+    /// Attention with a mask.
     fn attend(&mut self, mask: Named, style: usize) {
         let scores = ["b", "2", ROWS, COLUMNS];
         let lowest = self.r.pick(&["-3.4028234663852886e38", "-3.3895313892515355e38"]);
@@ -298,7 +298,7 @@ impl Writer {
                     true => self.emit("f32", &scores, &format!("add {s}, {}", added.0)),
                     false => self.emit("f32", &scores, &format!("select {}, {s}, {never}", mask.0)),
                 };
-                // With a floor rows of minus infinity are like those of lowest numbers.
+                // With a floor, rows of minus infinity behave like those of lowest numbers.
                 let (s, _) = match self.r.one_in(3) {
                     true => self.emit("f32", &scores, &format!("max {s}, {lowest}")),
                     false => (s, scores.to_vec()),
@@ -315,11 +315,11 @@ impl Writer {
     }
 }
 
-/// The style of attention that is written out with one more score of each row.
+/// The style of attention that is written out with an additional score in each row.
 const SINK: usize = 5;
 
 impl Writer {
-    /// Weights of scores beside a sink of each head.
+    /// The weights of scores next to a sink of each head.
     fn sunk(&mut self, s: &str) -> String {
         let wide = ["b", "2", ROWS, "l + m + 1"];
         let (sinks, _) = self.emit("f32", &["1", "2", "1", "1"], "reshape %sinks");
@@ -341,7 +341,7 @@ fn broadcast(x: &[&'static str], y: &[&'static str]) -> Vec<&'static str> {
     (0..rank).map(|i| if at(x, i) == "1" { at(y, i) } else { at(x, i) }).collect()
 }
 
-/// A program with a mask of some rules; how attention takes it.
+/// A program with a mask of some rules, and the style in which attention takes it.
 fn program(seed: u64) -> (String, usize) {
     let mut w = Writer::new(seed);
     let style = w.r.below(6);
@@ -359,7 +359,7 @@ fn program(seed: u64) -> (String, usize) {
     (w.text, style)
 }
 
-/// Whether a mask is left that depends on rows and on columns, or attention that is written out.
+/// Whether a mask remains that depends on rows and columns, or attention that is written out.
 fn is_large(graph: &Graph) -> bool {
     graph.nodes.values().any(|node| match &node.op {
         Op::Attention { bounds, sink, .. } => {
@@ -388,7 +388,7 @@ fn check(source: &str, seed: u64) -> Graph {
         }
         let seed = r.next();
         let inputs = vec![seeded_inputs(&graph, &sizes, &SeedConfig::new(seed), 0).unwrap()];
-        // A mutated program may read beyond an axis.
+        // A mutated program may read outside of an axis.
         if interp::run(&graph, &sizes, &inputs).is_err() {
             continue;
         }
@@ -405,8 +405,9 @@ proptest! {
     fn masks_keep_their_values_and_are_recognised(seed: u64) {
         let (source, style) = program(seed);
         let found = check(&source, seed);
-        // Rows that see nothing are zero in attention with bools and minus infinity, the mean of the values where a lowest
-        // number hides, not a number in a softmax of minus infinity, and zero beside a sink.
+        // The result of rows that see nothing depends on the style. It is zero in attention with bools and
+        // minus infinity, and next to a sink. It is the mean of the values if a lowest number hides, and NaN
+        // in a softmax of minus infinity.
         if style != 4 {
             prop_assert!(!is_large(&found), "{}\n{}", source, text::print(&found));
         }
@@ -451,7 +452,7 @@ fn mutated(source: &str, seed: u64) -> String {
             continue;
         }
         let at = r.pick(&places);
-        // Slices and rows that are read stay where they are.
+        // Slices and rows that are read keep their positions.
         let line = source[..at].rfind('\n').map_or(0, |n| n + 1);
         if source[line..]
             .lines()

@@ -1,4 +1,4 @@
-//! The passes on real programs: what they recognise, and that the programs compute the same.
+//! The passes on real programs: the ops that they recognise, and equal results.
 
 use symmc_ir::attention::is_causal;
 use symmc_ir::machine::MachineProfile;
@@ -15,7 +15,7 @@ fn program(name: &str, ranks: u32) -> Graph {
     import(&std::fs::read(path).unwrap(), &options).unwrap().graph
 }
 
-/// The program whose ranks have an ONNX model each.
+/// A program with one ONNX model per rank.
 fn gpt() -> Graph {
     let path = |rank| format!("{}/../tests/programs/gpt_tp2_rank{rank}.onnx", env!("CARGO_MANIFEST_DIR"));
     let options = symmc_onnx::ImportOptions::default();

@@ -1,7 +1,8 @@
 //! Random programs compute the same before and after the passes.
 //!
-//! A program is grown from a stream of choices: a node of a random op on random values, kept if it types. The
-//! ops lean towards those that rules look at: views over views, known values, casts, broadcasts, collectives.
+//! A program is grown from a stream of choices: a node of a random op on random values is kept if it
+//! type-checks. The ops are biased towards those that rules match: views of views, known values, casts,
+//! broadcasts, collectives.
 
 use proptest::prelude::*;
 use symmc_ir::SymbolId;
@@ -45,7 +46,7 @@ fn grow(choices: &[u16]) -> Graph {
             values.push(value);
         }
     }
-    // What is last is most derived; a few others stay alive by chance.
+    // The last values depend on most others; a few others are returned by chance.
     for &v in values.iter().rev().take(3) {
         b.output(v);
     }

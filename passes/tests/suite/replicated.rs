@@ -1,8 +1,8 @@
-//! Rules about values that several ranks have change no bit: every collective of values that some ranks have in common, on groups of
-//! every shape, for every dtype with its special values.
+//! Rules about values that several ranks hold change no bit. The test covers every collective of values that
+//! some ranks have in common, on groups of every shape, for every dtype with its special values.
 //!
-//! One program for each number of ranks and dtype gives the ranks of the cells of one group a common value, and applies to it, and to its pieces, every
-//! collective on every group.
+//! One program for each number of ranks and dtype gives the ranks of the cells of one group a common value.
+//! It applies every collective on every group to that value and to its pieces.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use symmc_passes::canon::canonicalize;
 
 use crate::folding::specials;
 
-/// Groups of so many ranks: all, all in another order, halves, every other one, and each alone.
+/// Groups of this many ranks: all, all in another order, halves, every other one, and each alone.
 fn groups(ranks: u32) -> Vec<GroupMembers> {
     let half = ranks / 2;
     let mut out = vec![
@@ -62,7 +62,7 @@ impl Sweep {
         self.builder.op("c", op, &[x]).expect("the extents are multiples of all numbers of ranks")
     }
 
-    /// What rules look for in values that the ranks of the cells of a group have.
+    /// Adds the patterns that rules match in values that the ranks of a group's cells have in common.
     fn apply(&mut self, common: ValueId) {
         for group in self.groups.clone() {
             let n = self.builder.graph().group_size(group).expect("known");
@@ -106,7 +106,7 @@ impl Sweep {
     }
 }
 
-/// Elements for each rank: special values, other ones on each.
+/// The elements of each rank: special values, different on each rank.
 fn inputs(ranks: u32, dtype: DType, n: usize) -> Vec<Vec<Arc<Tensor>>> {
     let special = specials(dtype);
     let of_rank = |rank: usize| {
@@ -120,7 +120,7 @@ fn inputs(ranks: u32, dtype: DType, n: usize) -> Vec<Vec<Arc<Tensor>>> {
     (0..ranks as usize).map(of_rank).collect()
 }
 
-/// Runs both programs and compares all bits, except those of NaN. Gives the number of outputs.
+/// Runs both programs and compares all bits, except those of NaN. Returns the number of outputs.
 fn check(source: &Graph, ranks: u32, dtype: DType, n: usize) -> usize {
     let (out, _) = canonicalize(source).expect("the program is valid");
     let inputs = inputs(ranks, dtype, n);

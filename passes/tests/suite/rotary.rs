@@ -1,5 +1,5 @@
-//! Rotary embeddings in the forms in which they are written, of random shapes: each is recognised and keeps its bits, and
-//! none with one fault is.
+//! Rotary embeddings in the forms in which they are written, with random shapes. Each is recognised and
+//! keeps its bits, and none with a fault is recognised.
 
 use symmc_ir::*;
 use symmc_passes::canon::canonicalize;
@@ -7,11 +7,11 @@ use symmc_support::random::SplitMix;
 
 use crate::common::{bindings, difference};
 
-/// One thing that is not as it must be.
+/// One deviation from a rotary embedding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     None,
-    /// The sign stands at the other half.
+    /// The sign is at the other half.
     Sign,
     /// The products are subtracted where they must be added.
     Difference,
@@ -28,18 +28,19 @@ enum Fault {
 const FAULTS: [Fault; 6] =
     [Fault::Sign, Fault::Difference, Fault::Order, Fault::OneOff, Fault::Other, Fault::Numbers];
 
-/// How it is written.
+/// A form in which it is written.
 #[derive(Clone, Debug)]
 struct Form {
     dtype: DType,
-    /// The dtype of the cosines; what is turned is cast to it and back.
+    /// The dtype of the cosines; the rotated operand is cast to it and back.
     numbers: DType,
     interleaved: bool,
-    /// Members of the pairs multiplied apart, instead of `rotate_half`.
+    /// Members of the pairs are multiplied separately, instead of `rotate_half`.
     apart: bool,
     /// A number for each pair, repeated where the form needs one for each element.
     by_pair: bool,
-    /// Half of the turned elements, what stays behind them, and where they begin within a row of more.
+    /// Half of the rotated elements of a row. `rest` elements follow them, and they begin at `first` in a
+    /// longer row.
     half: i64,
     rest: i64,
     first: i64,
@@ -128,7 +129,7 @@ impl Written<'_> {
         self.b.reshape("f", stacked, shape).unwrap()
     }
 
-    /// What is turned, by these cosines and sines.
+    /// The rotated value, with these cosines and sines.
     fn turned(&mut self, x: ValueId, [cos, sin]: [ValueId; 2], other: ValueId) -> ValueId {
         let fault = self.form.fault;
         let add = |subtracts: bool| Op::Binary(if subtracts { BinaryOp::Sub } else { BinaryOp::Add });

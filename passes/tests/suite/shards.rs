@@ -1,5 +1,6 @@
-//! Reductions of gathered shards: every spelling of a gathered value with every reader computes the same before and after, on
-//! groups of all sizes and orders, with ties, NaN, infinities and zeros of both signs.
+//! Reductions of gathered shards: every spelling of a gathered value with every reader computes the same
+//! before and after the pass. Groups have all sizes and orders, and values have ties, NaN, infinities and
+//! zeros of both signs.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ const GROUPS: [(u32, &str, i64); 7] = [
     (4, "[[0, 2], [3, 1]]", 2),
     (4, "[[3, 0, 2, 1]]", 4),
     (8, "world", 8),
-    // More than are compared one by one.
+    // More ranks than are compared one by one.
     (12, "world", 12),
 ];
 
@@ -104,11 +105,11 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
     out
 }
 
-/// What reads a gathered value, as text with `V` for its type, `A` for its axis, `K` and `W` for its type with another extent, `R` for
-/// its type with one row, `N` for its extent, and `D` for its dtype.
+/// The readers of a gathered value, as text. `V` stands for its type, `A` for its axis, `K` and `W` for its
+/// type with another extent, `R` for its type with one row, `N` for its extent, and `D` for its dtype.
 struct Reader {
     name: &'static str,
-    /// Of the lines, the results that are returned are `%y` and `%z`.
+    /// Lines of the program; the results that are returned are `%y` and `%z`.
     lines: &'static [&'static str],
     takes: fn(DType) -> bool,
     /// Whether sums of floats are added in another order.
@@ -254,7 +255,7 @@ const READERS: &[Reader] = &[
     ),
 ];
 
-/// The program in which a reader reads a spelling; none if it takes no such dtype.
+/// The program in which a reader reads a spelling; `None` if it does not support the dtype.
 fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: &Reader) -> Option<Graph> {
     if !(reader.takes)(dtype) {
         return None;
@@ -309,7 +310,7 @@ fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader
     Some(graph)
 }
 
-/// How elements are drawn.
+/// The distribution of random elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Draw {
     /// Few small integers, so that there are many equal elements.
@@ -346,7 +347,7 @@ fn element(draw: Draw, dtype: DType, random: &mut SplitMix) -> f64 {
 }
 
 fn inputs(graph: &Graph, draw: Draw, positions: i64, random: &mut SplitMix) -> Vec<Vec<Arc<Tensor>>> {
-    // Rows without NaN, and rows of minus infinity, are drawn too.
+    // Rows without NaN, and rows of minus infinity, occur as well.
     let calm = random.one_in(2);
     let mut tensor = |value: symmc_ir::ValueId| {
         let ty = graph.ty(value);
@@ -367,7 +368,7 @@ fn inputs(graph: &Graph, draw: Draw, positions: i64, random: &mut SplitMix) -> V
     (0..graph.ranks.unwrap()).map(|_| graph.inputs.values().map(|i| tensor(i.value)).collect()).collect()
 }
 
-/// Checks that two tensors are equal, sums of so many floats within the error of their partial sums in f32.
+/// Checks that two tensors are equal. Elements may differ by `allowed`, relative to elements above 1.
 fn compare(found: &Tensor, expected: &Tensor, allowed: f64, at: &str) {
     assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()), "{at}");
     for (x, y) in found.to_f64().into_iter().zip(expected.to_f64()) {
@@ -376,7 +377,8 @@ fn compare(found: &Tensor, expected: &Tensor, allowed: f64, at: &str) {
     }
 }
 
-/// How far sums may lie apart: each is rounded to its dtype once, and partial sums to f32 once for each rank.
+/// The allowed difference of sums: each is rounded to its dtype once, and partial sums to f32 once for each
+/// rank.
 fn tolerance(dtype: DType, ranks: i64) -> f64 {
     let unit = |bits: i32| f64::powi(2.0, -bits);
     let partial = if dtype == DType::F64 { unit(50) } else { unit(22) * (ranks + 2) as f64 };
@@ -385,7 +387,8 @@ fn tolerance(dtype: DType, ranks: i64) -> f64 {
         DType::F16 => unit(10),
         _ => 0.0,
     };
-    // Sums of this test are of up to 8 · 512 · 3 · 2 elements below 8; where they cancel, what is lost is relative to those.
+    // Sums of this test have up to 8 · 512 · 3 · 2 elements below 8. If they cancel, the error is relative
+    // to those.
     64.0 * partial + rounded
 }
 
@@ -443,7 +446,8 @@ fn every_reader_of_every_spelling() {
     let mut count = 0;
     for (i, reader) in READERS.iter().enumerate() {
         for (k, &dtype) in DType::ALL.iter().enumerate() {
-            // Each reader meets each dtype, each spelling and each group; so does each spelling.
+            // Each reader is combined with each dtype, each spelling and each group, and so is each
+            // spelling.
             for j in [k, k + 3] {
                 let spelling = SPELLINGS[j % SPELLINGS.len()];
                 let group = GROUPS[(i + j / 2) % GROUPS.len()];
@@ -505,9 +509,9 @@ fn a_second_form_exists_where_sizes_decide() {
     };
     for (range, usual, small) in [
         ("1..=80", 0, Some(1)),
-        // Worth it at the smallest size, too.
+        // This pays at the smallest size as well.
         ("70..=80", 0, None),
-        // Not even at the largest one.
+        // This does not even pay at the largest size.
         ("1..=32", 1, None),
     ] {
         let source = greedy_of_rows(range);
@@ -522,7 +526,7 @@ fn a_second_form_exists_where_sizes_decide() {
 fn other_readers_and_operands_that_differ_keep_the_gather() {
     let argmax = "%y: i64[80] = argmax %v axis=1 keep=false\n";
     for kept in [
-        // A result of the program needs all of it.
+        // A result of the program needs the whole value.
         format!("{argmax}return %v\n"),
         format!("{argmax}%c: bf16[80, 16384] = cumsum %v axis=1\nreturn %c\n"),
         // The bias may differ between ranks, and each rank adds its own to all logits.

@@ -58,7 +58,7 @@ fn check(args: &[String]) -> Result<()> {
     };
     check("changes", &|| runs::changes(&plan));
     check("streams", &|| runs::streams(&plan));
-    check("application waits", &|| runs::application_waits(&plan));
+    check("invalidated capture", &runs::invalidated_capture);
     check("wrong pointers", &|| runs::wrong_pointers(&plan));
     check("budget", &|| runs::budget(&plan));
     check("buffers", &|| memory::buffers(&plan));

@@ -1,7 +1,6 @@
 //! Runs of one program: sizes, pointers and streams that change, what callers do wrong, and what is left behind.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -260,43 +259,40 @@ pub fn budget(plan: &CheckedPlan) -> Result<()> {
     Ok(())
 }
 
-/// Opens and runs sessions while other threads of the application wait for everything on the same GPUs, which invalidates captures.
-pub fn application_waits(plan: &CheckedPlan) -> Result<()> {
+/// A capture that a wait for the whole context invalidates, in another thread of the application, is repeated.
+pub fn invalidated_capture() -> Result<()> {
     // SAFETY: the name is a C string; the driver's library has no effects when it is loaded.
     let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    ensure!(!driver.is_null(), "there is no CUDA driver");
     // SAFETY: the library stays loaded.
     let found = unsafe { libc::dlsym(driver, c"cuCtxSynchronize".as_ptr()) };
-    ensure!(!driver.is_null() && !found.is_null(), "the driver has no cuCtxSynchronize");
+    ensure!(!found.is_null(), "the driver has no cuCtxSynchronize");
     // SAFETY: this is the function's type; it waits for the context that is current on the thread.
     let wait_for_context = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> i32>(found) };
-    let invalidated = AtomicUsize::new(0);
-    on_ranks(|group, device| {
-        let ended = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                if device.enter().is_err() {
-                    return;
-                }
-                while !ended.load(Ordering::Relaxed) {
-                    invalidated.fetch_add(usize::from(wait_for_context() != 0), Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_micros(500));
-                }
-            });
-            let sessions = || {
-                for _ in 0..40 {
-                    let mut session = opened(plan, group)?;
-                    session.run()?;
-                    session.close()?;
-                }
-                anyhow::Ok(())
-            };
-            let result = sessions();
-            ended.store(true, Ordering::Relaxed);
-            result
-        })
+    let device = Device::open(0)?;
+    device.enter()?;
+    let stream = Stream::new(&device)?;
+    let block = Block::holding(&device, &[0; 64])?;
+    let mut statuses = Vec::new();
+    let graph = stream.capture(|| {
+        // SAFETY: the block outlives the graph.
+        unsafe { stream.fill(block.address(), 7, 64)? };
+        if statuses.is_empty() {
+            let waited = || device.enter().map(|()| wait_for_context());
+            let joined = std::thread::scope(|scope| scope.spawn(waited).join());
+            statuses.push(joined.ok().and_then(Result::ok));
+        }
+        // SAFETY: as above.
+        unsafe { stream.fill(block.address(), 9, 32) }
     })?;
-    let invalidated = invalidated.into_inner();
-    ensure!(invalidated > 0, "no wait of the application met a capture");
-    println!("80 sessions while the application waits for its GPUs, which met {invalidated} captures");
+    ensure!(
+        statuses.iter().all(|s| s.is_some_and(|s| s != 0)),
+        "the wait did not meet the capture: {statuses:?}"
+    );
+    // SAFETY: as above.
+    unsafe { stream.replay(&graph)? };
+    stream.synchronize()?;
+    ensure!(block.read(64)? == [[9; 32], [7; 32]].concat(), "the graph does what was captured");
+    println!("a capture that a wait in another thread invalidated was repeated");
     Ok(())
 }

@@ -142,16 +142,6 @@ fn every_source_file_has_a_page() {
     assert!(bare.is_empty(), "no //! page at the top of: {bare:#?}");
 }
 
-#[test]
-fn files_stay_below_800_lines() {
-    let long: Vec<(String, usize)> = sources()
-        .into_iter()
-        .map(|(name, text)| (name, text.lines().count()))
-        .filter(|(_, n)| *n > 800)
-        .collect();
-    assert!(long.is_empty(), "one idea a file: {long:#?}");
-}
-
 /// The targets that docs/debugging.md lists.
 fn log_targets() -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/debugging.md")).expect("UTF-8 text");
@@ -199,64 +189,10 @@ fn the_page_of_custom_ops_quotes_the_example() {
     assert!(declared.map(|line| assert!(example.contains(line), "{line}")).count() == 2);
 }
 
-/// The functions of a formatted file with their lines, where a `match` counts one line if none of its arms
-/// is long: it is a table then.
-fn functions(text: &str) -> Vec<(&str, usize)> {
-    const ARM: usize = 24;
-    let indent = |line: &str| line.len() - line.trim_start().len();
-    let lines: Vec<&str> = text.lines().collect();
-    let closes = |at: usize, depth: usize| {
-        (at..lines.len()).find(|&l| indent(lines[l]) == depth && lines[l].trim_start().starts_with('}'))
-    };
-    let mut found = Vec::new();
-    for (at, line) in lines.iter().enumerate() {
-        let code = line.trim_start().trim_start_matches("pub ").trim_start_matches("pub(super) ");
-        let code = code.trim_start_matches("pub(crate) ").trim_start_matches("unsafe ");
-        let Some(name) = code.strip_prefix("fn ").filter(|_| !line.ends_with(['}', ';'])) else { continue };
-        let Some(end) = closes(at, indent(line)) else { continue };
-        let (mut count, mut l) = (0, at);
-        while l <= end {
-            count += 1;
-            let arms = lines[l].ends_with("match") || lines[l].contains("match ") && lines[l].ends_with('{');
-            if let Some(close) = closes(l + 1, indent(lines[l])).filter(|_| arms) {
-                let starts = (l + 1..close).filter(|&a| indent(lines[a]) == indent(lines[l]) + 4);
-                let starts: Vec<usize> = starts.chain([close]).collect();
-                if starts.windows(2).all(|w| w[1] - w[0] < ARM) {
-                    l = close;
-                }
-            }
-            l += 1;
-        }
-        found.push((name.split(['(', '<']).next().unwrap_or(name), count));
-    }
-    found
-}
-
 #[test]
 fn the_page_of_the_text_form_is_current() {
     let page = std::fs::read_to_string(root().join("docs/symm.md")).expect("docs/symm.md");
     assert!(page == symmc_ir::text::reference(), "docs/symm.md: write it again with `symmc ops --symm`");
-}
-
-#[test]
-fn functions_are_short() {
-    let mut long = Vec::new();
-    for (name, text) in &sources() {
-        let of_file = functions(text).into_iter().filter(|(_, n)| *n > 60);
-        long.extend(of_file.map(|(function, n)| format!("{name}: {function} has {n} lines")));
-    }
-    assert!(long.is_empty(), "a function fits a screen: {long:#?}");
-}
-
-#[test]
-fn the_lines_of_functions_are_counted() {
-    let arms = "        1 => 2,\n".repeat(70);
-    let table = format!("fn table(x: u8) -> u8 {{\n    match x {{\n{arms}    }}\n}}\n");
-    let long = format!("pub fn long() {{\n{}}}\n", "    step();\n".repeat(70));
-    let arm = format!("        1 => {{\n{}        }}\n", "            step();\n".repeat(70));
-    let nested = format!("fn nested<T>(x: u8) {{\n    match x {{\n{arm}    }}\n}}\n");
-    let text = [table, long, nested].join("\n");
-    assert_eq!(functions(&text), [("table", 3), ("long", 72), ("nested", 76)]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn symbols_with_long_names_do_not_make_a_plan_invalid() {
             CompileConfig::default().with_profile(MachineProfile::builtin("h200x4").expect("built in"));
         let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{length}: {e}"));
         let [replaced] = &plan.replacements[..] else { panic!("{:?}", plan.replacements) };
-        assert!(replaced.what.starts_with("only what is used of it is communicated"), "{}", replaced.what);
+        assert!(replaced.what.starts_with("only the used part is communicated"), "{}", replaced.what);
         assert_eq!(replaced.what.contains("f32["), length <= 100, "{}", replaced.what);
     }
 }

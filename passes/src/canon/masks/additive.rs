@@ -1,8 +1,8 @@
-//! Masks that are added to scores: what they hide, and what they add to the rest.
+//! Masks that are added to scores: the columns that they hide, and the values that they add to the others.
 //!
-//! A score is hidden by minus infinity, or by the lowest number of a dtype, which stands for it: with it no weight is left
-//! beside a score of moderate size. That is so only for rows that see something: a row of lowest numbers has equal
-//! weights, a row of minus infinity has none.
+//! Minus infinity hides a score, and so does the lowest number of a dtype: next to a score of moderate size
+//! it leaves no weight. The two differ for rows that see nothing: a row of lowest numbers has equal weights,
+//! a row of minus infinity has none.
 
 use symmc_ir::closed_form::scalar;
 use symmc_ir::{BinaryOp, DType, InputKind, Op, Scalar, UnaryOp, ValueDef, ValueId};
@@ -12,22 +12,23 @@ use super::linear::{AxisView, ElementRef};
 use super::{MaskFact, mask_condition, mask_fact};
 use crate::rewrite::Rewriter;
 
-/// A mask taken apart: what is seen, by what number the rest is hidden, and what is added.
+/// A mask as conditions under which scores stay visible, and values that are added.
 #[derive(Clone, Debug, Default)]
 pub struct AdditiveMask {
-    /// What is seen, and the number that hides the rest; all of these.
+    /// Conditions under which scores are visible, each with the number that hides the others. All of them
+    /// apply.
     pub visible: Vec<(MaskCondition, f64)>,
-    /// What is added; the sum of these.
+    /// Values that are added.
     pub rest: Vec<ElementRef>,
 }
 
-/// A mask has at most so many parts.
+/// The most parts of a mask.
 const MAX_PARTS: usize = 8;
-/// At most so many values are looked at.
+/// The most values that one analysis visits.
 const MAX_VALUES: usize = 128;
-/// Larger constants are not of moderate size.
+/// Constants up to this are of moderate size.
 const MODERATE: f64 = 1e30;
-/// Weights are not larger.
+/// Weights are assumed to be no larger than this.
 const WEIGHT: f64 = 1e15;
 
 /// Whether a number hides a score of this dtype.
@@ -36,12 +37,12 @@ pub fn hides_score(dtype: DType, x: f64) -> bool {
 }
 
 impl AdditiveMask {
-    /// A value that is added, of which no more is known.
+    /// An added value about which nothing is known.
     fn open(cx: &Rewriter, value: ValueId) -> AdditiveMask {
         AdditiveMask { visible: Vec::new(), rest: vec![ElementRef::whole_value(cx.graph(), value)] }
     }
 
-    /// The same for the positions of a view.
+    /// The mask at the positions of a view.
     pub fn through_view(&self, view: &AxisView) -> Option<AdditiveMask> {
         let seen =
             self.visible.iter().map(|(c, x)| Some((c.through_view(view)?, *x))).collect::<Option<_>>()?;
@@ -55,18 +56,18 @@ impl AdditiveMask {
         (self.visible.len() + self.rest.len() <= MAX_PARTS).then_some(self)
     }
 
-    /// Whether minus infinity hides all that is hidden.
+    /// Whether minus infinity hides all hidden scores.
     pub fn is_infinite(&self) -> bool {
         self.visible.iter().all(|(_, x)| *x == f64::NEG_INFINITY)
     }
 
-    /// All that is seen, as one conjunction.
+    /// The conjunction of all conditions.
     pub fn condition(&self) -> Option<MaskCondition> {
         self.visible.iter().try_fold(MaskCondition::constant(true), |all, (c, _)| all.and(c.clone()))
     }
 }
 
-/// A float mask taken apart.
+/// Splits a float mask into conditions and added values.
 pub fn parse_additive_mask(cx: &Rewriter, mask: ValueId) -> AdditiveMask {
     split_mask(cx, mask, &mut MAX_VALUES.clone())
 }
@@ -130,7 +131,8 @@ fn split_mask_op(cx: &Rewriter, value: ValueId, left: &mut usize) -> Option<Addi
     }
 }
 
-/// A choice of which one side hides: what is seen, the number that hides, and the other side.
+/// Matches a select that hides scores on one side: the select's condition, the number that hides, and the
+/// other side.
 pub fn match_hiding_select(
     cx: &Rewriter,
     dtype: DType,
@@ -146,8 +148,8 @@ pub fn match_hiding_select(
     }
 }
 
-/// Whether the elements of a value are of moderate size where those of weights are, so that none of them hides a score.
-/// What a caller passes may be a mask.
+/// Whether the elements of a value are of moderate size if those of weights are, so that none of them hides
+/// a score. A value that the caller passes may be a mask.
 pub fn is_moderate(cx: &Rewriter, value: ValueId) -> bool {
     let (low, high) = value_interval(cx, value, &mut MAX_VALUES.clone());
     -MODERATE <= low && high <= MODERATE
@@ -155,7 +157,7 @@ pub fn is_moderate(cx: &Rewriter, value: ValueId) -> bool {
 
 const ANY: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
 
-/// Bounds of the elements of a value, never too narrow where weights are of moderate size.
+/// An interval that contains the elements of a value, provided that weights are of moderate size.
 fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64) {
     if *left == 0 {
         return ANY;
@@ -184,18 +186,18 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
         }
     };
     // Integers wrap within their range.
-    match ty.dtype.is_float() {
-        false if found.0 < integers.0 || found.1 > integers.1 => integers,
-        _ => found,
-    }
+    if !ty.dtype.is_float() && (found.0 < integers.0 || found.1 > integers.1) { integers } else { found }
 }
 
 fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> (f64, f64) {
-    let hull = |all: &[f64]| match all.iter().any(|x| x.is_nan()) {
-        true => ANY,
-        false => all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x))),
+    let hull = |all: &[f64]| {
+        if all.iter().any(|x| x.is_nan()) {
+            ANY
+        } else {
+            all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x)))
+        }
     };
-    let mut of = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
+    let mut operand = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
     let two = |op: BinaryOp, (a, b): (f64, f64), (c, d): (f64, f64)| match op {
         BinaryOp::Add => (a + c, b + d),
         BinaryOp::Sub => (a - d, b - c),
@@ -207,38 +209,40 @@ fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> 
         _ => ANY,
     };
     match op {
-        Op::Binary(op) => two(*op, of(0), of(1)),
+        Op::Binary(op) => two(*op, operand(0), operand(1)),
         Op::BinaryScalar { op, scalar, scalar_left } => {
-            let (x, s) = (of(0), (scalar.as_f64(), scalar.as_f64()));
+            let x = operand(0);
+            let s = (scalar.as_f64(), scalar.as_f64());
             if *scalar_left { two(*op, s, x) } else { two(*op, x, s) }
         }
-        Op::Unary(UnaryOp::Neg) => two(BinaryOp::Sub, (0.0, 0.0), of(0)),
+        Op::Unary(UnaryOp::Neg) => two(BinaryOp::Sub, (0.0, 0.0), operand(0)),
         Op::Unary(UnaryOp::Abs) => {
-            let (a, b) = of(0);
+            let (a, b) = operand(0);
             (0.0, a.abs().max(b.abs()))
         }
-        Op::Unary(UnaryOp::Reciprocal) => two(BinaryOp::Div, (1.0, 1.0), of(0)),
+        Op::Unary(UnaryOp::Reciprocal) => two(BinaryOp::Div, (1.0, 1.0), operand(0)),
         Op::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh | UnaryOp::Sigmoid) => (-1.0, 1.0),
         Op::Unary(UnaryOp::Exp) => {
-            let (a, b) = of(0);
+            let (a, b) = operand(0);
             hull(&[a.exp(), b.exp()])
         }
         Op::Select => {
-            let ((a, b), (c, d)) = (of(1), of(2));
+            let (a, b) = operand(1);
+            let (c, d) = operand(2);
             (a.min(c), b.max(d))
         }
         Op::CumSum { axis } => {
             let extent = inputs.first().and_then(|&x| cx.shape(x).get(*axis));
             let most = extent.map_or(f64::INFINITY, |d| d.upper_bound(cx.symbols()) as f64);
-            let sum = two(BinaryOp::Mul, of(0), (1.0, most.max(1.0)));
+            let sum = two(BinaryOp::Mul, operand(0), (1.0, most.max(1.0)));
             (sum.0.min(0.0), sum.1.max(0.0))
         }
         Op::Concat { .. } => {
-            let all: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(of(i))).collect();
+            let all: Vec<f64> = (0..inputs.len()).flat_map(|i| <[f64; 2]>::from(operand(i))).collect();
             hull(&all)
         }
-        Op::Cast | Op::Copy | Op::Reshape | Op::Expand => of(0),
-        Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => of(0),
+        Op::Cast | Op::Copy | Op::Reshape | Op::Expand => operand(0),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => operand(0),
         _ => ANY,
     }
 }

@@ -1,8 +1,9 @@
-//! What of a condition are bounds of attention, and what stays a mask.
+//! Splits a condition into bounds of attention and a remaining mask.
 //!
-//! An atom is a bound where it compares the column with something that does not depend on it. Atoms that say nothing of
-//! the row, or nothing of the column, stay small: the former are the mask that is left, the latter hide all of a row
-//! and become a bound at an operand. Only what depends on both and is no bound keeps the mask as large as it was.
+//! An atom is a bound if it compares the column with something that does not depend on it. Atoms that do not
+//! depend on the row, or not on the column, stay small. The former make up the remaining mask. The latter
+//! hide a whole row and become a bound with an operand. Only an atom that depends on both and is not a bound
+//! keeps the mask at its full size.
 
 use symmc_ir::{AttentionBound, BoundSide, DType, Dim, Op};
 
@@ -12,11 +13,11 @@ use crate::rewrite::Rewriter;
 
 #[derive(Debug)]
 pub struct ConditionSplit {
-    /// The bounds, with the operand of each that has one.
+    /// The bounds, with the operands of those that have one.
     pub bounds: Vec<PendingBound>,
-    /// What is left: all of these.
+    /// The remaining atoms, as a conjunction.
     pub rest: Vec<AtomWitness>,
-    /// Whether anything of the condition is a bound, or hides nothing.
+    /// Whether some atom became a bound or turned out to hide nothing.
     pub gained: bool,
 }
 
@@ -29,24 +30,25 @@ pub struct PendingBound {
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum BoundOperand {
-    /// A sum of these; nothing if there is no operand.
+    /// The sum of these terms; empty if there is no operand.
     Sum(Vec<(i64, ElementRef)>),
-    /// The row sees nothing where this is false.
+    /// A row sees nothing if this is false for it.
     Rows(AtomWitness),
-    /// Where the chunk of `of` begins, or ends on the side below, less `less`.
+    /// The start of the chunk of `of`, or its end for a bound with the side below, minus `less`.
     Chunk {
-        /// A position of the row.
+        /// A position that depends on the row.
         of: LinearExpr,
-        /// How much further the chunks of columns begin.
+        /// The offset that the atom adds to the column before it determines the column's chunk.
         less: LinearExpr,
-        /// The positions of a chunk.
+        /// The number of positions in a chunk.
         by: i64,
     },
-    /// Where the elements that equal that of the row begin, or end, along an axis along which they never fall.
+    /// The start, or the end, of the run of elements that equal the row's element, along an axis on which
+    /// elements never decrease.
     Segment { leaf: ElementRef, axis: usize },
 }
 
-/// Takes a condition about scores of this shape apart, if it is a conjunction.
+/// Splits a condition on scores of this shape, if it is a conjunction.
 pub fn split_condition(cx: &Rewriter, condition: &MaskCondition, scores: &[Dim]) -> Option<ConditionSplit> {
     if condition.negated {
         return None;
@@ -69,41 +71,44 @@ pub fn split_condition(cx: &Rewriter, condition: &MaskCondition, scores: &[Dim])
     Some(out)
 }
 
-/// Whether the end or the beginning of a chunk hides nothing beside a bound within the chunk.
+/// Whether a bound at the start or end of a chunk hides nothing beyond another bound, which lies within the
+/// chunk.
 fn is_implied(limit: &PendingBound, by: &PendingBound) -> bool {
     let (a, b) = (&limit.bound, &by.bound);
-    // Elements that never fall do not exceed that of the row up to it.
+    // Elements never decrease, so those up to the row's own do not exceed it.
     if let (BoundOperand::Segment { leaf, axis }, BoundSide::Below) = (&limit.operand, a.side) {
         let from_start = matches!(&leaf.axis_indices[*axis], AxisIndex::Along { start, .. } if start.as_const() == Some(0));
         let near = b.row && !b.operand && b.chunk.is_none() && b.add.as_const().is_some_and(|c| c <= 1);
         return from_start && near && b.side == BoundSide::Below;
     }
-    let alike = (a.side, a.row, a.operand) == (b.side, b.row, b.operand) && limit.operand == by.operand;
-    let Some(behind) = (b.add.clone() - a.add.clone()).as_const() else { return false };
+    let same_position =
+        (a.side, a.row, a.operand) == (b.side, b.row, b.operand) && limit.operand == by.operand;
+    let Some(distance) = (b.add.clone() - a.add.clone()).as_const() else { return false };
     let within = match a.side {
-        BoundSide::Below => behind <= 1,
-        BoundSide::From => behind >= 0,
+        BoundSide::Below => distance <= 1,
+        BoundSide::From => distance >= 0,
     };
-    alike && a.chunk.is_some() && b.chunk.is_none() && within
+    same_position && a.chunk.is_some() && b.chunk.is_none() && within
 }
 
-/// Adds a bound that is not there yet, those below a limit first.
+/// Adds a bound unless it is already there. Bounds with the side below come first.
 fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
-    let alike =
+    let differs_by_offset =
         |b: &PendingBound| AttentionBound { add: limit.bound.add.clone(), ..b.bound.clone() } == limit.bound;
-    let same = |b: &&mut PendingBound| b.bound.chunk.is_none() && alike(b) && b.operand == limit.operand;
+    let same =
+        |b: &&mut PendingBound| b.bound.chunk.is_none() && differs_by_offset(b) && b.operand == limit.operand;
     if let Some(other) = bounds.iter_mut().find(same)
         && let Some(more) = (limit.bound.add.clone() - other.bound.add.clone()).as_const()
     {
-        // Of two that differ by a constant one says what both say.
+        // If two bounds differ by a constant, the tighter one implies the other.
         if (more < 0) == (limit.bound.side == BoundSide::Below) {
             *other = limit;
         }
         return;
     }
     if !bounds.contains(&limit) {
-        let behind = bounds.iter().position(|b| b.bound.side == BoundSide::From).unwrap_or(bounds.len());
-        let at = if limit.bound.side == BoundSide::Below { behind } else { bounds.len() };
+        let first_from = bounds.iter().position(|b| b.bound.side == BoundSide::From).unwrap_or(bounds.len());
+        let at = if limit.bound.side == BoundSide::Below { first_from } else { bounds.len() };
         bounds.insert(at, limit);
     }
 }
@@ -125,8 +130,8 @@ fn atom_bound(cx: &Rewriter, kind: &AtomKind, scores: &[Dim]) -> Option<PendingB
             _ => None,
         },
         AtomKind::ChunkAtLeast { a, b, by } => {
-            // The chunk of the column is not before, or not behind, that of the other side. What is added to the column
-            // is added to the other side instead where it moves whole chunks.
+            // The chunk of the column is at or after the chunk of the other side, or at or before it. If the
+            // offset of the column moves whole chunks, it moves to the other side.
             let (side, x, other) = match (a.steps[column], b.steps[column]) {
                 (1, 0) if still(b) => (BoundSide::From, without(a)?, b),
                 (0, 1) if still(a) => (BoundSide::Below, without(b)?, a),
@@ -144,7 +149,7 @@ fn atom_bound(cx: &Rewriter, kind: &AtomKind, scores: &[Dim]) -> Option<PendingB
     }
 }
 
-/// The bound at an operand that is computed from positions of rows.
+/// A bound whose operand is computed from positions of rows.
 fn operand_bound(
     cx: &Rewriter,
     side: BoundSide,
@@ -165,7 +170,7 @@ fn operand_bound(
     fits.then_some(PendingBound { bound, operand })
 }
 
-/// The bound where an element of the row is not less, or not more, than that of the column, of a cumulative sum of bools.
+/// The bound for a comparison of the row's element with the column's element, of a cumulative sum of bools.
 fn segment(cx: &Rewriter, x: &LinearExpr, scores: &[Dim]) -> Option<PendingBound> {
     let (row, column) = (scores.len().checked_sub(2)?, scores.len() - 1);
     let [(a, first), (b, second)] = &x.terms[..] else { return None };
@@ -220,7 +225,7 @@ fn position_bound(
     })
 }
 
-/// An atom that hides all of some rows and nothing of others.
+/// A bound for an atom that hides some rows completely and nothing of others.
 fn row_mask_bound(atom: &ConditionAtom, scores: &[Dim]) -> Option<PendingBound> {
     let (row, column) = (scores.len().checked_sub(2)?, scores.len() - 1);
     let leaf = &atom.witness.leaf;
@@ -254,7 +259,7 @@ fn hides_nothing(cx: &Rewriter, limit: &PendingBound, scores: &[Dim]) -> bool {
     }
 }
 
-/// Whether every row sees a column by these bounds, as far as is known.
+/// Whether every row is known to see a column by these bounds.
 pub fn every_row_has_visible_column<'a>(
     cx: &Rewriter,
     bounds: impl Iterator<Item = &'a AttentionBound>,
@@ -268,23 +273,24 @@ pub fn every_row_has_visible_column<'a>(
     let symbols = cx.symbols();
     let one = Dim::from(1);
     let last = rows.clone() - one.clone();
-    // A bound at a row, with the ends of all columns as bounds.
-    // A chunk begins not behind its position, and ends behind it.
+    // A bound that moves with the row; the first and the last column count as bounds, too. A chunk begins at
+    // or before its position and ends after it.
     let line = |b: &&AttentionBound| {
         let ends = b.chunk.is_some() && b.side == BoundSide::Below;
         (i64::from(b.row), b.add.clone() + Dim::from(i64::from(ends)))
     };
-    let of = |side| bounds.iter().filter(move |b| b.side == side);
-    let below = of(BoundSide::Below).map(line).chain([(0, columns.clone())]);
-    let from: Vec<(i64, Dim)> = of(BoundSide::From).map(line).chain([(0, Dim::from(0))]).collect();
-    // Where there is a row there is a column.
+    let on_side = |side| bounds.iter().filter(move |b| b.side == side);
+    let below = on_side(BoundSide::Below).map(line).chain([(0, columns.clone())]);
+    let from: Vec<(i64, Dim)> = on_side(BoundSide::From).map(line).chain([(0, Dim::from(0))]).collect();
+    // If there is a row, there is a column.
     let filled = rows.provably_le(columns, symbols);
     below.into_iter().all(|(up, end)| {
         from.iter().all(|(down, start)| {
             if filled && (up, *down) == (0, 0) && end == *columns && start.as_const() == Some(0) {
                 return true;
             }
-            // Linear in the row: it holds everywhere if it holds at the first and the last.
+            // The difference is linear in the row, so it holds everywhere if it holds at the first and the
+            // last row.
             let room = end.clone() - start.clone();
             let at_last = room.clone() + last.clone() * Dim::from(up - down);
             one.provably_le(&room, symbols) && one.provably_le(&at_last, symbols)

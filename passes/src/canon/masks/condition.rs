@@ -1,14 +1,15 @@
 //! Bools that are conjunctions of comparisons of positions.
 //!
-//! Each [`ConditionAtom`] says what it compares and has a witness: a bool of the program that may stand in its place, so that
-//! what is not used as a bound is computed as before. The conjunction of all atoms stays the same with any of them
-//! replaced by their witnesses; an atom alone need not be its witness.
+//! Each [`ConditionAtom`] states its comparison and has a witness: a bool of the program that can replace
+//! the atom, so that an atom that does not become a bound is computed as before. The conjunction of all
+//! atoms stays the same if any of them are replaced by their witnesses. A single atom may differ from its
+//! witness.
 
 use symmc_ir::{Graph, ValueId};
 
 use super::linear::{AxisView, ElementRef, LinearExpr};
 
-/// Integers as comparisons know them.
+/// Integers in the forms that comparisons understand.
 #[derive(Clone, PartialEq, Debug)]
 pub enum IndexExpr {
     /// A sum of positions.
@@ -17,15 +18,15 @@ pub enum IndexExpr {
     Min(Vec<LinearExpr>),
     /// The floor of a quotient by a positive number.
     Floor(LinearExpr, i64),
-    /// The difference of two such floors by one number.
+    /// The difference of two floors of quotients by the same number.
     Floors(LinearExpr, LinearExpr, i64),
 }
 
-/// A conjunction of atoms, or its contrary.
+/// A conjunction of atoms, or the negation of one.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MaskCondition {
     pub negated: bool,
-    /// All of which hold.
+    /// The terms of the conjunction.
     pub atoms: Vec<ConditionAtom>,
 }
 
@@ -35,7 +36,7 @@ pub struct ConditionAtom {
     pub witness: AtomWitness,
 }
 
-/// Elements of a bool value, or their contraries.
+/// Elements of a bool value, possibly negated.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AtomWitness {
     pub leaf: ElementRef,
@@ -51,15 +52,15 @@ pub enum AtomKind {
         b: LinearExpr,
         by: i64,
     },
-    /// No more than the witness says.
+    /// No more is known than the witness.
     Opaque,
 }
 
-/// Conjunctions have at most so many atoms.
+/// The most atoms of a conjunction.
 const MAX_ATOMS: usize = 16;
 
 impl IndexExpr {
-    /// The same for the positions of a view.
+    /// The integer at the positions of a view.
     pub fn through_view(&self, view: &AxisView) -> Option<IndexExpr> {
         self.map_linear(|x| x.through_view(view))
     }
@@ -75,7 +76,7 @@ impl IndexExpr {
         })
     }
 
-    /// `self + sign * other`, where that is a number.
+    /// `self + sign * other`, if that has one of these forms.
     pub fn add_signed(&self, sign: i64, other: &IndexExpr) -> Option<IndexExpr> {
         let each = |all: &[LinearExpr], f: &dyn Fn(&LinearExpr) -> Option<LinearExpr>| {
             all.iter().map(f).collect::<Option<Vec<_>>>()
@@ -93,9 +94,10 @@ impl IndexExpr {
             }
             (IndexExpr::Linear(a), IndexExpr::Max(all) | IndexExpr::Min(all)) => {
                 let all = each(all, &|y| a.add_scaled(sign, y))?;
-                match matches!(other, IndexExpr::Max(_)) == (sign > 0) {
-                    true => IndexExpr::Max(all),
-                    false => IndexExpr::Min(all),
+                if matches!(other, IndexExpr::Max(_)) == (sign > 0) {
+                    IndexExpr::Max(all)
+                } else {
+                    IndexExpr::Min(all)
                 }
             }
             (IndexExpr::Floor(x, by), IndexExpr::Floor(y, same)) if by == same && sign == -1 => {
@@ -153,7 +155,7 @@ impl MaskCondition {
         MaskCondition { negated: !holds, atoms: Vec::new() }
     }
 
-    /// A bool value of which no more is known.
+    /// A bool value about which nothing is known.
     pub fn opaque(graph: &Graph, value: ValueId) -> MaskCondition {
         let witness = AtomWitness { leaf: ElementRef::whole_value(graph, value), negated: false };
         MaskCondition { negated: false, atoms: vec![ConditionAtom { kind: AtomKind::Opaque, witness }] }
@@ -171,7 +173,7 @@ impl MaskCondition {
         self
     }
 
-    /// Both, where that is a conjunction.
+    /// `self` and `other`, if that is a conjunction.
     pub fn and(self, other: MaskCondition) -> Option<MaskCondition> {
         match (self.is_constant(), other.is_constant()) {
             (Some(true), _) | (_, Some(false)) => return Some(other),
@@ -190,7 +192,7 @@ impl MaskCondition {
         (atoms.len() <= MAX_ATOMS).then_some(MaskCondition { negated: false, atoms })
     }
 
-    /// One or the other, where that is the contrary of a conjunction.
+    /// `self` or `other`, if that is the negation of a conjunction.
     pub fn or(self, other: MaskCondition) -> Option<MaskCondition> {
         self.negate().and(other.negate()).map(MaskCondition::negate)
     }
@@ -216,7 +218,7 @@ fn as_small_constant(x: &LinearExpr) -> Option<i64> {
     x.constant.as_const().filter(|c| still && c.unsigned_abs() < 1 << 40)
 }
 
-/// `a >= b`, which `witness` says.
+/// The condition `a >= b`, with `witness` as the bool that the program computes for it.
 pub fn at_least_condition(a: &IndexExpr, b: &IndexExpr, witness: &AtomWitness) -> Option<MaskCondition> {
     let one = |kind| {
         Some(MaskCondition { negated: false, atoms: vec![ConditionAtom { kind, witness: witness.clone() }] })
@@ -237,7 +239,7 @@ pub fn at_least_condition(a: &IndexExpr, b: &IndexExpr, witness: &AtomWitness) -
         (IndexExpr::Floor(a, by), IndexExpr::Floor(b, same)) if by == same => {
             one(AtomKind::ChunkAtLeast { a: a.clone(), b: b.clone(), by: *by })
         }
-        // floor(x / by) - floor(y / by) >= c, and <= c, of a constant c.
+        // floor(x / by) - floor(y / by) >= c, and <= c, for a constant c.
         (IndexExpr::Floors(x, y, by), IndexExpr::Linear(c)) => one(AtomKind::ChunkAtLeast {
             a: x.clone(),
             b: y.offset_by(as_small_constant(c)?.checked_mul(*by)?)?,

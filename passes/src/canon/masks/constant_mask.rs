@@ -1,4 +1,4 @@
-//! Masks that are stored: constants of two values, one of which fills an interval of each row.
+//! Masks that are stored as constants of two values, one of which fills an interval of each row.
 
 use symmc_ir::{DType, Dim, FloatAttribute, Graph, Scalar, Tensor, ValueId};
 
@@ -6,20 +6,20 @@ use super::condition::{AtomKind, AtomWitness, ConditionAtom, MaskCondition};
 use super::fact::{MaskFact, choice_fact};
 use super::linear::{ElementRef, LinearExpr};
 
-/// Larger constants are not looked at.
+/// The most elements of a constant that is analysed.
 const MAX_ELEMENTS: usize = 1 << 24;
 
 #[derive(Clone, Copy)]
 enum RunBoundary {
-    /// That of all columns.
+    /// The first or the last column.
     Open,
     At(usize),
-    /// At the index of the row plus this.
+    /// The index of the row plus this.
     Row(i64),
 }
 
 impl RunBoundary {
-    /// Where it is for a row.
+    /// The column of this boundary in a row.
     fn column_at(self, row: usize, open: usize, columns: usize) -> usize {
         match self {
             RunBoundary::Open => open,
@@ -29,15 +29,16 @@ impl RunBoundary {
     }
 }
 
-/// What the elements of a constant say of positions.
+/// The elements of a constant as a function of positions.
 pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Option<MaskFact> {
-    let (shape, size) = (data.shape(), data.dtype().size());
+    let shape = data.shape();
+    let size = data.dtype().size();
     let (&columns, outer) = shape.split_last()?;
     let rows = outer.last().copied().unwrap_or(1);
     if data.numel() == 0 || data.numel() > MAX_ELEMENTS {
         return None;
     }
-    // Heads and batches have one mask.
+    // Heads and batches must share one mask.
     let mut blocks = data.data().chunks_exact(rows * columns * size);
     let block = blocks.next()?;
     if !blocks.all(|other| other == block) {
@@ -45,7 +46,7 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
     }
     let first = &block[..size];
     let other = block.chunks_exact(size).position(|e| e != first)?;
-    let of = [scalar_at(data, 0)?, scalar_at(data, other)?];
+    let numbers = [scalar_at(data, 0)?, scalar_at(data, other)?];
     let seen = |value: &[u8]| {
         let runs = block
             .chunks_exact(columns * size)
@@ -57,11 +58,11 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
     if block.chunks_exact(size).any(|e| e != first && e != second) {
         return None;
     }
-    let (ends, of) = match seen(first) {
-        Some(ends) => (ends, of),
-        None => (seen(second)?, [of[1], of[0]]),
+    let ((from, below), numbers) = match seen(first) {
+        Some(ends) => (ends, numbers),
+        None => (seen(second)?, [numbers[1], numbers[0]]),
     };
-    Some(choice_fact(interval_condition(graph, value, ends), of, data.dtype()))
+    Some(choice_fact(interval_condition(graph, value, from, below), numbers, data.dtype()))
 }
 
 fn scalar_at(data: &Tensor, at: usize) -> Option<Scalar> {
@@ -73,7 +74,8 @@ fn scalar_at(data: &Tensor, at: usize) -> Option<Scalar> {
     }
 }
 
-/// Where a value begins and ends in a row, if it stands in one run or not at all.
+/// The start and the end of a value in a row, if its occurrences are contiguous; an empty range if there are
+/// none.
 fn find_run(row: &[u8], value: &[u8], size: usize) -> Option<(usize, usize)> {
     let is = |e: &[u8]| e == value;
     let elements = || row.chunks_exact(size);
@@ -82,7 +84,7 @@ fn find_run(row: &[u8], value: &[u8], size: usize) -> Option<(usize, usize)> {
     elements().skip(start).take(end - start).all(is).then_some((start, end))
 }
 
-/// The ends that give these runs.
+/// The boundaries that give these runs.
 fn fit_boundaries(runs: &[(usize, usize)], columns: usize) -> Option<(RunBoundary, RunBoundary)> {
     let filled = || runs.iter().enumerate().filter(|(_, r)| r.0 < r.1);
     let candidates = |end: Option<(usize, usize)>| {
@@ -100,11 +102,7 @@ fn fit_boundaries(runs: &[(usize, usize)], columns: usize) -> Option<(RunBoundar
     from.iter().find_map(|&f| below.iter().find(|&&b| fits(f, b)).map(|&b| (f, b)))
 }
 
-fn interval_condition(
-    graph: &Graph,
-    value: ValueId,
-    (from, below): (RunBoundary, RunBoundary),
-) -> MaskCondition {
+fn interval_condition(graph: &Graph, value: ValueId, from: RunBoundary, below: RunBoundary) -> MaskCondition {
     let shape = &graph.ty(value).shape;
     let rank = shape.len();
     let one = Dim::from(1);
@@ -113,7 +111,8 @@ fn interval_condition(
             steps[axis] = by;
         }
     };
-    let (row, column) = (rank.checked_sub(2), rank.checked_sub(1));
+    let row = rank.checked_sub(2);
+    let column = rank.checked_sub(1);
     let mut atoms = Vec::new();
     // column - limit >= 0 and limit - 1 - column >= 0.
     for (end, sign) in [(from, 1), (below, -1)] {

@@ -1,4 +1,4 @@
-//! What is known of the elements of a value, and where it is kept.
+//! Facts about the elements of values, and the cache that stores them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use super::condition::{IndexExpr, MaskCondition};
 pub enum MaskFact {
     Number(IndexExpr),
     Condition(MaskCondition),
-    /// A number that is the first where a condition holds, else the second.
+    /// The first number if the condition holds, else the second.
     Select(MaskCondition, [Scalar; 2]),
     Unknown,
 }
@@ -23,7 +23,7 @@ pub struct MaskFactCache {
     pub(super) depth: Cell<usize>,
 }
 
-/// One of two numbers of a dtype; a condition if they are bools.
+/// A choice between two numbers of a dtype; a condition if they are bools.
 pub(super) fn choice_fact(c: MaskCondition, of: [Scalar; 2], dtype: DType) -> MaskFact {
     let bools = of.map(|s| s.as_f64() != 0.0);
     match (dtype, bools) {

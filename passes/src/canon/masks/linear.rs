@@ -1,13 +1,14 @@
 //! Integers that are sums of positions: a constant, steps along the axes, and elements of other values.
 //!
-//! A [`LinearExpr`] is about a value of some axes and says what its element at a position is. Views carry it from one value
-//! to another ([`AxisView`]). What is not understood is a [`ElementRef`]: an element of a value of the program, with the place
-//! where it stands. Sums are exact integers; [`LinearExpr::fits_type`] says whether a tensor of a dtype holds them.
+//! A [`LinearExpr`] describes a value with certain axes: it gives the element at each position. Views carry
+//! it from one value to another ([`AxisView`]). Anything else is an [`ElementRef`]: an element of a value of
+//! the program, with its position in that value. Sums are exact integers; [`LinearExpr::fits_type`] says
+//! whether a tensor of a dtype holds them.
 
 use symmc_ir::closed_form::non_unit_axes;
 use symmc_ir::{DType, Dim, Graph, Op, SymbolTable, TensorType, ValueId};
 
-/// Where an element of a value stands along one of its axes, for the positions of another value.
+/// The position of an element of a value along one of its axes, as a function of positions of another value.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum AxisIndex {
     /// At one index.
@@ -16,12 +17,12 @@ pub enum AxisIndex {
     Along {
         /// The axis of the other value.
         axis: usize,
-        /// Where its index 0 is.
+        /// The position at index 0.
         start: Dim,
     },
 }
 
-/// Elements of a value of the program; one place for each of its axes.
+/// Elements of a value of the program, with an index for each of its axes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ElementRef {
     pub value: ValueId,
@@ -31,28 +32,29 @@ pub struct ElementRef {
 /// `constant + Σ steps[a] * i[a] + Σ factor * leaf` at the position `i`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LinearExpr {
-    /// What does not move.
+    /// The part that does not depend on the position.
     pub constant: Dim,
-    /// What one step along each axis adds; 0 along axes of extent 1.
+    /// The step along each axis; 0 along axes of extent 1.
     pub steps: Vec<i64>,
-    /// Elements of other values, each value at one place once.
+    /// Elements of other values with their factors; each [`ElementRef`] occurs once.
     pub terms: Vec<(i64, ElementRef)>,
 }
 
-/// How the axes of an operand follow those of a result whose elements are elements of the operand.
+/// The map from positions of a result to positions of the operand from which its elements come.
 pub struct AxisView {
-    /// For each axis of the operand the axis of the result that moves it, if one does, with its step; and where it starts.
+    /// For each axis of the operand: the axis of the result that advances it, if any, with its step; and the
+    /// start.
     axes: Vec<(Option<(usize, i64)>, Dim)>,
     rank: usize,
 }
 
-/// Sums have at most so many terms.
+/// The most terms of a sum.
 const MAX_TERMS: usize = 8;
 /// Constants stay below this, so that sums of a few of them are exact.
 const MAX_CONSTANT: i64 = 1 << 60;
 
 impl AxisView {
-    /// Of an operand that an op broadcasts to a shape.
+    /// The view of an operand that an op broadcasts to a shape.
     pub fn broadcast(from: &[Dim], to: &[Dim]) -> Option<AxisView> {
         let new = to.len().checked_sub(from.len())?;
         let axes = from.iter().enumerate().map(|(a, d)| {
@@ -62,12 +64,13 @@ impl AxisView {
         Some(AxisView { axes: axes.collect(), rank: to.len() })
     }
 
-    /// Of a value whose axes are moved by these axes of a value of so many, each with a step.
+    /// The view of a value whose axes are advanced by these axes of a value of rank `rank`, each with a
+    /// step.
     pub fn from_axes(axes: Vec<Option<(usize, i64)>>, rank: usize) -> AxisView {
         AxisView { axes: axes.into_iter().map(|moved| (moved, Dim::from(0))).collect(), rank }
     }
 
-    /// Of the operand of an op that moves elements.
+    /// The view of the operand of an op that only moves elements.
     pub fn of_op(op: &Op, from: &[Dim], to: &[Dim]) -> Option<AxisView> {
         if matches!(op, Op::Expand) {
             return AxisView::broadcast(from, to);
@@ -81,7 +84,7 @@ impl AxisView {
                 axes.iter_mut().enumerate().for_each(|(a, x)| x.0 = Some((a, 1)));
                 axes[*axis] = (Some((*axis, *step)), start.clone());
             }
-            // Where only axes of extent 1 come and go.
+            // Only reshapes that add or remove axes of extent 1 qualify.
             Op::Reshape => {
                 if !non_unit_axes(from).map(|(_, d)| d).eq(non_unit_axes(to).map(|(_, d)| d)) {
                     return None;
@@ -93,7 +96,7 @@ impl AxisView {
             Op::Copy => axes.iter_mut().enumerate().for_each(|(a, x)| x.0 = Some((a, 1))),
             _ => return None,
         }
-        // An axis of extent 1 moves nothing.
+        // An axis of extent 1 advances nothing.
         for (moved, _) in &mut axes {
             *moved = moved.filter(|&(axis, _)| to[axis].as_const() != Some(1));
         }
@@ -102,7 +105,7 @@ impl AxisView {
 }
 
 impl ElementRef {
-    /// All of a value, element by element.
+    /// A value, element by element.
     pub fn whole_value(graph: &Graph, value: ValueId) -> ElementRef {
         let at = graph.ty(value).shape.iter().enumerate().map(|(axis, d)| match d.as_const() {
             Some(1) => AxisIndex::Fixed(Dim::from(0)),
@@ -115,7 +118,7 @@ impl ElementRef {
         self.axis_indices.iter().any(|p| matches!(p, AxisIndex::Along { axis: a, .. } if *a == axis))
     }
 
-    /// The same elements for the positions of what is a view of the value that this is about.
+    /// The same elements at the positions of a view of the described value.
     pub fn through_view(&self, view: &AxisView) -> Option<ElementRef> {
         let at = self.axis_indices.iter().map(|place| match place {
             AxisIndex::Fixed(_) => Some(place.clone()),
@@ -134,7 +137,7 @@ impl ElementRef {
 }
 
 impl LinearExpr {
-    /// A constant about a value of so many axes.
+    /// A constant for a value of rank `rank`.
     pub fn constant(constant: impl Into<Dim>, rank: usize) -> LinearExpr {
         LinearExpr { constant: constant.into(), steps: vec![0; rank], terms: Vec::new() }
     }
@@ -165,7 +168,7 @@ impl LinearExpr {
         LinearExpr::constant(0, self.steps.len()).add_scaled(factor, self)
     }
 
-    /// The floor of a quotient by a positive number, where that is a sum of positions.
+    /// The floor of the quotient by a positive number, if it is a sum of positions.
     pub fn floor_div(&self, by: i64) -> Option<LinearExpr> {
         let whole =
             self.steps.iter().chain(self.terms.iter().map(|t| &t.0)).all(|s| s.checked_rem(by) == Some(0));
@@ -199,7 +202,7 @@ impl LinearExpr {
         Some(out)
     }
 
-    /// With an index in the place of each axis of the value that this is about.
+    /// Substitutes an index for each axis of the described value.
     pub fn compose(&self, indices: &[LinearExpr], rank: usize) -> Option<LinearExpr> {
         let mut out = LinearExpr::constant(self.constant.clone(), rank);
         if !self.terms.is_empty() {
@@ -211,12 +214,12 @@ impl LinearExpr {
         Some(out)
     }
 
-    /// Whether nothing in it depends on an axis.
+    /// Whether no part depends on an axis.
     pub fn is_constant_along(&self, axis: usize) -> bool {
         self.steps.get(axis).is_none_or(|s| *s == 0) && !self.terms.iter().any(|t| t.1.varies_along(axis))
     }
 
-    /// The least and the greatest value over a shape, never too narrow; `None` if elements of values are in it.
+    /// An interval that contains all values over a shape; `None` if elements of other values occur.
     pub fn range(&self, symbols: &SymbolTable, shape: &[Dim]) -> Option<(i64, i64)> {
         if !self.terms.is_empty() {
             return None;
@@ -231,8 +234,8 @@ impl LinearExpr {
         (low.unsigned_abs() < i64::MAX as u64 && high < i64::MAX).then_some((low.min(high), high.max(low)))
     }
 
-    /// Whether a tensor of this type holds it. Elements of 64 bits are positions and far from the ends of their range; sums
-    /// of narrower ones with anything are not known to fit.
+    /// Whether a tensor of this type holds the sum. Elements of 64 bits are positions and far from the ends
+    /// of their range. Sums of narrower elements with anything else are not known to fit.
     pub fn fits_type(&self, symbols: &SymbolTable, ty: &TensorType) -> bool {
         let free = LinearExpr { terms: Vec::new(), ..self.clone() };
         let Some((low, high)) = free.range(symbols, &ty.shape) else { return false };
@@ -247,7 +250,7 @@ impl LinearExpr {
     }
 }
 
-/// A product, if it is far from the ends of 64 bits.
+/// The product, if it is far from the ends of 64 bits.
 fn scale_dim(dim: &Dim, by: i64) -> Option<Dim> {
     (by.checked_abs()? < MAX_CONSTANT >> 24).then(|| dim.clone() * Dim::from(by))
 }

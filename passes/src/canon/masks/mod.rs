@@ -1,13 +1,17 @@
-//! What masks say: integers and bools as functions of positions.
+//! Analysis of masks: integers and bools as functions of positions.
 //!
-//! A mask is arithmetic on positions. [`mask_fact()`] follows it from the value back to where positions come from, and says what
-//! an element is at a position: a sum of positions ([`linear`]), a conjunction of comparisons of such sums
-//! ([`mod@condition`]), or one of two numbers by a condition. [`additive`] takes masks apart that are added to scores,
-//! [`bounds`] says what of a condition are bounds of attention, [`operands`] makes values of what these read, [`row_visibility`] says
-//! which rows see a column at all. Everything follows from arithmetic on the facts; what is
-//! not understood is a leaf, an element of a value of the program.
+//! A mask is arithmetic on positions. [`mask_fact()`] follows it from the value back to the source of the
+//! positions. A fact gives an element as a function of its position: a sum of positions ([`linear`]), a
+//! conjunction of comparisons of such sums ([`mod@condition`]), or one of two numbers selected by a
+//! condition.
 //!
-//! Facts are computed where they are asked for, and kept for each value.
+//! - [`additive`] splits masks that are added to scores.
+//! - [`bounds`] splits a condition into bounds of attention and a remaining mask.
+//! - [`operands`] emits the values that bounds and masks read.
+//! - [`row_visibility`] computes which rows see a column at all.
+//!
+//! Everything follows from arithmetic on the facts. Anything else is a leaf: an element of a value of the
+//! program. Facts are computed on demand and cached for each value.
 
 pub mod additive;
 pub mod bounds;
@@ -29,7 +33,7 @@ use self::fact::choice_fact;
 use self::linear::{AxisView, ElementRef, LinearExpr};
 use crate::rewrite::Rewriter;
 
-/// How far facts are followed, one inside the other.
+/// The deepest nesting of facts that is followed.
 const MAX_DEPTH: usize = 64;
 
 pub fn mask_fact(cx: &Rewriter, value: ValueId) -> Rc<MaskFact> {
@@ -47,7 +51,7 @@ pub fn mask_fact(cx: &Rewriter, value: ValueId) -> Rc<MaskFact> {
     found
 }
 
-/// An integer value as sums of positions; at least as its own elements.
+/// An integer value as a sum of positions, or as its own elements.
 pub fn index_expr(cx: &Rewriter, value: ValueId) -> IndexExpr {
     match &*mask_fact(cx, value) {
         MaskFact::Number(n) => n.clone(),
@@ -58,7 +62,7 @@ pub fn index_expr(cx: &Rewriter, value: ValueId) -> IndexExpr {
     }
 }
 
-/// A bool value as a condition; at least as its own elements.
+/// A bool value as a condition, or as its own elements.
 pub fn mask_condition(cx: &Rewriter, value: ValueId) -> MaskCondition {
     match &*mask_fact(cx, value) {
         MaskFact::Condition(c) => c.clone(),
@@ -70,7 +74,7 @@ fn value_witness(cx: &Rewriter, value: ValueId) -> AtomWitness {
     AtomWitness { leaf: ElementRef::whole_value(cx.graph(), value), negated: false }
 }
 
-/// An integer value of this type, if it is held exactly.
+/// The fact of an integer value of this type, if the type holds the number exactly.
 fn exact_index_fact(cx: &Rewriter, number: IndexExpr, ty: &TensorType) -> Option<MaskFact> {
     let fits = match &number {
         IndexExpr::Linear(x) | IndexExpr::Floor(x, _) => x.fits_type(cx.symbols(), ty),
@@ -103,11 +107,12 @@ fn compute_fact(cx: &Rewriter, value: ValueId) -> Option<MaskFact> {
         }
         Op::BinaryScalar { op, scalar, scalar_left } => {
             let stored = scalar::scalar_operand(*op, *scalar, cx.ty(first).dtype)?;
-            let (x, s) = (FactOperand::Value(first), FactOperand::Scalar(stored));
+            let x = FactOperand::Value(first);
+            let s = FactOperand::Scalar(stored);
             binary(cx, *op, if *scalar_left { [s, x] } else { [x, s] }, value)
         }
         Op::Select => select(cx, inputs, ty),
-        // A leaf of its own, which views lead to.
+        // A cumulative sum is a leaf of its own, to which views lead.
         Op::CumSum { .. } if !ty.dtype.is_float() => Some(MaskFact::Number(IndexExpr::Linear(
             LinearExpr::leaf(ElementRef::whole_value(cx.graph(), value), ty.rank()),
         ))),
@@ -131,7 +136,7 @@ fn from_known(cx: &Rewriter, known: &ClosedForm, ty: &TensorType) -> Option<Mask
     }
 }
 
-/// The same fact for the positions of a view. A number that is not understood stays a leaf of the view itself.
+/// The same fact at the positions of a view. An unknown number becomes a leaf of the view itself.
 fn fact_through_view(fact: &MaskFact, view: &AxisView) -> Option<MaskFact> {
     Some(match fact {
         MaskFact::Number(n) => MaskFact::Number(n.through_view(view)?),
@@ -150,12 +155,12 @@ fn cast(cx: &Rewriter, x: ValueId, ty: &TensorType) -> Option<MaskFact> {
             let ends = [true, false].map(|b| scalar::convert_scalar(Scalar::Bool(b), to));
             Some(MaskFact::Select(mask_condition(cx, x), [ends[0]?, ends[1]?]))
         }
-        (MaskFact::Select(c, of), to) => {
-            let of = [scalar::convert_scalar(of[0], to)?, scalar::convert_scalar(of[1], to)?];
-            Some(choice_fact(c.clone(), of, to))
+        (MaskFact::Select(c, [x, y]), to) => {
+            let numbers = [scalar::convert_scalar(*x, to)?, scalar::convert_scalar(*y, to)?];
+            Some(choice_fact(c.clone(), numbers, to))
         }
         (MaskFact::Number(IndexExpr::Linear(n)), to) if !n.terms.is_empty() => {
-            // Elements that are not known fit what is wider.
+            // Unknown elements fit any wider type.
             let wider = to == DType::I64 || to == from;
             (wider && !to.is_float()).then(|| MaskFact::Number(IndexExpr::Linear(n.clone())))
         }
@@ -173,10 +178,10 @@ fn unary(cx: &Rewriter, op: UnaryOp, x: ValueId, ty: &TensorType) -> Option<Mask
     match (op, ty.dtype) {
         (UnaryOp::Not, DType::Bool) => Some(MaskFact::Condition(mask_condition(cx, x).negate())),
         (UnaryOp::Neg, d) if d.is_float() => match &*mask_fact(cx, x) {
-            MaskFact::Select(c, of) => {
+            MaskFact::Select(c, numbers) => {
                 let zero = Scalar::Float(symmc_ir::FloatAttribute(0.0));
-                let of = of.map(|s| scalar::fold_binary(BinaryOp::Sub, zero, s, d));
-                Some(MaskFact::Select(c.clone(), [of[0]?, of[1]?]))
+                let negated = numbers.map(|s| scalar::fold_binary(BinaryOp::Sub, zero, s, d));
+                Some(MaskFact::Select(c.clone(), [negated[0]?, negated[1]?]))
             }
             _ => None,
         },
@@ -203,12 +208,12 @@ impl FactOperand {
         match self {
             FactOperand::Value(v) => {
                 let view = AxisView::broadcast(cx.shape(v), shape)?;
-                let of = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
+                let fact = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
                     (MaskFact::Unknown, DType::Bool) => MaskFact::Condition(mask_condition(cx, v)),
                     (MaskFact::Unknown, d) if !d.is_float() => MaskFact::Number(index_expr(cx, v)),
                     (known, _) => known.clone(),
                 };
-                fact_through_view(&of, &view)
+                fact_through_view(&fact, &view)
             }
             FactOperand::Scalar(Scalar::Bool(b)) => Some(MaskFact::Condition(MaskCondition::constant(b))),
             FactOperand::Scalar(s) => Some(MaskFact::Select(MaskCondition::constant(true), [s, s])),
@@ -222,7 +227,7 @@ impl FactOperand {
         }
     }
 
-    /// As sums of positions of a value of this shape, if it is an integer.
+    /// The fact as a sum of positions of a value of this shape, if it is an integer.
     fn to_index_expr(self, cx: &Rewriter, shape: &[Dim]) -> Option<IndexExpr> {
         if let Some(Scalar::Int(i)) = self.scalar(cx) {
             return Some(IndexExpr::Linear(LinearExpr::constant(i, shape.len())));
@@ -279,7 +284,7 @@ fn binary(cx: &Rewriter, op: BinaryOp, xy: [FactOperand; 2], value: ValueId) -> 
     exact_index_fact(cx, number, ty)
 }
 
-/// An op on one of two numbers and one number, on each of the two.
+/// Applies an op to both alternatives of a choice between two numbers.
 fn binary_of_select_fact(
     cx: &Rewriter,
     op: BinaryOp,
@@ -356,14 +361,14 @@ fn select(cx: &Rewriter, inputs: &[ValueId], ty: &TensorType) -> Option<MaskFact
     let full = |v| cx.known_elements(v)?.as_full();
     match (full(x), full(y)) {
         (Some(x), Some(y)) => Some(MaskFact::Select(c, [x, y])),
-        // One of two numbers, where the other branch is one of them as well.
+        // A choice between two numbers, if the other branch is one of them as well.
         (Some(x), None) => nested_select_fact(c, x, all(y)?),
         (None, Some(y)) => nested_select_fact(c.negate(), y, all(x)?),
         _ => None,
     }
 }
 
-/// `x` where `c` holds, else one of two numbers of which `x` is one.
+/// `x` if `c` holds, else a choice between two numbers, one of which is `x`.
 fn nested_select_fact(c: MaskCondition, x: Scalar, other: MaskFact) -> Option<MaskFact> {
     let MaskFact::Select(d, [p, q]) = other else { return None };
     if x == p {
@@ -373,8 +378,8 @@ fn nested_select_fact(c: MaskCondition, x: Scalar, other: MaskFact) -> Option<Ma
     }
 }
 
-/// `x` at indices along `axis` and those that follow it, in the place of which the axes of the indices stand. The indices lie
-/// within their axes: all sizes show it, or every run checks it.
+/// `x` indexed along `axis` and the axes after it; the axes of the indices replace these. The indices lie
+/// within their axes: either this holds for all sizes, or every run checks it.
 fn indexed_fact(
     cx: &Rewriter,
     axis: usize,
@@ -384,11 +389,11 @@ fn indexed_fact(
 ) -> Option<MaskFact> {
     let ty = cx.ty(value);
     let rank = ty.rank();
-    let of = cx.shape(x).len();
-    let inner = (rank + indices.len()).checked_sub(of)?;
+    let operand_rank = cx.shape(x).len();
+    let inner = (rank + indices.len()).checked_sub(operand_rank)?;
     let shape = ty.shape.get(axis..axis + inner)?;
-    let mut places = Vec::with_capacity(of);
-    for a in 0..of {
+    let mut places = Vec::with_capacity(operand_rank);
+    for a in 0..operand_rank {
         let along = |to: usize| {
             let mut linear = LinearExpr::constant(0, rank);
             if ty.shape[to].as_const() != Some(1) {
@@ -402,7 +407,7 @@ fn indexed_fact(
                 if !cx.has_checked_indices(value) && !is_inside(cx, index.linear()?, shape, &cx.shape(x)[a]) {
                     return None;
                 }
-                // The axes of the indices stand behind those before `axis`.
+                // The axes of the indices come after those before `axis`.
                 let axes =
                     (0..inner).map(|i| (ty.shape[axis + i].as_const() != Some(1)).then_some((axis + i, 1)));
                 index.linear()?.through_view(&AxisView::from_axes(axes.collect(), rank))?

@@ -1,4 +1,4 @@
-//! What bounds and masks read, as values: operands of bounds, sums of elements, masks that are left.
+//! Emits the values that bounds and masks read: operands of bounds, sums of elements, and remaining masks.
 
 use symmc_ir::{
     BinaryOp, BoundSide, DType, Dim, Op, ReductionKind, Scalar, TensorType, UnaryOp, ValueId, infer,
@@ -9,10 +9,10 @@ use super::condition::AtomWitness;
 use super::linear::{AxisIndex, ElementRef, LinearExpr};
 use crate::rewrite::Rewriter;
 
-/// Positions beyond all extents.
+/// A position beyond all extents.
 const FAR: i64 = 1 << 41;
 
-/// The operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
+/// Emits the operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
 pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
     match &limit.operand {
         BoundOperand::Sum(terms) => emit_element_sum(cx, terms, scores),
@@ -24,8 +24,8 @@ pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim
             Some(cx.emit("limit", op, &[number], ty))
         }
         BoundOperand::Chunk { of, less, by } => {
-            let of = emit_linear(cx, of, scores)?;
-            let mut at = emit_binary_scalar(cx, BinaryOp::FloorDiv, of, *by);
+            let position = emit_linear(cx, of, scores)?;
+            let mut at = emit_binary_scalar(cx, BinaryOp::FloorDiv, position, *by);
             at = emit_binary_scalar(cx, BinaryOp::Mul, at, *by);
             if limit.bound.side == BoundSide::Below {
                 at = emit_binary_scalar(cx, BinaryOp::Add, at, *by);
@@ -40,7 +40,7 @@ pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim
     }
 }
 
-/// A sum of elements as a value that broadcasts to the rows of the scores; `None` if it has no terms.
+/// Emits a sum of elements as a value that broadcasts to the rows of the scores; `None` if it has no terms.
 fn emit_element_sum(cx: &mut Rewriter, terms: &[(i64, ElementRef)], scores: &[Dim]) -> Option<ValueId> {
     let mut sum = None;
     for (times, leaf) in terms {
@@ -64,7 +64,7 @@ fn emit_element_sum(cx: &mut Rewriter, terms: &[(i64, ElementRef)], scores: &[Di
     sum
 }
 
-/// All of some witnesses as a mask; `None` if there are none.
+/// Emits the conjunction of some witnesses as a mask; `None` if there are none.
 pub fn emit_witness_mask(cx: &mut Rewriter, rest: &[AtomWitness], scores: &[Dim]) -> Option<ValueId> {
     let mut all = None;
     for one in rest {
@@ -77,7 +77,7 @@ pub fn emit_witness_mask(cx: &mut Rewriter, rest: &[AtomWitness], scores: &[Dim]
     all
 }
 
-/// An op of two values that broadcast together.
+/// Emits a binary op on two values that broadcast together.
 pub fn emit_binary(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: ValueId) -> Option<ValueId> {
     let shape = infer::broadcast_shapes(&[cx.shape(x), cx.shape(y)]).ok()?;
     let ty = TensorType::new(cx.ty(x).dtype, shape);
@@ -90,7 +90,7 @@ fn emit_witness(cx: &mut Rewriter, of: &AtomWitness, scores: &[Dim]) -> Option<V
     Some(if of.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
 }
 
-/// A leaf as a value whose axes are those of a shape, of extent 1 where it does not move along them.
+/// Emits a leaf as a value with the axes of a shape, with extent 1 for axes on which it does not depend.
 pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Option<ValueId> {
     let mut value = leaf.value;
     let mut order = Vec::new();
@@ -109,7 +109,7 @@ pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Opti
         }
     }
     order.sort_unstable();
-    // Two axes that move along one would be a diagonal.
+    // Two axes that follow the same axis would form a diagonal.
     if order.windows(2).any(|w| w[0].0 == w[1].0) {
         return None;
     }
@@ -123,7 +123,7 @@ pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Opti
     Some(cx.reshape(value, wide))
 }
 
-/// What a sum of positions that moves along rows alone is for each row, as i64 `[.., l, 1]`.
+/// Emits a sum of positions that depends only on rows, as i64 `[.., l, 1]`.
 fn emit_linear(cx: &mut Rewriter, x: &LinearExpr, scores: &[Dim]) -> Option<ValueId> {
     let [row, _] = row_and_column_axes(scores)?;
     let mut at = emit_dim(cx, &x.constant, scores.len())?;
@@ -140,8 +140,8 @@ fn emit_linear(cx: &mut Rewriter, x: &LinearExpr, scores: &[Dim]) -> Option<Valu
     emit_binary(cx, "position", BinaryOp::Add, at, terms)
 }
 
-/// For each element of a cumulative sum of bools where the elements that equal it begin, or behind the last of them on the side
-/// below. The sums are at most as large as the axis.
+/// For each element of a cumulative sum of bools, emits the start of the run of elements equal to it, or the
+/// position after the run for the side below. The sums are at most as large as the axis.
 fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis: usize) -> Option<ValueId> {
     let shape = cx.shape(sums).to_vec();
     let mut rooms = shape.clone();
@@ -150,17 +150,17 @@ fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis
         BoundSide::From => (0, ReductionKind::Min),
         BoundSide::Below => (1, ReductionKind::Max),
     };
-    let of = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
+    let i64_type = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
     let fill = if side == BoundSide::From { i64::MAX } else { 0 };
-    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], of(rooms.clone()));
-    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], of(vec![shape[axis].clone()]));
+    let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], i64_type(rooms.clone()));
+    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], i64_type(vec![shape[axis].clone()]));
     let mut along = vec![Dim::from(1); shape.len()];
     along[axis] = shape[axis].clone();
     let at = cx.reshape(at, along);
     let at = cx.expand(at, shape.clone());
     let scatter = Op::ScatterElements { axis, combine: Some(combine) };
-    let ends = cx.emit("segment", scatter, &[none, sums, at], of(rooms));
-    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], of(shape)))
+    let ends = cx.emit("segment", scatter, &[none, sums, at], i64_type(rooms));
+    Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], i64_type(shape)))
 }
 
 pub fn emit_binary_scalar(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
@@ -168,7 +168,7 @@ pub fn emit_binary_scalar(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i
     cx.emit("limit", Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x], ty)
 }
 
-/// The number that a dim is, as a value of so many axes.
+/// Emits a dim as a value of this rank.
 pub fn emit_dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
     let ty = TensorType::new(DType::I64, vec![Dim::from(1); rank]);
     if let Some(number) = dim.as_const() {
@@ -178,20 +178,20 @@ pub fn emit_dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
     Some(cx.reshape(at, ty.shape))
 }
 
-/// As many integers as an extent, in a row, from a dim on.
+/// Emits `count` consecutive integers from `start` on.
 fn emit_range(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
-    let of = |n: Dim| TensorType::new(DType::I64, vec![n]);
+    let i64_row = |n: Dim| TensorType::new(DType::I64, vec![n]);
     if let Some(start) = start.as_const() {
-        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], of(count)));
+        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], i64_row(count)));
     }
     if start.bounds(cx.symbols()).0 < 0 {
         return None;
     }
-    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], of(start.clone() + count.clone()));
-    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], of(count)))
+    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_row(start.clone() + count.clone()));
+    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_row(count)))
 }
 
-/// The index of each row and a dim, as i64 `[.., l, 1]`.
+/// Emits the index of each row plus `start`, as i64 `[.., l, 1]`.
 pub fn emit_row_index(cx: &mut Rewriter, start: &Dim, scores: &[Dim]) -> Option<ValueId> {
     let [row, _] = row_and_column_axes(scores)?;
     let all = emit_range(cx, start, scores[row].clone())?;
@@ -200,7 +200,7 @@ pub fn emit_row_index(cx: &mut Rewriter, start: &Dim, scores: &[Dim]) -> Option<
     Some(cx.reshape(all, shape))
 }
 
-/// The axes of rows and of columns, the last two.
+/// The axes of rows and columns, which are the last two.
 pub fn row_and_column_axes(scores: &[Dim]) -> Option<[usize; 2]> {
     let column = scores.len().checked_sub(1)?;
     Some([column.checked_sub(1)?, column])

@@ -1,9 +1,10 @@
-//! Which rows see a column at all, and what those have that do not.
+//! Computes which rows see a column at all, and the result of rows that do not.
 //!
-//! A row whose scores are all replaced by one lowest number has equal weights: the mean of the values. Attention with
-//! bounds gives such a row zeros, or what a mask that is left lets it see. So where it cannot be shown that each row sees
-//! a column, that is computed: of what the bounds leave of a row, an interval, the columns that the rest lets through are
-//! counted by cumulative sums. Nothing of this is as large as the scores.
+//! A row whose scores are all replaced by one lowest number has equal weights, which give the mean of the
+//! values. Attention with bounds gives such a row zeros, or what the remaining mask lets it see. If it
+//! cannot be shown that each row sees a column, visibility is computed: the bounds leave an interval of
+//! columns for a row, and cumulative sums count the columns in it that the remaining mask keeps. No
+//! intermediate value is as large as the scores.
 
 use symmc_ir::{BinaryOp, BoundSide, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId, infer};
 
@@ -11,8 +12,8 @@ use super::bounds::{ConditionSplit, PendingBound};
 use super::operands::{self, emit_binary, emit_binary_scalar, emit_dim, emit_row_index, row_and_column_axes};
 use crate::rewrite::Rewriter;
 
-/// A bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` where what is left of the
-/// condition depends on rows.
+/// Emits a bool for each row of scores of this shape, `[.., l, 1]`: whether it sees a column. `None` if the
+/// rest of the condition depends on rows.
 pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[Dim]) -> Option<ValueId> {
     let [row, _] = row_and_column_axes(scores)?;
     let columns = scores.last()?;
@@ -20,7 +21,8 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
         return None;
     }
     let end = emit_dim(cx, columns, scores.len())?;
-    let (mut below, mut from): (ValueId, Option<ValueId>) = (end, None);
+    let mut below = end;
+    let mut from: Option<ValueId> = None;
     for limit in &split.bounds {
         let at = emit_bound_position(cx, limit, scores)?;
         match limit.bound.side {
@@ -57,12 +59,13 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
     Some(cx.emit("sees", Op::Binary(BinaryOp::Gt), &[high, low], TensorType::new(DType::Bool, shape)))
 }
 
-/// Where a bound is for each row, as i64 `[.., l, 1]`.
+/// Emits the column at which a bound lies in each row, as i64 `[.., l, 1]`.
 fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
     let bound = &limit.bound;
-    let mut at = match bound.row {
-        true => emit_row_index(cx, &bound.add, scores)?,
-        false => emit_dim(cx, &bound.add, scores.len())?,
+    let mut at = if bound.row {
+        emit_row_index(cx, &bound.add, scores)?
+    } else {
+        emit_dim(cx, &bound.add, scores.len())?
     };
     if bound.operand {
         let mut x = operands::emit_bound_operand(cx, limit, scores)?;
@@ -83,7 +86,8 @@ fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) 
     Some(at)
 }
 
-/// How many of a bool mask `[.., s]` are true before each column and before the end, `[.., s + 1]`.
+/// Emits the number of true elements of a bool mask `[.., s]` before each column and before the end, as
+/// `[.., s + 1]`.
 fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
     let mut shape = cx.shape(mask).to_vec();
     let axis = shape.len().checked_sub(1)?;
@@ -94,20 +98,22 @@ fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
     Some(cx.emit("counts", Op::Concat { axis }, &[none, sums], TensorType::new(DType::I64, shape)))
 }
 
-/// The elements of `[.., 1, n]` at the positions `[.., l, 1]`.
+/// Emits the elements of `[.., 1, n]` at the positions `[.., l, 1]`.
 fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
     let at = emit_transpose(cx, at)?;
-    let (from, to) = (cx.shape(x).to_vec(), cx.shape(at).to_vec());
+    let from = cx.shape(x).to_vec();
+    let to = cx.shape(at).to_vec();
     let axis = to.len().checked_sub(1)?;
     let outer = infer::broadcast_shapes(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
     let wide = |last: &Dim| [&outer[..], std::slice::from_ref(last)].concat();
-    let (x, at) = (cx.expand(x, wide(&from[axis])), cx.expand(at, wide(&to[axis])));
+    let x = cx.expand(x, wide(&from[axis]));
+    let at = cx.expand(at, wide(&to[axis]));
     let ty = TensorType::new(DType::I64, cx.shape(at).to_vec());
     let found = cx.emit("counts", Op::GatherElements { axis }, &[x, at], ty);
     emit_transpose(cx, found)
 }
 
-/// With the last two axes in turn.
+/// Swaps the last two axes.
 fn emit_transpose(cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
     let mut ty = cx.ty(x).clone();
     let [row, column] = row_and_column_axes(&ty.shape)?;
@@ -117,28 +123,30 @@ fn emit_transpose(cx: &mut Rewriter, x: ValueId) -> Option<ValueId> {
     Some(cx.emit("axes", Op::Permute { perm }, &[x], ty))
 }
 
-/// What attention gives, but for the rows that do not see a column the mean of the values `[.., g, s, f]`.
+/// Replaces rows of an attention's result that see no column by the mean of the values `[.., g, s, f]`.
 pub fn emit_mean_for_hidden_rows(
     cx: &mut Rewriter,
     y: ValueId,
     sees: ValueId,
     v: ValueId,
 ) -> Option<ValueId> {
-    let (ty, mut mean) = (cx.ty(y).clone(), cx.ty(v).clone());
+    let ty = cx.ty(y).clone();
+    let mut mean = cx.ty(v).clone();
     let axis = mean.shape.len().checked_sub(2)?;
     mean.shape[axis] = Dim::from(1);
     let shape = mean.shape.clone();
     let op = Op::Reduce { op: ReductionKind::Mean, axes: vec![axis], keep: true };
     let mut even = cx.emit("mean", op, &[v], mean);
-    // Heads that share values.
-    if let (Some(own), Some(heads)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
-        let (groups, heads) = (shape[own].clone(), ty.shape[heads].clone());
+    // Groups of heads share values.
+    if let (Some(group_axis), Some(head_axis)) = (axis.checked_sub(1), ty.shape.len().checked_sub(3)) {
+        let groups = shape[group_axis].clone();
+        let heads = ty.shape[head_axis].clone();
         if groups != heads && groups.as_const() != Some(1) {
             let times = heads.exact_div(&groups)?;
-            let (before, behind) = shape.split_at(own + 1);
-            let narrow = [before, &[Dim::from(1)], behind].concat();
-            let wide = [before, &[times], behind].concat();
-            let whole = [&shape[..own], &[heads], behind].concat();
+            let (before, after) = shape.split_at(group_axis + 1);
+            let narrow = [before, &[Dim::from(1)], after].concat();
+            let wide = [before, &[times], after].concat();
+            let whole = [&shape[..group_axis], &[heads], after].concat();
             let each = cx.reshape(even, narrow);
             let each = cx.expand(each, wide);
             even = cx.reshape(each, whole);

@@ -1,4 +1,4 @@
-//! Which values of a graph are gathered shards, and what can stand for values that are computed from them.
+//! Finds values that are gathered shards, and the terms that can replace values computed from them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,11 +13,11 @@ use super::reductions::{ReduceParams, arg_reduce, reduce, softmax, top_k};
 use super::sizes::JudgedSizes;
 use super::terms::{ShardTerms, TermId};
 
-/// What a value is to the shards of a gathered value.
+/// The relation of a value to the shards of a gathered value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum ShardFact {
     Gathered(GatheredValue),
-    /// What a rank computes from its own shard, of the rank of this number.
+    /// A value that is computed from the shard of the rank with this number.
     Piece {
         rank: i64,
         group: GroupId,
@@ -28,7 +28,7 @@ enum ShardFact {
 
 #[derive(Clone, Copy, Debug)]
 pub struct ShardReplacement {
-    /// A term of the same type.
+    /// A term of the same type as the replaced value.
     pub term: TermId,
     /// An all_gather that the value is computed from.
     pub base: NodeId,
@@ -39,14 +39,14 @@ pub struct ShardAnalysis<'g> {
     pub terms: ShardTerms<'g>,
     facts: EntityMap<ValueId, Option<ShardFact>>,
     pub replacements: EntityMap<ValueId, Option<ShardReplacement>>,
-    /// For each all_gather another one with which it must be replaced.
+    /// For each all_gather, another one that must be replaced together with it.
     joined: HashMap<NodeId, NodeId>,
     replication: EntityMap<ValueId, Replication>,
     users: EntityMap<ValueId, Vec<NodeId>>,
 }
 
 impl<'g> ShardAnalysis<'g> {
-    /// The gathered values of a graph that come from these all_gathers.
+    /// Finds the gathered values of a graph that come from these all_gathers.
     pub fn new(graph: &'g Graph, bases: &HashSet<NodeId>) -> Self {
         let values = graph.values.len();
         let mut out = ShardAnalysis {
@@ -68,7 +68,7 @@ impl<'g> ShardAnalysis<'g> {
         out
     }
 
-    /// One of the all_gathers that must be replaced with this one, the same for all of them.
+    /// The representative of all all_gathers that must be replaced together with this one.
     pub fn leader(&self, mut base: NodeId) -> NodeId {
         while let Some(&next) = self.joined.get(&base) {
             base = next;
@@ -122,7 +122,7 @@ impl<'g> ShardAnalysis<'g> {
         }
     }
 
-    /// What stands for the results of a node that reduces a gathered value along its axis.
+    /// The terms that replace the results of a node that reduces a gathered value along its axis.
     fn replace_reduction(&mut self, node: &Node, g: &GatheredValue) -> Option<Vec<(TermId, NodeId)>> {
         let ty = self.graph.ty(*node.outputs.first()?);
         let found = match &node.op {
@@ -197,7 +197,7 @@ impl<'g> ShardAnalysis<'g> {
         }
     }
 
-    /// An element-wise function of gathered values and of others.
+    /// An element-wise function of gathered values and other values.
     fn element_wise(&mut self, node: &Node, ty: &TensorType) -> Option<GatheredValue> {
         if node.op.divides_integers(ty.dtype) {
             return None;
@@ -207,15 +207,16 @@ impl<'g> ShardAnalysis<'g> {
             node.inputs.iter().find_map(|&v| Some((self.as_gathered(v)?.clone(), value_rank(self.graph, v))));
         let (first, first_rank) = first?;
         let extent = first.shard_extent(&self.terms).clone();
-        // The axis as it is counted in the result.
+        // The axis as counted in the result.
         let axis = first.axis + rank - first_rank;
-        let (mut operands, mut by_reader) = (Vec::with_capacity(node.inputs.len()), false);
+        let mut operands = Vec::with_capacity(node.inputs.len());
+        let mut by_reader = false;
         for &v in &node.inputs {
             let aligned = |g: &&GatheredValue| g.axis + rank - value_rank(self.graph, v) == axis;
             let (shard, differs) = match self.as_gathered(v).filter(aligned).cloned() {
                 Some(g) => {
-                    let is_alike = (g.group, g.window) == (first.group, first.window);
-                    if !is_alike || *g.shard_extent(&self.terms) != extent {
+                    let is_same_part = (g.group, g.window) == (first.group, first.window);
+                    if !is_same_part || *g.shard_extent(&self.terms) != extent {
                         return None;
                     }
                     self.join_gathers(first.base, g.base);
@@ -235,7 +236,7 @@ impl<'g> ShardAnalysis<'g> {
         Some(GatheredValue { axis, shard, by_reader, ..first })
     }
 
-    /// The shard of a gathered value, to be broadcast to this many axes and the leading one that it may have.
+    /// The shard of a gathered value, broadcast to `rank` axes, plus the leading axis that it may have.
     fn shard_of_rank(&mut self, g: &GatheredValue, rank: usize) -> TermId {
         if !g.by_reader {
             return g.shard;
@@ -246,11 +247,11 @@ impl<'g> ShardAnalysis<'g> {
         self.terms.reshape(g.shard, shape)
     }
 
-    /// What a value is to the shards of a gathered value, with which it gives a value of this type; and whether it is one for each
-    /// reader.
+    /// The term that combines with shards to give a value of this type, and whether it differs by reader.
     ///
-    /// A value that is broadcast along the axis of the shards is itself if it is the same on all ranks, else what it is on all ranks,
-    /// gathered. Another one is this rank's piece of it.
+    /// If a value is broadcast along the axis of the shards, the term is the value itself if it is the same
+    /// on all ranks, else its values on all ranks, gathered. For any other value, the term is this rank's
+    /// piece of it.
     fn operand_of_shards(
         &mut self,
         v: ValueId,
@@ -291,7 +292,7 @@ impl<'g> ShardAnalysis<'g> {
         Some(ShardFact::Gathered(GatheredValue { window, ..g.clone() }))
     }
 
-    /// What is computed from the shard of one rank and from what is the same on all ranks.
+    /// An element-wise function of the shard of one rank and values that are the same on all ranks.
     fn piece(&mut self, node: &Node, ty: &TensorType) -> Option<ShardFact> {
         let is_function = node.op.is_element_wise() && !node.op.divides_integers(ty.dtype)
             || node.op.is_view()
@@ -319,7 +320,7 @@ impl<'g> ShardAnalysis<'g> {
         Some(ShardFact::Piece { rank, group, shard, base })
     }
 
-    /// The shards of all ranks in order, or gathered values along another axis.
+    /// Concatenates the shards of all ranks in order, or gathered values along another axis.
     fn concat(&mut self, node: &Node, axis: usize) -> Option<GatheredValue> {
         match self.facts[node.inputs[0]].clone()? {
             ShardFact::Piece { group, shard, base, .. } => {
@@ -350,8 +351,8 @@ impl<'g> ShardAnalysis<'g> {
     }
 }
 
-/// The axis of the result of an op with one operand on which the shards are, and the extent of a shard there, where the op computes
-/// each shard's part of the result from that shard alone.
+/// For an op with one operand that computes each shard's part of the result from that shard alone: the axis
+/// of the result along which the shards lie, and the extent of a shard there.
 fn gathered_axis_after(
     op: &Op,
     g: &GatheredValue,
@@ -381,7 +382,7 @@ fn value_rank(graph: &Graph, v: ValueId) -> usize {
     graph.ty(v).rank()
 }
 
-/// An op with one operand, on an operand with one more leading axis; none if it cannot be had.
+/// An op with one operand, changed for an operand with one more leading axis; `None` if that is impossible.
 fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
     Some(match op {
         Op::Permute { perm } => {
@@ -394,19 +395,19 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
             Op::Reduce { op, axes: axes.into_iter().map(|a| a + 1).collect(), keep }
         }
         Op::ArgReduce { op, axis, keep } => Op::ArgReduce { op, axis: axis + 1, keep },
-        // New axes of an expansion stand in front.
+        // An expansion adds its new axes in front.
         Op::Expand if !same_rank => return None,
         op => op,
     })
 }
 
-/// The axis of the result of a reduction that an axis of its operand is.
+/// The axis of the result of a reduction that corresponds to an axis of its operand.
 fn axis_after_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
     let removed = if keep { 0 } else { axes.iter().filter(|&&a| a < axis).count() };
     (!axes.contains(&axis)).then_some(axis - removed)
 }
 
-/// The all_gathers of more than one rank whose result has at least so many bytes.
+/// The all_gathers among more than one rank whose result has at least `bytes` bytes.
 pub fn large_gathers(graph: &Graph, bytes: i64, sizes: JudgedSizes) -> HashSet<NodeId> {
     let is_large = |node: &Node| {
         let gathers = node.op.as_collective().is_some_and(|c| {

@@ -1,22 +1,23 @@
-//! Values that are the shards of all ranks of a group one after another, and where they go through views.
+//! Values that consist of the shards of all ranks of a group, and their behaviour under views.
 
 use symmc_ir::{AllToAllSplits, CollectiveKind, Dim, GroupId, NodeId, TensorType};
 
 use super::terms::{ShardTerms, TermId};
 
-/// A value that is the shards of all ranks one after another along an axis, or a window of that.
+/// A value that consists of the shards of all ranks, concatenated along an axis, or a window of that.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GatheredValue {
     pub axis: usize,
     pub group: GroupId,
     pub ranks: i64,
-    /// The shard of a rank, of the extent of the value divided by the ranks unless there is a window.
+    /// The shard of a rank. Its extent is that of the value divided by the ranks, unless there is a window.
     pub shard: TermId,
-    /// Whether the value differs between the ranks that read it. Then the shard has one more leading axis: what it is to each rank.
+    /// Whether the value differs between the ranks that read it. The shard then has one more leading axis,
+    /// indexed by the reading rank.
     pub by_reader: bool,
-    /// The part of all shards that the value has, if not all of it.
+    /// The window of all shards that the value has; `None` for all.
     pub window: Option<GatheredWindow>,
-    /// The all_gather that the value comes from, one of those if it comes from several.
+    /// The all_gather that the value comes from, or one of several.
     pub base: NodeId,
 }
 
@@ -27,17 +28,18 @@ pub struct GatheredWindow {
     pub len: i64,
 }
 
-/// The parts of shards that lie in a window.
+/// The parts of shards in a window.
 pub struct WindowSegments {
-    /// Start and extent of each different part.
+    /// Start and extent of each distinct part.
     pub parts: Vec<(i64, i64)>,
-    /// The part of each rank that has any, in order.
+    /// For each rank with a part, in order, the index into `parts`.
     pub of_ranks: Vec<usize>,
     pub first_rank: i64,
 }
 
 impl WindowSegments {
-    /// What the ranks have found, one after another along the leading axis, from what all ranks have found in each part.
+    /// Concatenates the results of the ranks along the leading axis. `found` holds, for each part, the
+    /// results of all ranks.
     pub fn in_order(&self, found: &[TermId], terms: &mut ShardTerms<'_>) -> Option<TermId> {
         let mut runs = Vec::new();
         let mut rank = self.first_rank;
@@ -59,7 +61,7 @@ impl GatheredValue {
         &terms.shape(self.shard)[self.shard_axis()]
     }
 
-    /// The value with what it is to all ranks, which is the same on all of them.
+    /// The value with the readers as a leading axis, which is the same on all ranks.
     pub fn to_all_readers(&self) -> GatheredValue {
         GatheredValue { axis: self.shard_axis(), by_reader: false, ..self.clone() }
     }
@@ -89,7 +91,8 @@ impl GatheredValue {
         Some(out)
     }
 
-    /// The axis that the gathered axis of a value of this shape becomes under another shape, and the extent of a shard there.
+    /// The axis that the gathered axis of a value of this shape becomes under another shape, and the extent
+    /// of a shard there.
     pub fn axis_after_reshape(
         &self,
         from: &[Dim],
@@ -114,7 +117,7 @@ impl GatheredValue {
         None
     }
 
-    /// What all ranks have found for this one, by rank along a new leading axis.
+    /// Collects the results of all ranks for this rank along a new leading axis.
     pub fn collect_from_ranks(&self, found: TermId, terms: &mut ShardTerms<'_>) -> Option<TermId> {
         if self.by_reader {
             return terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), self.group, found);

@@ -1,17 +1,21 @@
 //! Reductions of gathered shards: each rank reduces its own shard, and only the results are communicated.
 //!
-//! A vocabulary-parallel head computes logits in shards, gathers them along the vocabulary and reduces them along it: an argmax, a
-//! top-k, a cross-entropy. The gathered logits take megabytes, what is left of them kilobytes.
+//! A vocabulary-parallel head computes logits in shards, gathers them along the vocabulary and reduces them
+//! along it: an argmax, a top-k, a cross-entropy. The gathered logits take megabytes, the results kilobytes.
 //!
-//! `analysis` finds values that are shards one after another (`gathered`), in whatever way the program writes that, and
-//! follows them through views and element-wise work. Element-wise work moves to the shards: of an operand that is the same on all
-//! ranks ([`symmc_ir::Replication`]) and varies along the axis, each rank takes its piece. An operand that may differ, as a temperature for each
-//! row, is gathered, and each rank computes for all. `reductions` and `picks` state what stands for the readers of such values, as `terms`, which
-//! become nodes only if the all_gather disappears and if that saves enough bytes. It is no rule of the rewriter because it rests on
-//! all readers of a value.
+//! - `analysis` finds values that are concatenated shards (`gathered`), in any form that a program can have,
+//!   and follows them through views and element-wise ops.
+//! - Element-wise ops move to the shards. If an operand is the same on all ranks ([`symmc_ir::Replication`])
+//!   and varies along the axis, each rank takes its piece. If an operand may differ between ranks, such as a
+//!   temperature per row, it is gathered, and each rank computes for all of them.
+//! - `reductions` and `picks` build the replacements for readers of such values, as `terms`. Terms become
+//!   nodes only if the all_gather disappears and if that saves enough bytes.
 //!
-//! Results keep their bits, except that sums of floats are added in another order: the partial sums of a rank are rounded to f32 (f64
-//! for f64) once, and so is each step of their sum over ranks. An all_gather with another reader stays, and so do its reductions.
+//! The pass depends on all readers of a value, so it is not a rule of the rewriter.
+//!
+//! Results keep their bits, except that sums of floats are added in another order: each rank's partial sum
+//! is rounded to f32 (f64 for f64) once, and so is each step of the sum over ranks. If an all_gather has
+//! another reader, it stays, and so do its reductions.
 
 mod analysis;
 mod gathered;
@@ -30,17 +34,18 @@ use analysis::{ShardAnalysis, ShardReplacement, large_gathers};
 pub use sizes::JudgedSizes;
 use terms::{EmittedTerms, TermId, VisitedTerms};
 
-/// What each collective of the replacement must save of the bytes that all_gathers give. A small collective and the few small kernels
-/// around it take about 5 µs, in which the links of a current GPU carry about 1 MiB.
+/// The bytes of all_gathers that each collective of the replacement must save. A small collective and the
+/// few small kernels around it take about 5 µs. The links of a current GPU carry about 1 MiB in that time.
 pub const WORTH_A_COLLECTIVE: i64 = 1 << 20;
 
-/// A replacement may communicate at most one byte for each so many gathered bytes. A gather of what is there early may run
-/// beside computation, while the replacement waits for the shards, so that few bytes saved of many may save no time.
+/// A replacement may communicate at most one byte per this many gathered bytes. A gather of early values may
+/// run concurrently with computation, while the replacement waits for the shards. Saving a small part of
+/// many bytes may therefore save no time.
 const LEAST_REDUCTION: i64 = 4;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ShardsConfig {
-    /// What each collective of the replacement must save of the bytes that all_gathers give.
+    /// The bytes of all_gathers that each collective of the replacement must save.
     pub bytes: i64,
     pub sizes: JudgedSizes,
 }
@@ -48,11 +53,11 @@ pub struct ShardsConfig {
 pub struct ReducedShards {
     pub graph: Graph,
     pub replaced: Vec<ReplacedCollective>,
-    /// Whether all of these reductions are worth it at the smallest sizes, too.
+    /// Whether all of these reductions also pay at the smallest sizes.
     pub at_all_sizes: bool,
 }
 
-/// The graph with reductions of shards; `None` if there are none that are worth it.
+/// Returns the graph with reductions of shards, or `None` if none pays.
 pub fn reduce_shards(graph: &Graph, config: ShardsConfig) -> Option<ReducedShards> {
     let mut bases = large_gathers(graph, config.bytes, config.sizes);
     loop {
@@ -94,7 +99,7 @@ fn live_values(graph: &Graph, analysis: &ShardAnalysis<'_>) -> EntityMap<ValueId
     live
 }
 
-/// The replacements that are made, by the all_gathers that they replace.
+/// Groups the replacements by the all_gathers that they replace.
 fn group_by_gather(
     graph: &Graph,
     analysis: &ShardAnalysis<'_>,
@@ -136,7 +141,7 @@ fn unprofitable_gathers(
     bases.iter().copied().filter(|&base| !is_worth_it(analysis.leader(base))).collect()
 }
 
-/// The graph with the replacements and without what nothing needs any more.
+/// Builds the graph with the replacements and without nodes that are no longer needed.
 fn rebuild_graph(
     graph: &Graph,
     analysis: &ShardAnalysis<'_>,
@@ -168,7 +173,7 @@ fn rebuild_graph(
     let mut names = UniqueNames::default();
     to.values.values_mut().for_each(|value| value.name = names.unique(&value.name));
     let by_gather = group_by_gather(graph, analysis, live);
-    let of = |&base: &NodeId| {
+    let record = |&base: &NodeId| {
         let terms = by_gather.get(&analysis.leader(base)).map_or(&[][..], Vec::as_slice);
         ReplacedCollective {
             collective: graph.node_name(base).to_string(),
@@ -177,7 +182,7 @@ fn rebuild_graph(
             by: emitted.collective_names(&analysis.terms, terms, &to),
         }
     };
-    let mut replaced: Vec<ReplacedCollective> = bases.iter().map(of).collect();
+    let mut replaced: Vec<ReplacedCollective> = bases.iter().map(record).collect();
     replaced.sort_by(|a, b| a.collective.cmp(&b.collective));
     Some((compact(&to), replaced))
 }

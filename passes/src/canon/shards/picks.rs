@@ -1,14 +1,14 @@
-//! Single elements of shards: those at positions that are data.
+//! Single elements of shards, at positions that are data.
 //!
-//! An element of an element-wise expression is the expression of elements, so that only elements of what it is made of are looked
-//! up or exchanged.
+//! An element of an element-wise expression is the same expression of single elements, so only elements of
+//! its operands are looked up or exchanged.
 
 use symmc_ir::{AllToAllSplits, BinaryOp, CollectiveKind, DType, Dim, Op, Scalar, TensorType};
 
 use super::gathered::GatheredValue;
 use super::terms::{ShardTerms, TermId};
 
-/// The most that an integer of 32 bits holds.
+/// The largest 32-bit integer.
 const MOST_NARROW: i64 = i32::MAX as i64;
 
 /// The elements of a term at positions along an axis, on this rank.
@@ -18,11 +18,11 @@ pub fn pick_own(terms: &mut ShardTerms<'_>, x: TermId, index: TermId, axis: usiz
     replay(terms, &steps, leaf, found)
 }
 
-/// The elements of a gathered value at positions along its axis, whichever rank has them. With `same_index` all ranks look for
-/// the same positions.
+/// The elements of a gathered value at positions along its axis, whichever rank has them. With `same_index`,
+/// all ranks look for the same positions.
 ///
-/// Each rank looks up position `i mod extent` of its own shard, and then takes what rank `i / extent` found. Positions outside of
-/// the axis are an error of that second step.
+/// Each rank looks up position `i mod extent` of its own shard, and then takes the result of rank `i /
+/// extent`. Positions outside of the axis are an error of that second step.
 pub fn pick_elements(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -37,7 +37,7 @@ pub fn pick_elements(
     }
     let (owner, place) = owner_and_offset(terms, x, index, extent)?;
     let (leaf, steps) = if x.by_reader {
-        // The other operands of its steps are there for all readers.
+        // The other operands of its steps exist only for all readers together.
         (x.shard, Vec::new())
     } else {
         element_wise_leaf(terms, x.shard, x.axis)
@@ -56,8 +56,8 @@ pub fn pick_elements(
     replay(terms, &steps, leaf, chosen)
 }
 
-/// The slices of a gathered value at positions along its axis, whichever rank has them: as [`pick`], for positions of any shape, which
-/// stands in the place of the axis.
+/// The slices of a gathered value at positions along its axis, whichever rank has them: as
+/// [`pick_elements`], for positions of any shape, whose axes replace the gathered axis.
 pub fn take_slices(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -80,7 +80,7 @@ pub fn take_slices(
         let found = terms.move_axis(found, x.axis, 0)?;
         terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), x.group, found)?
     };
-    // The owner of each slice, for all its elements.
+    // The owner of each slice, repeated for all its elements.
     let shape = terms.shape(found)[1..].to_vec();
     let axes = terms.shape(owner).len();
     let aligned = shape
@@ -111,7 +111,7 @@ fn owner_and_offset(
     Some((owner, terms.with_number(BinaryOp::Rem, index, extent)?))
 }
 
-/// The positions in shards that all ranks look for, by rank along a new leading axis.
+/// The positions in shards that all ranks look for, indexed by rank along a new leading axis.
 fn gather_offsets(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -119,11 +119,12 @@ fn gather_offsets(
     extent: i64,
 ) -> Option<TermId> {
     let place = if extent <= MOST_NARROW { terms.cast(place, DType::I32) } else { place };
-    let own = terms.with_leading(place, 1);
-    terms.all_gather(x.group, own)
+    let local = terms.with_leading(place, 1);
+    terms.all_gather(x.group, local)
 }
 
-/// The elements that each rank has at this rank's positions, by rank: positions are gathered and elements sent back.
+/// The elements that each rank has at this rank's positions, indexed by rank. Positions are gathered and
+/// elements sent back.
 fn exchange(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -155,7 +156,7 @@ fn element_wise_leaf(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> (TermId,
     (leaf, steps)
 }
 
-/// The one operand of an element-wise term that has its shape, where all others are broadcast along an axis.
+/// The single operand of an element-wise term that has its shape, if all others are broadcast along an axis.
 fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<TermId> {
     let (op, operands) = terms.def(x)?;
     let ty = terms.ty(x);
@@ -173,7 +174,7 @@ fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<Ter
     (is_only && terms.shape(first) == ty.shape).then_some(first)
 }
 
-/// The steps on what stands for their leaf.
+/// Applies the steps to the replacement of their leaf.
 fn replay(terms: &mut ShardTerms<'_>, steps: &[TermId], leaf: TermId, found: TermId) -> Option<TermId> {
     let (mut from, mut to) = (leaf, found);
     for &step in steps {
@@ -192,7 +193,7 @@ fn replay(terms: &mut ShardTerms<'_>, steps: &[TermId], leaf: TermId, found: Ter
     Some(to)
 }
 
-/// These positions, where a position that is not below `extent` is an error of the run.
+/// The same positions, with a run-time error if one is not below `extent`.
 fn checked_index(terms: &mut ShardTerms<'_>, index: TermId, extent: i64) -> Option<TermId> {
     let ty = TensorType::new(DType::I64, vec![Dim::from(extent)]);
     let zeros = terms.op_as(Op::Full(Scalar::Int(0)), &[], vec![ty]);

@@ -1,4 +1,5 @@
-//! What reduces a gathered value along the axis of its shards: each rank reduces its shard, and the results are combined.
+//! Reductions of a gathered value along the axis of its shards: each rank reduces its shard, and the results
+//! are combined.
 
 use symmc_ir::{
     ArgOp, BinaryOp, CollectiveKind, CollectiveReduceOp, DType, Dim, FloatAttribute, Op, ReductionKind,
@@ -9,12 +10,12 @@ use super::gathered::{GatheredValue, WindowSegments};
 use super::picks::pick_own;
 use super::terms::{ShardTerms, TermId};
 
-/// A reduction over axes that include that of the shards.
+/// A reduction over axes that include the axis of the shards.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceParams<'a> {
     pub op: ReductionKind,
     pub axes: &'a [usize],
-    /// Whether they stay, with extent 1.
+    /// Whether the reduced axes stay, with extent 1.
     pub keep: bool,
 }
 
@@ -25,9 +26,10 @@ impl ReduceParams<'_> {
     }
 }
 
-/// A reduction over axes that include that of the shards.
+/// Reduces over axes that include the axis of the shards.
 ///
-/// Sums and means are rounded to the dtype of the result once, as the whole reduction is: partial ones are f32 or wider.
+/// Sums and means are rounded to the dtype of the result once, as in the whole reduction, because partial
+/// ones are f32 or wider.
 pub fn reduce(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParams<'_>) -> Option<TermId> {
     let dtype = terms.ty(x.shard).dtype;
     let (shard, partial, combine) = match params.op {
@@ -69,7 +71,7 @@ pub fn reduce(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParam
     Some(if is_float { terms.cast(found, dtype) } else { found })
 }
 
-/// The reduction of what the ranks have for this one.
+/// Combines the ranks' partial results for this rank.
 fn combine_ranks(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -84,13 +86,13 @@ fn combine_ranks(
     Some(terms.reshape(found, shape))
 }
 
-/// A term in the dtype in which sums of its elements are kept.
+/// Casts a term to the dtype in which sums of its elements accumulate.
 fn widen_for_sum(terms: &mut ShardTerms<'_>, x: TermId) -> TermId {
     let dtype = terms.ty(x).dtype;
     if dtype.is_float() { terms.cast(x, dtype.compute_dtype()) } else { x }
 }
 
-/// The term of which this one is a cast to a wider float, if it is: its order is the same.
+/// The operand of a cast to a wider float, which has the same order, or the term itself.
 fn skip_widening(terms: &ShardTerms<'_>, x: TermId) -> TermId {
     match terms.def(x) {
         Some((Op::Cast, &[narrow])) => {
@@ -101,7 +103,7 @@ fn skip_widening(terms: &ShardTerms<'_>, x: TermId) -> TermId {
     }
 }
 
-/// A reduction of a window: parts of shards are reduced, and those in the window combined.
+/// Reduces a window: reduces parts of shards, then combines those in the window.
 fn reduce_window(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParams<'_>) -> Option<TermId> {
     let segments = x.segments(terms)?;
     let mut found = Vec::with_capacity(segments.parts.len());
@@ -114,8 +116,8 @@ fn reduce_window(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReducePa
     terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
 }
 
-/// The most ranks whose results are compared one by one: a chain of comparisons is one kernel, and an arg-reduction over ranks is
-/// several.
+/// The most ranks whose results are compared one by one. A chain of comparisons is one kernel, while an
+/// arg-reduction over ranks is several.
 const MOST_COMPARED: usize = 8;
 
 /// The largest or smallest element along an axis and its position.
@@ -125,8 +127,8 @@ pub struct BestElement {
     pub place: TermId,
 }
 
-/// The largest or smallest element along the axis of the shards and its position, as terms of this shape: the first of equals and
-/// the first NaN, since ranks are compared in the order of the axis.
+/// The largest or smallest element along the axis of the shards and its position, as terms of this shape.
+/// The first of equal elements and the first NaN win, because ranks are compared in the order of the axis.
 pub fn arg_reduce(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -141,7 +143,8 @@ pub fn arg_reduce(
         let place = terms.arg_reduce(op, x.shard_axis(), part)?;
         let place = terms.with_number(BinaryOp::Add, place, start)?;
         let value = pick_own(terms, x.shard, place, x.shard_axis())?;
-        // Positions are there first. What waits for the values then waits for both, and is one step.
+        // Positions are available first. A step that waits for the values then waits for both, and is one
+        // step.
         places.push(x.collect_from_ranks(place, terms)?);
         values.push(x.collect_from_ranks(value, terms)?);
     }
@@ -158,7 +161,8 @@ pub fn arg_reduce(
     Some(BestElement { value, place })
 }
 
-/// The best of the values that ranks have found in each part and its position, compared from the last rank to the first.
+/// The best of the values that ranks found in each part and its position, compared from the last rank to the
+/// first.
 fn compare_ranks(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
@@ -235,7 +239,7 @@ pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i6
         places.push(x.collect_from_ranks(place, terms)?);
         values.push(x.collect_from_ranks(value, terms)?);
     }
-    // The candidates of all ranks, one after another along the axis.
+    // Concatenates the candidates of all ranks along the axis.
     let flat = |terms: &mut ShardTerms<'_>, found: &[TermId]| {
         let all = segments.in_order(found, terms)?;
         let mut shape = terms.shape(all)[1..].to_vec();
@@ -251,7 +255,8 @@ pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i6
     Some([values, global_position(terms, x, rank, place, extent)?])
 }
 
-/// The shard of a softmax along the axis of the shards: maxima are exact, and the sum of exponentials is f32 or wider.
+/// The shard of a softmax along the axis of the shards. Maxima are exact, and the sum of exponentials is f32
+/// or wider.
 pub fn softmax(terms: &mut ShardTerms<'_>, x: &GatheredValue, log: bool) -> Option<TermId> {
     let dtype = terms.ty(x.shard).dtype;
     let x = x.to_all_readers();

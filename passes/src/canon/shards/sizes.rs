@@ -1,4 +1,4 @@
-//! The sizes at which it is judged whether fewer bytes are worth more collectives.
+//! The sizes at which a pass judges whether saved bytes pay for more collectives.
 
 use symmc_ir::{Graph, TensorType};
 
@@ -6,7 +6,7 @@ use symmc_ir::{Graph, TensorType};
 pub enum JudgedSizes {
     /// The upper ends of all symbols.
     Largest,
-    /// The lower ends, so that what is worth it there is worth it at all sizes.
+    /// The lower ends of all symbols: a change that pays there pays at all sizes.
     Smallest,
 }
 

@@ -1,7 +1,8 @@
-//! Expressions that replace values of a graph, before it is known whether they will.
+//! Expressions that may replace values of a graph.
 //!
-//! A term is a value of the source graph or an op on other terms. Equal terms exist once, so that expressions can be compared by
-//! their ids. A term stands after its operands. Nothing is added to a graph until a term is emitted.
+//! A term is a value of the source graph or an op on other terms. Equal terms exist once, so expressions can
+//! be compared by their ids. A term comes after its operands. Nothing is added to a graph until a term is
+//! emitted.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -63,7 +64,7 @@ impl<'g> ShardTerms<'g> {
         &self.ty(term).shape
     }
 
-    /// The op and the operands of a term with one result that is no value of the source.
+    /// The op and the operands of a term with one result; `None` for a value of the source.
     pub fn def(&self, term: TermId) -> Option<(&Op, &[TermId])> {
         match &self.terms[term.node] {
             ShardTerm { origin: TermOrigin::Op(op), operands, types } if types.len() == 1 => {
@@ -73,7 +74,7 @@ impl<'g> ShardTerms<'g> {
         }
     }
 
-    /// An op whose result type follows from its operands; `None` if they do not fit.
+    /// Adds an op whose result type follows from its operands; `None` if they do not fit.
     pub fn op(&mut self, op: Op, operands: &[TermId]) -> Option<TermId> {
         let ranks = op.group().and_then(|group| self.graph.group_size(group));
         let types: Vec<&TensorType> = operands.iter().map(|&t| self.ty(t)).collect();
@@ -81,12 +82,12 @@ impl<'g> ShardTerms<'g> {
         Some(self.op_as(op, operands, types))
     }
 
-    /// An op with results of these types; the first result.
+    /// Adds an op with results of these types, and returns the first result.
     pub fn op_as(&mut self, op: Op, operands: &[TermId], types: Vec<TensorType>) -> TermId {
         self.intern(ShardTerm { origin: TermOrigin::Op(op), operands: operands.to_vec(), types })
     }
 
-    /// The other results of a term, by position.
+    /// Another result of a term, by position.
     pub fn result(&self, term: TermId, result: usize) -> TermId {
         TermId { result, ..term }
     }
@@ -145,7 +146,7 @@ impl<'g> ShardTerms<'g> {
         self.op(Op::Binary(op), &[x, y])
     }
 
-    /// `x op number`, of integers.
+    /// `x op number` for integers.
     pub fn with_number(&mut self, op: BinaryOp, x: TermId, number: i64) -> Option<TermId> {
         let changes_nothing = match op {
             BinaryOp::Add | BinaryOp::Sub => number == 0,
@@ -158,7 +159,7 @@ impl<'g> ShardTerms<'g> {
         self.op(Op::BinaryScalar { op, scalar: Scalar::Int(number), scalar_left: false }, &[x])
     }
 
-    /// An arg-reduction whose axis stays with extent 1.
+    /// An arg-reduction that keeps its axis, with extent 1.
     pub fn arg_reduce(&mut self, op: ArgOp, axis: usize, x: TermId) -> Option<TermId> {
         self.op(Op::ArgReduce { op, axis, keep: true }, &[x])
     }
@@ -179,7 +180,8 @@ impl<'g> ShardTerms<'g> {
         self.collective(CollectiveKind::AllReduce(op), group, x)
     }
 
-    /// The terms that these need, themselves included, in order, except those that are known and those that only known ones need.
+    /// The terms that these need, including themselves, in order. Known terms and terms that only known ones
+    /// need are left out.
     fn needed_terms(&self, roots: &[TermId], is_known: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut needed = BTreeSet::new();
         let mut open: Vec<usize> = roots.iter().map(|t| t.node).collect();
@@ -191,7 +193,8 @@ impl<'g> ShardTerms<'g> {
         needed.into_iter().collect()
     }
 
-    /// The values of the source that these terms need, except those that visited terms need. These terms are visited then.
+    /// The values of the source that these terms need, except those that visited terms need. Marks these
+    /// terms as visited.
     pub fn unvisited_sources(&self, roots: &[TermId], visited: &mut VisitedTerms) -> Vec<ValueId> {
         let new = self.needed_terms(roots, |i| visited.0.contains(&i));
         visited.0.extend(&new);
@@ -219,7 +222,8 @@ pub struct EmittedTerms {
 }
 
 impl EmittedTerms {
-    /// The value of a term, which is added to a graph with what it needs; `None` if a value of the source has none.
+    /// The value of a term, which is added to a graph with the terms that it needs; `None` if a value of the
+    /// source is missing there.
     pub fn value(
         &mut self,
         terms: &ShardTerms<'_>,
@@ -248,7 +252,7 @@ impl EmittedTerms {
 }
 
 impl EmittedTerms {
-    /// The collectives of a graph that these terms became, by their names.
+    /// The names of the collectives of a graph that these terms became.
     pub fn collective_names(&self, terms: &ShardTerms<'_>, roots: &[TermId], graph: &Graph) -> Vec<String> {
         let is_collective = |i: &usize| matches!(terms.terms[*i].origin, TermOrigin::Op(Op::Collective(_)));
         let needed = terms.needed_terms(roots, |_| false).into_iter().filter(is_collective);
@@ -257,7 +261,7 @@ impl EmittedTerms {
     }
 }
 
-/// The name of a value that is a step on the way to another.
+/// The name of an intermediate value.
 fn part_name(name: &str, op: &Op) -> String {
     let part = match op {
         Op::Collective(c) => match c.kind {

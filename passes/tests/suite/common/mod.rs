@@ -6,12 +6,12 @@
 //! //# name: words that the suite understands
 //! program …
 //! //=>
-//! what the pass makes of it
+//! the output of the pass
 //! ```
 //!
-//! `UPDATE_EXPECT=1 cargo test` writes what was found in the place of what was expected.
+//! `UPDATE_EXPECT=1 cargo test` replaces the expected outputs by the actual ones.
 
-// Each suite uses a part.
+// Each suite uses only a part.
 #![allow(dead_code)]
 
 use std::fmt::Write as _;
@@ -22,17 +22,15 @@ use symmc_ir::dim::SymbolBindings;
 use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::{Graph, Tensor, text};
 
-/// A case of a file.
 pub struct Case {
-    /// Where it is, for messages.
+    /// The location of the case, for messages.
     pub at: String,
-    /// The words behind its name.
+    /// The words after its name.
     pub words: Vec<String>,
-    /// The program.
     pub program: Graph,
 }
 
-/// Runs `pass` on every case of the files of `tests/<folder>` and compares what it gives.
+/// Runs `pass` on every case of the files of `tests/<folder>` and compares the output.
 pub fn check(folder: &str, pass: impl Fn(&Case) -> String) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()).collect();
