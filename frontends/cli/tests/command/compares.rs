@@ -83,7 +83,7 @@ fn outputs_recorded_otherwise_are_errors() {
 }
 
 #[test]
-fn outputs_of_other_arguments_are_not_passed_over() {
+fn recorded_outputs_of_other_arguments_are_errors() {
     refused("--set tokens=7", &["tokens=2, not of tokens=7", "--compare interpreter"], |_| ());
     refused("--set tokens=7 --compare recorded", &["tokens=2, not of tokens=7"], |_| ());
     refused("--seed 1", &["a seed draws", "--compare none"], |_| ());
@@ -107,7 +107,7 @@ fn the_interpreter_is_not_compared_with_itself() {
 }
 
 #[test]
-fn tensors_without_use_are_named() {
+fn unused_tensors_are_named() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = run(dir.path(), "", |all| {
         for name in ["rank0.w.spare", "rank1.w.spare", "scale", "rank0.hidden.3"] {
@@ -150,7 +150,7 @@ fn a_program_without_arguments_is_compared() {
 }
 
 #[test]
-fn integers_are_exact_whatever_is_allowed() {
+fn integers_are_compared_exactly_under_any_tolerance() {
     let dir = tempfile::tempdir().expect("a folder");
     for options in ["", "--atol 1e9 --rtol 1", "--compare recorded"] {
         let out = run(dir.path(), options, |all| {
@@ -171,7 +171,7 @@ fn integers_are_exact_whatever_is_allowed() {
 }
 
 #[test]
-fn floats_are_judged_element_by_element() {
+fn floats_are_compared_element_by_element() {
     let dir = tempfile::tempdir().expect("a folder");
     let code = |options: &str, elements: [f32; 4]| {
         run(dir.path(), options, |all| named(all, "rank1.out.0").3 = f32s(&elements)).status.code()

@@ -87,7 +87,7 @@ fn a_report_has_the_same_lines_everywhere() {
 }
 
 #[test]
-fn without_a_driver_gpus_are_missing_with_what_to_do() {
+fn without_a_driver_gpus_are_missing_with_a_remedy() {
     let all = report(&mut symmc("doctor --format json"));
     if all["gpus driver"]["status"] != "missing" {
         return symmc_cases::skip_test("this machine has a driver");
@@ -150,7 +150,7 @@ fn a_library_that_is_refused_says_why() {
 }
 
 #[test]
-fn what_the_environment_and_limits_say_is_told() {
+fn the_environment_and_limits_are_reported() {
     let launched = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("MASTER_PORT", "29500")];
     let all = report(symmc("doctor --format json").envs(launched));
     assert_eq!(all["host launcher"]["found"], "torchrun says that this process is rank 1 of 4");

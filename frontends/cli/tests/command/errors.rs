@@ -215,7 +215,7 @@ fn environments_that_do_not_fit() {
 }
 
 #[test]
-fn help_teaches() {
+fn help_has_examples() {
     for command in ["plan", "check", "run", "print"] {
         let text = stdout(&format!("{command} --help"));
         assert!(
@@ -244,7 +244,7 @@ fn recordings_that_miss_a_part() {
 }
 
 #[test]
-fn options_that_contradict_or_do_nothing() {
+fn options_that_contradict_or_have_no_effect() {
     says("run megatron_tp4_f32.pt2 --set tokens=2 --set tokens=7", &["tokens", "2", "7"]);
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("p.json").display().to_string();
@@ -323,7 +323,7 @@ fn plans_that_no_machine_can_hold() {
 }
 
 #[test]
-fn folders_and_marked_text() {
+fn folders_and_text_with_a_byte_order_mark() {
     let dir = tempfile::tempdir().expect("a folder");
     let folder = dir.path().display();
     says(&format!("plan {folder}"), &["this is a folder", ".pt2"]);

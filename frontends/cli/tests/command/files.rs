@@ -126,7 +126,7 @@ fn piped(line: &str, content: &[u8]) -> Output {
 }
 
 #[test]
-fn what_a_pipe_gives_is_read_once() {
+fn pipes_are_read_once() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = std::fs::read(programs().join("../../examples/data_parallel.symm")).expect("a program");
     let gives = |line: &str, content: &[u8], part: &str| {

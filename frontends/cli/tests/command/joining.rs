@@ -126,7 +126,7 @@ fn the_variables_of_each_launcher_make_one_run() {
 }
 
 #[test]
-fn rests_of_an_environment_do_not_keep_a_run_from_its_ranks() {
+fn leftover_variables_of_a_launcher_do_not_stop_a_run() {
     let case = Case::new();
     let all = |environment: &[(&str, &str)], line: &str| {
         let environment: Vec<_> =

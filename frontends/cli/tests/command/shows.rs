@@ -119,7 +119,7 @@ fn every_buckets_program_is_printed() {
 }
 
 #[test]
-fn what_no_bucket_serves_is_said() {
+fn sizes_that_no_bucket_serves_are_reported() {
     let line = "no bucket serves tokens above 512";
     assert!(stdout("plan megatron_tp4_f32.pt2 --bucket tokens=8,512").contains(line));
     for all in ["plan megatron_tp4_f32.pt2 --bucket tokens=8,4096", "plan megatron_tp4_f32.pt2"] {
@@ -159,7 +159,7 @@ fn plan_explains_itself() {
 }
 
 #[test]
-fn plan_tells_what_is_one_step_and_what_that_saves() {
+fn plan_reports_dispatches_and_what_they_save() {
     let plan = "plan megatron_tp4_bf16.pt2 --machine h200x4 --bucket tokens=16";
     let text = stdout(plan);
     assert!(text.contains("dispatches: ") && text.contains(" reduction"), "{text}");
@@ -174,7 +174,7 @@ fn plan_tells_what_is_one_step_and_what_that_saves() {
 }
 
 #[test]
-fn orders_are_compared_and_can_be_asked_for() {
+fn orders_are_compared_and_can_be_chosen() {
     let text = stdout("plan fsdp4_bw_graph.pt2 --orders");
     for order in ["chosen", "lean", "program", "list", "dfs", "dfs-users", "post-order", "lpmf", "bfs"] {
         assert!(text.lines().any(|l| l.split_whitespace().next() == Some(order)), "{order}:\n{text}");
@@ -233,7 +233,7 @@ fn a_summary_has_the_times_of_runs_and_collectives() {
 }
 
 #[test]
-fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
+fn explain_reports_memory_lifetime_and_accesses() {
     let operand = stdout("plan moe_ep4.pt2 --explain %reshape_7");
     for part in [
         "lives in the symmetric arena at ",
@@ -281,7 +281,7 @@ fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
 }
 
 #[test]
-fn variants_give_way_to_a_limit_of_the_symmetric_arena() {
+fn variants_with_less_memory_are_chosen_under_a_limit() {
     for limit in [16383, 4096, 0] {
         let text = stdout(&format!("plan moe_ep4.pt2 --symm-limit {limit} --format json"));
         let plan: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -296,7 +296,7 @@ fn variants_give_way_to_a_limit_of_the_symmetric_arena() {
 }
 
 #[test]
-fn a_buckets_schedule_serves_its_sizes() {
+fn buckets_serve_their_sizes() {
     for tokens in [2, 3, 9, 33] {
         stdout(&format!(
             "run megatron_tp4_f32.pt2 --bucket tokens=2,8,64 --set tokens={tokens} --compare interpreter"
@@ -343,7 +343,7 @@ fn empty_tensors_communicate() {
 }
 
 #[test]
-fn a_plan_for_gpus_says_what_adding_the_residual_saves() {
+fn a_plan_for_gpus_reports_what_a_fused_residual_saves() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("residual.symm");
     let text = "program \"residual\" ranks 4\ngroup @g world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
