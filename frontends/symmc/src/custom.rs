@@ -1,11 +1,11 @@
 //! Kernels of custom ops, as an embedder registers them, and this program as the command of rank processes.
 //!
 //! ```no_run
-//! use symmc::custom::{CustomError, Registry, Signature};
+//! use symmc::custom::{CustomError, CustomKernelRegistry, KernelSignature};
 //! use symmc::DType;
 //!
-//! let mut kernels = Registry::new();
-//! let signature = Signature::new(&[DType::F32], &[DType::F32]);
+//! let mut kernels = CustomKernelRegistry::new();
+//! let signature = KernelSignature::new(&[DType::F32], &[DType::F32]);
 //! kernels.register("my::twice", signature, |call| {
 //!     let x = call.operand::<f32>(0)?;
 //!     for (y, x) in call.result::<f32>(0)?.iter_mut().zip(x.iter()) {

@@ -345,7 +345,7 @@ fn arguments_that_the_program_fixes_are_named() {
     }
     let notes = fake.import().unwrap().notes;
     let found: Vec<_> = notes.iter().map(|n| n.split(" in this program").next().unwrap()).collect();
-    assert_eq!(found, ["the argument n is 3", "the argument how is \"fast\""]);
+    assert_eq!(found, ["the argument n is fixed to 3", "the argument how is fixed to \"fast\""]);
 }
 
 #[test]
