@@ -20,7 +20,7 @@ use crate::lanes::{self, LaneAssignment};
 use crate::liveness::ExitChoice;
 use crate::memory_classes::{BufferClass, ClassLocation, ClassMember, SharingReason};
 use crate::scheduled::{ScheduledProgram, SizedClass, size_classes};
-use crate::steps::{ScheduleStep, symmetric_positions};
+use crate::steps::symmetric_positions;
 use crate::waits::{PlacedClass, waits};
 
 /// The decision for a collective, with its consequences for the steps.

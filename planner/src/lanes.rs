@@ -10,7 +10,7 @@
 //! collective waits for the collective before it if that is on the other lane.
 
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{NodeId, Op, OpCost, SymbolTable};
+use symmc_ir::{OpCost, SymbolTable};
 use symmc_plan::Lane;
 
 use crate::prepare::PreparedGraph;

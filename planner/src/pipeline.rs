@@ -13,7 +13,7 @@ use std::sync::Arc;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::machine::timeline::us_to_ns;
 use symmc_ir::verify::verify_derived;
-use symmc_ir::{Graph, InputId, Node, Numerics, Op, text};
+use symmc_ir::{Graph, InputId, Numerics, Op, text};
 use symmc_plan::{ArenaSizes, Bucket, FixedRegion, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256_hex};
 use symmc_support::parallel;
 

@@ -315,11 +315,11 @@ impl ScheduleSearch<'_> {
         let mut tried: BTreeSet<SeparateResults> = BTreeSet::from([candidate.apart.clone()]);
         let mut apart = candidate.apart.clone();
         let mut demand = candidate.demand;
-        let mut changes = self.separation_changes(&self.place_candidate(candidate, &apart), &apart)?;
+        let mut changes = self.separation_changes(&self.place_separately(candidate, &apart), &apart)?;
         while tried.len() < PLACEMENTS {
             let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
             tried.insert(next.clone());
-            let changed = self.place_candidate(candidate, &next);
+            let changed = self.place_separately(candidate, &next);
             let needed = self.demand(&changed)?;
             if total_bytes(needed) < total_bytes(demand) {
                 changes = self.separation_changes(&changed, &next)?;
@@ -332,7 +332,7 @@ impl ScheduleSearch<'_> {
         Ok(())
     }
 
-    fn place_candidate(&self, candidate: &ScheduleCandidate, apart: &SeparateResults) -> PlacedSteps {
+    fn place_separately(&self, candidate: &ScheduleCandidate, apart: &SeparateResults) -> PlacedSteps {
         self.place_steps(self.steps.permuted(&candidate.order), candidate.joined.clone(), apart)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use symmc_ir::{Dim, SymbolTable, ValueId};
+use symmc_ir::{Dim, SymbolTable};
 use symmc_pack::Block;
 use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE};
 

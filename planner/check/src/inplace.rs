@@ -20,7 +20,7 @@ use std::collections::HashSet;
 use symmc_ir::{CollectiveKind, Contract, Dim, DispatchForm, Graph, Node, NodeId, Op, TensorType, ValueId};
 
 use super::context::{CheckContext, covers_base};
-use super::location::{RankDisplacement, SymbolicRange, ValueLocation, are_disjoint};
+use super::location::{SymbolicRange, ValueLocation, are_disjoint};
 
 /// The effect of a result on an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{CustomOp, Dim, Graph, GroupId, GroupMembers, SymbolTable, TensorType};
+use symmc_ir::{CustomOp, Graph, GroupId, GroupMembers, SymbolTable, TensorType};
 use symmc_plan::{
     ArenaKind, ArenaSizes, Bucket, MAX_SIZE, ParsedProgram, Plan, ProgramReadError, VERSION, sha256_hex,
 };

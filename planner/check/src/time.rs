@@ -25,7 +25,7 @@ use symmc_ir::collective::SyncScope;
 use symmc_ir::{EntityMap, ValueId};
 use symmc_support::parallel;
 
-use super::clock::{AccessStart, OrderFault, PastStep, VectorClocks};
+use super::clock::{AccessStart, OrderFault, VectorClocks};
 use super::cross_run::CrossRunConflicts;
 use super::error::{AccessMoment, Accessor, CheckError, MemoryAccess};
 use super::location::ValueLocation;

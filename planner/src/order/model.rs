@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::timeline::TimedStep;
 use symmc_ir::machine::{MachineProfile, StepTraffic, TrafficModel};
-use symmc_ir::{CollectiveKind, Dim, Node, NodeId, Op, OutputKind, SymbolTable, ValueDef, ValueId};
+use symmc_ir::{CollectiveKind, Node, NodeId, Op, OutputKind, SymbolTable, ValueDef, ValueId};
 use symmc_plan::{ALIGN, CopyReason, Lane};
 
 use crate::prepare::PreparedGraph;
