@@ -189,12 +189,11 @@ impl MachineProfile {
             }
         }
         for (i, measurement) in self.contention.iter().enumerate() {
-            let has_same_key = |c: &&ContentionMeasurement| {
-                (c.collective, c.variant, c.ranks)
+            let is_duplicate = self.contention[..i].iter().any(|earlier| {
+                (earlier.collective, earlier.variant, earlier.ranks)
                     == (measurement.collective, measurement.variant, measurement.ranks)
-            };
-            let duplicate =
-                self.contention[..i].iter().find(has_same_key).map(|_| "it is a duplicate".to_string());
+            });
+            let duplicate = is_duplicate.then(|| "it is a duplicate".to_string());
             if let Some(message) = duplicate.or_else(|| measurement.validation_error()) {
                 return Some((format!("contention[{i}]"), message));
             }
@@ -310,10 +309,12 @@ impl MachineProfile {
 
     /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
     pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
-        let has_curve = |v: &CollectiveVariant| {
-            self.nearest_curve(kind, *v, None, 2).or(self.nearest_curve(kind, *v, Some(false), 2)).is_some()
-        };
-        CollectiveVariant::ALL.iter().copied().filter(has_curve).collect()
+        let all = CollectiveVariant::ALL.iter().copied();
+        all.filter(|&variant| {
+            let curve = self.nearest_curve(kind, variant, None, 2);
+            curve.or(self.nearest_curve(kind, variant, Some(false), 2)).is_some()
+        })
+        .collect()
     }
 
     /// The estimated time in microseconds of copying `bytes` within the memory of one rank; 0 for no bytes.
@@ -426,7 +427,7 @@ mod tests {
 
     #[test]
     fn measured_contention_replaces_the_model() {
-        let of = |taken, rate| ContentionMeasurement {
+        let measurement = |taken, rate| ContentionMeasurement {
             collective: CollectiveName::AllGather,
             variant: CollectiveVariant::Push,
             ranks: 2,
@@ -435,7 +436,8 @@ mod tests {
             rate,
         };
         let plain = MachineProfile::builtin("h200x2").unwrap();
-        let measured = MachineProfile { contention: vec![of(0.25, 0.5)], version: VERSION, ..plain.clone() };
+        let measured =
+            MachineProfile { contention: vec![measurement(0.25, 0.5)], version: VERSION, ..plain.clone() };
         let timed = |p: &MachineProfile, bytes| {
             p.timed_collectives(&[(&CollectiveKind::AllGather, bytes)], CollectiveVariant::Push, None, 2)
                 .unwrap()
@@ -460,10 +462,16 @@ mod tests {
         assert!(old.version == 1 && old.contention.is_empty() && old.product_rates.is_empty());
         let rate = ProductRate { rows: 8, matmul_16bit: 1.0, matmul: 1.0 };
         for (bad, part) in [
-            (MachineProfile { contention: vec![of(1.5, 0.5)], ..plain.clone() }, "contention[0]: taken"),
-            (MachineProfile { contention: vec![of(0.5, 0.0)], ..plain.clone() }, "contention[0]: rate"),
             (
-                MachineProfile { contention: vec![of(0.5, 0.5); 2], ..plain.clone() },
+                MachineProfile { contention: vec![measurement(1.5, 0.5)], ..plain.clone() },
+                "contention[0]: taken",
+            ),
+            (
+                MachineProfile { contention: vec![measurement(0.5, 0.0)], ..plain.clone() },
+                "contention[0]: rate",
+            ),
+            (
+                MachineProfile { contention: vec![measurement(0.5, 0.5); 2], ..plain.clone() },
                 "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
@@ -541,20 +549,20 @@ mod tests {
     #[test]
     fn products_are_worth_a_kernel_up_to_a_number_of_rows() {
         let limits = DispatchCapabilities::GPU.product.unwrap();
-        let of = |count, rows, columns, k| capability::ProductShape { count, rows, columns, k };
+        let shape = |count, rows, columns, k| capability::ProductShape { count, rows, columns, k };
         for (count, columns, k) in
             [(1, 1024, 256), (2, 3584, 8192), (1, 512, 64), (1, 14336, 4096), (2, 64, 1024)]
         {
-            let most = limits.max_profitable_rows(&of(count, 0, columns, k), 132);
+            let most = limits.max_profitable_rows(&shape(count, 0, columns, k), 132);
             for rows in 1..=80 {
                 assert_eq!(
-                    limits.is_profitable(&of(count, rows, columns, k), 132),
+                    limits.is_profitable(&shape(count, rows, columns, k), 132),
                     rows <= most,
                     "{count} {columns} {k} {rows}"
                 );
             }
         }
-        assert_eq!(limits.max_profitable_rows(&of(1, 0, 1024, 256), 132), 7);
+        assert_eq!(limits.max_profitable_rows(&shape(1, 0, 1024, 256), 132), 7);
     }
 
     #[test]

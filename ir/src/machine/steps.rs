@@ -80,17 +80,22 @@ impl MachineProfile {
             let all = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
             return moving.max(self.copy_us((all / OPERATIONS_PER_BYTE) as u64));
         };
-        // 10¹² operations per second are 10⁶ per microsecond.
-        let us = |operations: u64, rate: f64| operations as f64 / (rate * 1e6);
         let rates = &self.product_rates;
         let narrow = ProductRate::interpolate_rate(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
         let wide = ProductRate::interpolate_rate(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
-        let of_block =
-            us(attention_block.saturating_mul(u64::from(self.multiprocessors.unwrap_or(1))), t.attention);
-        let attending = us(attention, t.attention).max(of_block);
-        let computing = us(matmul_16bit, narrow) + us(matmul, wide) + attending;
+        let of_block = operations_us(
+            attention_block.saturating_mul(u64::from(self.multiprocessors.unwrap_or(1))),
+            t.attention,
+        );
+        let attending = operations_us(attention, t.attention).max(of_block);
+        let computing = operations_us(matmul_16bit, narrow) + operations_us(matmul, wide) + attending;
         moving.max(computing).max(t.kernel_us)
     }
+}
+
+fn operations_us(operations: u64, rate: f64) -> f64 {
+    // 10¹² operations per second are 10⁶ per microsecond.
+    operations as f64 / (rate * 1e6)
 }
 
 fn last_axis_reduction_rows(graph: &Graph, node: &Node) -> Option<Dim> {
