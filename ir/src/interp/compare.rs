@@ -441,12 +441,12 @@ mod tests {
         let found = f32s(&[1.0, 2.5, 3.0, 5.0]);
         let tolerance = Tolerance::absolute(0.1);
         let mut spread = spread_of_beyond(&found, &expected, tolerance);
-        let left = |spread: &NoiseSpread| count_unexplained(spread, &found, &expected, tolerance);
-        assert_eq!((spread.elements().collect::<Vec<_>>(), left(&spread)), (vec![1, 3], 2));
+        assert_eq!(spread.elements().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 2);
         spread.widen(&expected, &f32s(&[9.0, 2.2, 9.0, 4.1]));
-        assert_eq!(left(&spread), 1);
+        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 1);
         spread.widen(&expected, &f32s(&[1.0, 2.0, 3.0, 4.5]));
-        assert_eq!(left(&spread), 0);
+        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 0);
         let c = compare_with_spread(&found, &expected, tolerance, &spread);
         assert!(c.agrees() && c.sensitive == 2, "{c}");
         // The spread does not cover an element that was within its tolerance.
@@ -476,15 +476,16 @@ mod tests {
     #[test]
     fn integers_and_booleans_are_exact_whatever_the_tolerance() {
         let wide = Tolerance { absolute: 1e30, relative: 1.0, may_overflow: true };
-        let big = |x| Tensor::from_i64(DType::I64, vec![1, 1], &[x]).unwrap();
-        let c = compare(&big(i64::MAX), &big(i64::MAX - 1), wide);
+        let [found, expected] =
+            [i64::MAX, i64::MAX - 1].map(|x| Tensor::from_i64(DType::I64, vec![1, 1], &[x]).unwrap());
+        let c = compare(&found, &expected, wide);
         assert_eq!((c.max_abs, c.beyond), (1.0, 1));
         let expected = "worst at [0, 0]: found 9223372036854775807, expected 9223372036854775806";
         assert!(c.to_string().ends_with(expected), "{c}");
         for dtype in [DType::Bool, DType::U8, DType::I32, DType::I64] {
-            let one = |x| Tensor::from_i64(dtype, vec![1], &[x]).unwrap();
-            assert!(compare(&one(1), &one(1), wide).agrees());
-            assert!(!compare(&one(1), &one(0), wide).agrees() && !passes(&one(1), &one(0)), "{dtype}");
+            let [zero, one] = [0, 1].map(|x| Tensor::from_i64(dtype, vec![1], &[x]).unwrap());
+            assert!(compare(&one, &one, wide).agrees());
+            assert!(!compare(&one, &zero, wide).agrees() && !passes(&one, &zero), "{dtype}");
         }
     }
 
@@ -531,10 +532,10 @@ mod tests {
             assert!(passes(&found, &expected), "{dtype}");
         }
         // Adjacent numbers among the smallest ones.
-        let tiny = |bits: &[u16]| {
+        let [found, expected] = [[3_u16, 9], [4, 8]].map(|bits| {
             let bytes: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
             Tensor::new(DType::F16, vec![bits.len()], bytes).unwrap()
-        };
-        assert!(passes(&tiny(&[3, 9]), &tiny(&[4, 8])));
+        });
+        assert!(passes(&found, &expected));
     }
 }

@@ -85,17 +85,18 @@ impl RoundingNoise {
             _ => CollectiveKind::AllReduce(op),
         };
         let exchange_parts = |sign: f64| {
-            let part_of_array = |x: &WideArray| match &*x.data {
-                ArrayData::Float(elements) => WideArray::from_floats(
-                    x.dtype,
-                    &x.shape,
-                    elements.iter().map(|&x| part(x, sign)).collect(),
-                ),
-                ArrayData::Int(_) => x.clone(),
-            };
-            let operands: Vec<Vec<WideArray>> =
-                operands.iter().map(|x| x.iter().map(part_of_array).collect()).collect();
-            collective::exchange(&kind, &operands)
+            let mut parts = Vec::with_capacity(operands.len());
+            for arrays in operands {
+                let parts_of_rank = arrays.iter().map(|x| match &*x.data {
+                    ArrayData::Float(elements) => {
+                        let elements = elements.iter().map(|&x| part(x, sign)).collect();
+                        WideArray::from_floats(x.dtype, &x.shape, elements)
+                    }
+                    ArrayData::Int(_) => x.clone(),
+                });
+                parts.push(parts_of_rank.collect::<Vec<WideArray>>());
+            }
+            collective::exchange(&kind, &parts)
         };
         let positive = exchange_parts(1.0)?;
         let negative = exchange_parts(-1.0)?;

@@ -19,8 +19,7 @@
 use crate::entity::EntityMap;
 use crate::graph::{Graph, Node, OutputKind};
 use crate::ids::ValueId;
-use crate::numerics::RoundingEffect;
-use crate::numerics::Numerics;
+use crate::numerics::{Numerics, RoundingEffect};
 use crate::op::Op;
 use crate::types::DType;
 

@@ -236,25 +236,25 @@ impl MachineProfile {
         bytes: u64,
         ranks: u32,
     ) -> Option<f64> {
-        let multiprocessors = self.multiprocessors?;
-        let modelled = |bytes: u64, ranks: u32| {
-            let most = self.max_blocks(kind, variant, bytes, ranks);
-            model::occupied_compute_share(
-                kind.collective_name(),
-                variant,
-                bytes,
-                ranks,
-                most,
-                multiprocessors,
-            )
+        let modelled = self.modelled_compute_share(kind, variant, bytes, ranks)?;
+        let Some(measured) = self.nearest_contention(kind, variant, ranks) else {
+            return Some(modelled);
         };
-        let modelled_share = modelled(bytes, ranks);
-        Some(match self.nearest_contention(kind, variant, ranks) {
-            Some(measured) => {
-                (measured.taken * modelled_share / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
-            }
-            None => modelled_share,
-        })
+        let at_measured = self.modelled_compute_share(kind, variant, measured.bytes, measured.ranks)?;
+        Some((measured.taken * modelled / at_measured).clamp(0.0, 1.0))
+    }
+
+    fn modelled_compute_share(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        bytes: u64,
+        ranks: u32,
+    ) -> Option<f64> {
+        let multiprocessors = self.multiprocessors?;
+        let most = self.max_blocks(kind, variant, bytes, ranks);
+        let name = kind.collective_name();
+        Some(model::occupied_compute_share(name, variant, bytes, ranks, most, multiprocessors))
     }
 
     /// The rate of a collective next to computation that fills the machine.
@@ -396,17 +396,18 @@ mod tests {
                         continue;
                     }
                     for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
-                        let t = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
+                        let estimate = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
                         let what = format!("{name} {} {variant} {bytes}", kind.name());
                         if variant == CollectiveVariant::Ll && bytes > 1 << 20 {
-                            assert_eq!(t(None), None, "{what}");
+                            assert_eq!(estimate(None), None, "{what}");
                             continue;
                         }
-                        assert!(t(None).is_some_and(|t| t > 0.0), "{what}");
+                        assert!(estimate(None).is_some_and(|us| us > 0.0), "{what}");
                         // Beyond the measured sizes two measured slopes may cross.
-                        assert!(bytes > 1 << 20 || t(Some(false)) <= t(Some(true)), "{what}");
+                        assert!(bytes > 1 << 20 || estimate(Some(false)) <= estimate(Some(true)), "{what}");
                         assert!(
-                            exit == ExitBarrierPolicy::Droppable || t(Some(false)) == t(Some(true)),
+                            exit == ExitBarrierPolicy::Droppable
+                                || estimate(Some(false)) == estimate(Some(true)),
                             "{what}"
                         );
                     }
@@ -442,17 +443,17 @@ mod tests {
             p.timed_collectives(&[(&CollectiveKind::AllGather, bytes)], CollectiveVariant::Push, None, 2)
                 .unwrap()
         };
-        let at = timed(&measured, 1 << 24);
-        assert_eq!((at.compute_share, at.rate), (timeline::FULL_RATE / 4, timeline::FULL_RATE / 2));
-        assert_eq!(at.time, timed(&plain, 1 << 24).time);
+        let gather = timed(&measured, 1 << 24);
+        assert_eq!((gather.compute_share, gather.rate), (timeline::FULL_RATE / 4, timeline::FULL_RATE / 2));
+        assert_eq!(gather.time, timed(&plain, 1 << 24).time);
         // The model scales the measurement to other sizes, and other variants use only the model.
         let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).compute_share));
         let expected = 0.25 * f64::from(timeline::FULL_RATE) * small / large;
         assert!((f64::from(timed(&measured, 1 << 13).compute_share) - expected).abs() <= 2.0);
-        let pull = |p: &MachineProfile| {
+        let [measured_pull, plain_pull] = [&measured, &plain].map(|p| {
             p.timed_collectives(&[(&CollectiveKind::AllGather, 1 << 24)], CollectiveVariant::Pull, None, 2)
-        };
-        assert_eq!(pull(&measured), pull(&plain));
+        });
+        assert_eq!(measured_pull, plain_pull);
         assert_eq!(MachineProfile::from_json(&measured.to_json()).unwrap(), measured);
         // Version 1 has no measurements, and can be read.
         let mut old = fields(&plain);
@@ -583,8 +584,9 @@ mod tests {
     #[test]
     fn a_slower_collective_may_add_less_next_to_compute() {
         let p = MachineProfile::builtin("h200x2").unwrap();
-        let added = |variant, beside_us| {
-            p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()
+        let added = |variant, concurrent_us| {
+            p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, concurrent_us)
+                .unwrap()
         };
         assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
         assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
@@ -592,10 +594,10 @@ mod tests {
         let alone = added(CollectiveVariant::Copies, 0.0);
         assert_eq!(added(CollectiveVariant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
         let host = MachineProfile::builtin("host").unwrap();
-        let added = |us| {
+        let [next_to_compute, alone] = [1000.0, 0.0].map(|us| {
             host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
-        };
-        assert_eq!(added(1000.0), added(0.0));
+        });
+        assert_eq!(next_to_compute, alone);
     }
 
     #[test]

@@ -172,8 +172,10 @@ mod tests {
 
     #[test]
     fn products_of_few_rows_have_rates_of_their_own() {
-        let rate = |rows, rate: f64| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 };
-        let p = MachineProfile { product_rates: vec![rate(1, 4.0), rate(101, 400.0)], ..profile() };
+        let product_rates = [(1, 4.0), (101, 400.0)]
+            .map(|(rows, rate)| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 })
+            .to_vec();
+        let p = MachineProfile { product_rates, ..profile() };
         let narrow = |rows| {
             p.compute_us(
                 0,
