@@ -218,8 +218,8 @@ pub fn immediate_joins(steps: &StepList) -> Vec<u32> {
     (1..=steps.list.len() as u32).collect()
 }
 
-/// Whether the operand is an input that is never overwritten. An input that is written once is never overwritten,
-/// unless its size changes between runs.
+/// Whether the operand is an input that is written once. Such an input is never overwritten, unless its size
+/// changes between runs.
 fn is_constant(graph: &Graph, mutated: &BTreeSet<usize>, operand: ValueId) -> bool {
     input_of(graph, operand).is_some_and(|i| {
         let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
