@@ -2,7 +2,7 @@
 //!
 //! Every rule keeps the bits of the program, except for orders of summation that a collective chooses.
 
-use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, Op, Scalar, TensorType, ValueId};
+use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, GroupId, Op, Scalar, TensorType, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
@@ -56,15 +56,20 @@ fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 }
 
 fn exchange_of_exchange(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let even = |op: &Op| match op {
+    let group = even_exchange_group(&node.op)?;
+    let (inner, operands) = cx.def(*node.inputs.first()?)?;
+    let is_inverse = even_exchange_group(inner) == Some(group);
+    (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
+}
+
+/// The group of an all_to_all with even splits.
+fn even_exchange_group(op: &Op) -> Option<GroupId> {
+    match op {
         Op::Collective(Collective {
             kind: CollectiveKind::AllToAll(AllToAllSplits::Even), group, ..
         }) => Some(*group),
         _ => None,
-    };
-    let (inner, operands) = cx.def(*node.inputs.first()?)?;
-    let is_inverse = even(&node.op).is_some_and(|group| even(inner) == Some(group));
-    (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
+    }
 }
 
 /// Whether there are at least two values, all different.

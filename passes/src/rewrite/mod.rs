@@ -150,13 +150,18 @@ pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -
 fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
     let mut returned = EntityMap::filled(0, graph.values.len());
     graph.outputs.iter().for_each(|o| returned[o.value] += 1);
-    let is_shared = |(value, users): (ValueId, &Vec<NodeId>)| {
-        let node = |n: NodeId| (&graph.nodes[n].op, &graph.nodes[n].inputs);
-        let differ =
-            users.first().is_some_and(|&first| users.iter().any(|&n| n != first && node(n) != node(first)));
-        differ || returned[value] + usize::from(!users.is_empty()) > 1
-    };
-    graph.users().iter().map(is_shared).collect()
+    let mut shared = EntityMap::new();
+    for (value, users) in graph.users().iter() {
+        let differ = users.first().is_some_and(|&first| {
+            let first_node = &graph.nodes[first];
+            users
+                .iter()
+                .map(|&n| &graph.nodes[n])
+                .any(|node| (&node.op, &node.inputs) != (&first_node.op, &first_node.inputs))
+        });
+        shared.push(differ || returned[value] + usize::from(!users.is_empty()) > 1);
+    }
+    shared
 }
 
 impl<'r> Rewriter<'r> {

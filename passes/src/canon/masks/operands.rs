@@ -67,8 +67,8 @@ fn emit_element_sum(cx: &mut Rewriter, terms: &[(i64, ElementRef)], scores: &[Di
 /// Emits the conjunction of some witnesses as a mask; `None` if there are none.
 pub fn emit_witness_mask(cx: &mut Rewriter, rest: &[AtomWitness], scores: &[Dim]) -> Option<ValueId> {
     let mut all = None;
-    for one in rest {
-        let next = emit_witness(cx, one, scores)?;
+    for witness in rest {
+        let next = emit_witness(cx, witness, scores)?;
         all = Some(match all {
             None => next,
             Some(other) => emit_binary(cx, "mask", BinaryOp::And, other, next)?,
@@ -84,10 +84,10 @@ pub fn emit_binary(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: V
     Some(cx.emit(part, Op::Binary(op), &[x, y], ty))
 }
 
-fn emit_witness(cx: &mut Rewriter, of: &AtomWitness, scores: &[Dim]) -> Option<ValueId> {
-    let value = emit_element(cx, &of.leaf, scores)?;
+fn emit_witness(cx: &mut Rewriter, witness: &AtomWitness, scores: &[Dim]) -> Option<ValueId> {
+    let value = emit_element(cx, &witness.leaf, scores)?;
     let ty = cx.ty(value).clone();
-    Some(if of.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
+    Some(if witness.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
 }
 
 /// Emits a leaf as a value with the axes of a shape, with extent 1 for axes on which it does not depend.
@@ -150,7 +150,7 @@ fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis
         BoundSide::From => (0, ReductionKind::Min),
         BoundSide::Below => (1, ReductionKind::Max),
     };
-    let i64_type = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
+
     let fill = if side == BoundSide::From { i64::MAX } else { 0 };
     let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], i64_type(rooms.clone()));
     let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], i64_type(vec![shape[axis].clone()]));
@@ -161,6 +161,10 @@ fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis
     let scatter = Op::ScatterElements { axis, combine: Some(combine) };
     let ends = cx.emit("segment", scatter, &[none, sums, at], i64_type(rooms));
     Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], i64_type(shape)))
+}
+
+fn i64_type(shape: Vec<Dim>) -> TensorType {
+    TensorType::new(DType::I64, shape)
 }
 
 pub fn emit_binary_scalar(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
@@ -180,15 +184,15 @@ pub fn emit_dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
 
 /// Emits `count` consecutive integers from `start` on.
 fn emit_range(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
-    let i64_row = |n: Dim| TensorType::new(DType::I64, vec![n]);
     if let Some(start) = start.as_const() {
-        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], i64_row(count)));
+        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], i64_type(vec![count])));
     }
     if start.bounds(cx.symbols()).0 < 0 {
         return None;
     }
-    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_row(start.clone() + count.clone()));
-    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_row(count)))
+    let all =
+        cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_type(vec![start.clone() + count.clone()]));
+    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_type(vec![count])))
 }
 
 /// Emits the index of each row plus `start`, as i64 `[.., l, 1]`.

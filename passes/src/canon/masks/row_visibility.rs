@@ -105,9 +105,8 @@ fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
     let to = cx.shape(at).to_vec();
     let axis = to.len().checked_sub(1)?;
     let outer = infer::broadcast_shapes(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
-    let wide = |last: &Dim| [&outer[..], std::slice::from_ref(last)].concat();
-    let x = cx.expand(x, wide(&from[axis]));
-    let at = cx.expand(at, wide(&to[axis]));
+    let x = cx.expand(x, [&outer[..], &from[axis..=axis]].concat());
+    let at = cx.expand(at, [&outer[..], &to[axis..=axis]].concat());
     let ty = TensorType::new(DType::I64, cx.shape(at).to_vec());
     let found = cx.emit("counts", Op::GatherElements { axis }, &[x, at], ty);
     emit_transpose(cx, found)

@@ -163,12 +163,11 @@ fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<Ter
     if !op.is_element_wise() || op.divides_integers(ty.dtype) || ty.shape[axis].as_const() == Some(1) {
         return None;
     }
-    let varies = |&t: &TermId| {
+    let mut varying = operands.iter().copied().filter(|&t| {
         let shape = terms.shape(t);
         let aligned = (axis + shape.len()).checked_sub(ty.rank());
         aligned.is_some_and(|a| shape[a].as_const() != Some(1))
-    };
-    let mut varying = operands.iter().copied().filter(varies);
+    });
     let first = varying.next()?;
     let is_only = varying.all(|t| t == first);
     (is_only && terms.shape(first) == ty.shape).then_some(first)
@@ -176,7 +175,8 @@ fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<Ter
 
 /// Applies the steps to the replacement of their leaf.
 fn replay(terms: &mut ShardTerms<'_>, steps: &[TermId], leaf: TermId, found: TermId) -> Option<TermId> {
-    let (mut from, mut to) = (leaf, found);
+    let mut from = leaf;
+    let mut to = found;
     for &step in steps {
         let (op, operands) = terms.def(step)?;
         let op = op.clone();

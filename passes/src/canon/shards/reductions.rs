@@ -137,7 +137,8 @@ pub fn arg_reduce(
 ) -> Option<BestElement> {
     let extent = x.shard_extent(terms).as_const()?;
     let segments = x.segments(terms)?;
-    let (mut values, mut places) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut places = Vec::new();
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.shard_axis(), start, len);
         let place = terms.arg_reduce(op, x.shard_axis(), part)?;
@@ -180,8 +181,8 @@ fn compare_ranks(
     for (i, &part) in segments.of_ranks.iter().enumerate().rev() {
         let rank = segments.first_rank + i as i64;
         let [value, place] = [values, places].map(|found| {
-            let one = terms.slice(found[part], 0, rank, 1);
-            terms.reshape(one, shape.to_vec())
+            let of_rank = terms.slice(found[part], 0, rank, 1);
+            terms.reshape(of_rank, shape.to_vec())
         });
         let first = rank * extent - x.window.map_or(0, |w| w.start);
         let place = terms.with_number(BinaryOp::Add, place, first)?;
@@ -231,7 +232,8 @@ pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i6
     if segments.parts.iter().any(|&(_, len)| len < each) {
         return None;
     }
-    let (mut values, mut places) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut places = Vec::new();
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.shard_axis(), start, len);
         let [value, place] = first_sorted(terms, part, x.shard_axis(), largest, each);
@@ -239,20 +241,28 @@ pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i6
         places.push(x.collect_from_ranks(place, terms)?);
         values.push(x.collect_from_ranks(value, terms)?);
     }
-    // Concatenates the candidates of all ranks along the axis.
-    let flat = |terms: &mut ShardTerms<'_>, found: &[TermId]| {
-        let all = segments.in_order(found, terms)?;
-        let mut shape = terms.shape(all)[1..].to_vec();
-        shape[x.axis] = Dim::from(each * segments.of_ranks.len() as i64);
-        let by_rank = terms.move_axis(all, 0, x.axis)?;
-        Some(terms.reshape(by_rank, shape))
-    };
-    let (values, places) = (flat(terms, &values)?, flat(terms, &places)?);
+    let values = concat_candidates(terms, &segments, &values, x.axis, each)?;
+    let places = concat_candidates(terms, &segments, &places, x.axis, each)?;
     let [values, chosen] = first_sorted(terms, values, x.axis, largest, k);
     let place = terms.gather_elements(places, chosen, x.axis)?;
     let rank = terms.with_number(BinaryOp::FloorDiv, chosen, each)?;
     let rank = terms.with_number(BinaryOp::Add, rank, segments.first_rank)?;
     Some([values, global_position(terms, x, rank, place, extent)?])
+}
+
+/// Concatenates the candidates of all ranks, `each` of every rank, along an axis.
+fn concat_candidates(
+    terms: &mut ShardTerms<'_>,
+    segments: &WindowSegments,
+    found: &[TermId],
+    axis: usize,
+    each: i64,
+) -> Option<TermId> {
+    let all = segments.in_order(found, terms)?;
+    let mut shape = terms.shape(all)[1..].to_vec();
+    shape[axis] = Dim::from(each * segments.of_ranks.len() as i64);
+    let by_rank = terms.move_axis(all, 0, axis)?;
+    Some(terms.reshape(by_rank, shape))
 }
 
 /// The shard of a softmax along the axis of the shards. Maxima are exact, and the sum of exponentials is f32
@@ -261,12 +271,13 @@ pub fn softmax(terms: &mut ShardTerms<'_>, x: &GatheredValue, log: bool) -> Opti
     let dtype = terms.ty(x.shard).dtype;
     let x = x.to_all_readers();
     let axes = [x.axis];
-    let along = |op| ReduceParams { op, axes: &axes, keep: true };
     let own = terms.cast(x.shard, dtype.compute_dtype());
-    let most = reduce(terms, &GatheredValue { shard: own, ..x.clone() }, along(ReductionKind::Max))?;
+    let max = ReduceParams { op: ReductionKind::Max, axes: &axes, keep: true };
+    let most = reduce(terms, &GatheredValue { shard: own, ..x.clone() }, max)?;
     let shifted = terms.binary(BinaryOp::Sub, own, most)?;
     let weights = terms.unary(UnaryOp::Exp, shifted)?;
-    let sum = reduce(terms, &GatheredValue { shard: weights, ..x.clone() }, along(ReductionKind::Sum))?;
+    let sum = ReduceParams { op: ReductionKind::Sum, ..max };
+    let sum = reduce(terms, &GatheredValue { shard: weights, ..x.clone() }, sum)?;
     let found = if log {
         let sum = terms.unary(UnaryOp::Log, sum)?;
         terms.binary(BinaryOp::Sub, shifted, sum)?
