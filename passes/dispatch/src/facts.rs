@@ -64,6 +64,11 @@ impl<'a> DispatchFacts<'a> {
         &self.graph.nodes[id]
     }
 
+    /// The shape of a node's first result.
+    pub fn result_shape(&self, id: NodeId) -> Option<&'a [Dim]> {
+        self.node(id).outputs.first().map(|&v| &self.graph.ty(v).shape[..])
+    }
+
     /// Whether a node only gives another view of memory.
     pub fn is_view(&self, id: NodeId) -> bool {
         self.node(id).outputs.iter().all(|&v| self.base[v] != v)
