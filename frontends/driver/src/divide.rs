@@ -60,24 +60,24 @@ pub trait VariantChooser {
 /// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is
 /// the number of nodes of the program.
 pub fn divide_ranges<C: VariantChooser>(
-    of: &SymbolRanges,
+    whole: &SymbolRanges,
     symbols: &[SymbolId],
     nodes: usize,
     most: usize,
     chooser: &C,
 ) -> Result<Vec<SymbolRanges>, C::Error> {
     let points = (NODES / nodes.max(1)).clamp(16, POINTS);
-    let Some(grid) = SizeGrid::new(of, symbols, points).filter(|_| most > 1) else {
-        return Ok(vec![of.clone()]);
+    let Some(grid) = SizeGrid::new(whole, symbols, points).filter(|_| most > 1) else {
+        return Ok(vec![whole.clone()]);
     };
-    let points: Vec<SymbolRanges> = grid.positions().iter().map(|at| grid.point(of, at)).collect();
+    let points: Vec<SymbolRanges> =
+        grid.positions().iter().map(|coordinates| grid.point(whole, coordinates)).collect();
     let decisions = chooser.choose_variants(points.clone())?;
     let mut forms = PointForms { chooser, points, decisions, compute_us: BTreeMap::new() };
     let mut sections = vec![(grid.full_section(), grid.section_losses(&grid.full_section(), &mut forms)?)];
     while sections.len() < most {
-        let sum = |lost: &[(Vec<usize>, f64)]| lost.iter().map(|(_, us)| us).sum::<f64>();
-        let losing =
-            sections.iter().enumerate().map(|(i, (_, lost))| (i, sum(lost))).filter(|(_, us)| *us > 0.0);
+        let losses = sections.iter().map(|(_, lost)| lost.iter().map(|(_, us)| us).sum::<f64>()).enumerate();
+        let losing = losses.filter(|(_, us)| *us > 0.0);
         let Some((worst, _)) = losing.max_by(|a, b| a.1.total_cmp(&b.1)) else { break };
         let (section, lost) = &sections[worst];
         let Some((axis, size)) = best_cut(section, lost) else { break };
@@ -88,7 +88,7 @@ pub fn divide_ranges<C: VariantChooser>(
         sections[worst] = (upper, upper_lost);
         sections.insert(worst, (lower, lower_lost));
     }
-    Ok(sections.iter().map(|(section, _)| grid.ranges(of, section)).collect())
+    Ok(sections.iter().map(|(section, _)| grid.ranges(whole, section)).collect())
 }
 
 struct PointForms<'a, C> {
@@ -106,10 +106,9 @@ impl<C: VariantChooser> PointForms<'_, C> {
         let mut total = 0.0;
         let mut lost = 0.0;
         for (ours, best) in self.decisions[form].iter().zip(&self.decisions[there]) {
-            let us = |name: &str| best.alternatives.iter().find(|a| a.name == name).map(|a| a.us);
-            let Some(best_us) = us(&best.chosen) else { continue };
+            let Some(best_us) = alternative_us(best, &best.chosen) else { continue };
             total += best_us;
-            lost += us(&ours.chosen).map_or(0.0, |us| (us - LOSS * best_us).max(0.0));
+            lost += alternative_us(best, &ours.chosen).map_or(0.0, |us| (us - LOSS * best_us).max(0.0));
         }
         if lost <= SMALL * total {
             return Ok(0.0);
@@ -121,6 +120,10 @@ impl<C: VariantChooser> PointForms<'_, C> {
         self.compute_us.insert(there, compute_us);
         Ok(if lost > SMALL * (total + compute_us) { lost } else { 0.0 })
     }
+}
+
+fn alternative_us(decision: &Decision, name: &str) -> Option<f64> {
+    decision.alternatives.iter().find(|a| a.name == name).map(|a| a.us)
 }
 
 /// The inclusive range of each axis of a grid.
@@ -145,7 +148,7 @@ impl SizeGrid {
 
     /// The coordinates of all points; the last one has the upper ends.
     pub fn positions(&self) -> Vec<Vec<usize>> {
-        (0..self.len()).map(|at| self.coordinates(at)).collect()
+        (0..self.len()).map(|index| self.coordinates(index)).collect()
     }
 
     /// Cuts the ranges in two by [`best_cut`]; `None` if their form loses nowhere.
@@ -165,25 +168,25 @@ impl SizeGrid {
         self.axes.iter().map(|(_, sizes)| (0, sizes.len() - 1)).collect()
     }
 
-    fn coordinates(&self, mut at: usize) -> Vec<usize> {
-        let mut digit = |(_, sizes): &(SymbolId, Vec<i64>)| {
-            let of = at % sizes.len();
-            at /= sizes.len();
-            of
-        };
-        self.axes.iter().map(&mut digit).collect()
+    fn coordinates(&self, mut index: usize) -> Vec<usize> {
+        let mut coordinates = Vec::with_capacity(self.axes.len());
+        for (_, sizes) in &self.axes {
+            coordinates.push(index % sizes.len());
+            index /= sizes.len();
+        }
+        coordinates
     }
 
     fn index(&self, coordinates: &[usize]) -> usize {
         let digits = self.axes.iter().zip(coordinates).rev();
-        digits.fold(0, |at, ((_, sizes), &of)| at * sizes.len() + of)
+        digits.fold(0, |index, ((_, sizes), &coordinate)| index * sizes.len() + coordinate)
     }
 
     /// The ranges of a point. Symbols without an axis have their upper ends.
     pub fn point(&self, of: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
         let mut out: SymbolRanges = of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
-        for ((symbol, sizes), &at) in self.axes.iter().zip(coordinates) {
-            out.insert(*symbol, (sizes[at], sizes[at]));
+        for ((symbol, sizes), &coordinate) in self.axes.iter().zip(coordinates) {
+            out.insert(*symbol, (sizes[coordinate], sizes[coordinate]));
         }
         out
     }
@@ -224,12 +227,11 @@ impl SizeGrid {
 fn best_cut(section: &GridSection, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usize)> {
     let cuts = section.iter().enumerate();
     let cuts = cuts.flat_map(|(axis, &(first, last))| (first..last).map(move |cut| (axis, cut)));
-    let score = |&(axis, cut): &(usize, usize)| {
-        let below = || lost.iter().filter(|(at, _)| at[axis] <= cut);
-        let losing = below().filter(|(_, us)| *us > 0.0).count();
-        (losing, Reverse(below().count() - losing))
-    };
-    cuts.max_by_key(score)
+    cuts.max_by_key(|&(axis, cut)| {
+        let below = lost.iter().filter(|(coordinates, _)| coordinates[axis] <= cut);
+        let losing = below.clone().filter(|(_, us)| *us > 0.0).count();
+        (losing, Reverse(below.count() - losing))
+    })
 }
 
 /// The sizes at which forms are compared, ascending: every `step`th power of two in a range, and the end of

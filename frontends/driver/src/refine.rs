@@ -227,7 +227,8 @@ impl BucketComparison<'_> {
     ) -> Result<Option<(usize, usize, SymbolId)>> {
         for a in 0..out.len() {
             for b in 0..out.len() {
-                let (lower, upper) = (&out[a].1.ranges, &out[b].1.ranges);
+                let lower = &out[a].1.ranges;
+                let upper = &out[b].1.ranges;
                 let Some(symbol) = differing_symbol(lower, upper).filter(|s| unasked.contains(s)) else {
                     continue;
                 };
