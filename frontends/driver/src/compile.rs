@@ -156,7 +156,10 @@ mod tests {
         let credited = plan.buckets[0]
             .decisions
             .iter()
-            .filter(|d| d.alternatives.iter().any(|a| a.name == d.chosen && a.saved_us > 0.0))
+            .filter(|d| {
+                let chosen = d.alternatives.iter().find(|a| a.name == d.chosen);
+                chosen.is_some_and(|chosen| chosen.saved_us > 0.0)
+            })
             .map(|d| d.collective.clone())
             .collect();
         let graph = text::parse(&plan.programs[0]).expect("a graph");

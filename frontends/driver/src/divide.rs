@@ -137,9 +137,9 @@ pub struct SizeGrid {
 impl SizeGrid {
     /// The grid of the powers of two in each range and the range's end. Powers are skipped evenly if there
     /// would be more than `most` points. `None` if there is only one point.
-    pub fn new(of: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
+    pub fn new(whole: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
         let grid = (1..64).find_map(|step| {
-            let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*of.get(&s)?, step))));
+            let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*whole.get(&s)?, step))));
             let grid = SizeGrid { axes: axes.filter(|(_, sizes)| sizes.len() > 1).collect() };
             (grid.len() <= most).then_some(grid)
         });
@@ -152,12 +152,12 @@ impl SizeGrid {
     }
 
     /// Cuts the ranges in two by [`best_cut`]; `None` if their form loses nowhere.
-    pub fn cut_ranges(&self, of: &SymbolRanges, lost: &[(Vec<usize>, f64)]) -> Option<[SymbolRanges; 2]> {
-        let whole = self.full_section();
-        let (axis, size) = best_cut(&whole, lost).filter(|_| lost.iter().any(|&(_, us)| us > 0.0))?;
-        let [mut lower, mut upper] = [whole.clone(), whole];
+    pub fn cut_ranges(&self, ranges: &SymbolRanges, lost: &[(Vec<usize>, f64)]) -> Option<[SymbolRanges; 2]> {
+        let section = self.full_section();
+        let (axis, size) = best_cut(&section, lost).filter(|_| lost.iter().any(|&(_, us)| us > 0.0))?;
+        let [mut lower, mut upper] = [section.clone(), section];
         (lower[axis].1, upper[axis].0) = (size, size + 1);
-        Some([self.ranges(of, &lower), self.ranges(of, &upper)])
+        Some([self.ranges(ranges, &lower), self.ranges(ranges, &upper)])
     }
 
     fn len(&self) -> usize {
@@ -183,18 +183,18 @@ impl SizeGrid {
     }
 
     /// The ranges of a point. Symbols without an axis have their upper ends.
-    pub fn point(&self, of: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
-        let mut out: SymbolRanges = of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
+    pub fn point(&self, whole: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
+        let mut out: SymbolRanges = whole.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
         for ((symbol, sizes), &coordinate) in self.axes.iter().zip(coordinates) {
             out.insert(*symbol, (sizes[coordinate], sizes[coordinate]));
         }
         out
     }
 
-    fn ranges(&self, of: &SymbolRanges, section: &GridSection) -> SymbolRanges {
-        let mut out = of.clone();
+    fn ranges(&self, whole: &SymbolRanges, section: &GridSection) -> SymbolRanges {
+        let mut out = whole.clone();
         for ((symbol, sizes), &(first, last)) in self.axes.iter().zip(section) {
-            let low = first.checked_sub(1).map_or(of[symbol].0, |below| sizes[below] + 1);
+            let low = first.checked_sub(1).map_or(whole[symbol].0, |below| sizes[below] + 1);
             out.insert(*symbol, (low, sizes[last]));
         }
         out
@@ -210,12 +210,14 @@ impl SizeGrid {
         let corner: Vec<usize> = section.iter().map(|&(_, last)| last).collect();
         let form = self.index(&corner);
         let mut out = Vec::new();
-        let mut at: Vec<usize> = section.iter().map(|&(first, _)| first).collect();
+        let mut coordinates: Vec<usize> = section.iter().map(|&(first, _)| first).collect();
         loop {
-            out.push((at.clone(), forms.loss_at(form, self.index(&at))?));
-            let Some(axis) = (0..at.len()).find(|&axis| at[axis] < section[axis].1) else { break };
-            at[axis] += 1;
-            (0..axis).for_each(|below| at[below] = section[below].0);
+            out.push((coordinates.clone(), forms.loss_at(form, self.index(&coordinates))?));
+            let Some(axis) = (0..coordinates.len()).find(|&axis| coordinates[axis] < section[axis].1) else {
+                break;
+            };
+            coordinates[axis] += 1;
+            (0..axis).for_each(|below| coordinates[below] = section[below].0);
         }
         Ok(out)
     }

@@ -120,11 +120,11 @@ impl<'a> DispatchFacts<'a> {
     pub fn reshapes(&self, value: ValueId) -> Vec<NodeId> {
         let mut out = Vec::new();
         let first = self.skip_reshapes(value);
-        let mut at = value;
-        while at != first {
-            let Some(node) = self.graph.defining_node(at) else { break };
+        let mut current = value;
+        while current != first {
+            let Some(node) = self.graph.defining_node(current) else { break };
             out.push(node);
-            at = self.node(node).inputs[0];
+            current = self.node(node).inputs[0];
         }
         out
     }

@@ -97,8 +97,9 @@ fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim
 
 /// Whether a shape has one element per row.
 fn has_element_per_row(shape: &[Dim], row: &[Dim]) -> bool {
-    let one = Dim::from(1);
-    matches!((shape.split_last(), row.split_last()), (Some((last, a)), Some((_, b))) if *last == one && a == b)
+    let Some((last, leading)) = shape.split_last() else { return false };
+    let Some((_, row_leading)) = row.split_last() else { return false };
+    *last == Dim::from(1) && leading == row_leading
 }
 
 /// Whether all nodes of a unit can be part of a unit of these rows.

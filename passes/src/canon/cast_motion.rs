@@ -161,9 +161,9 @@ fn rebuild_with_moved_casts(
         };
         let is_moved = moves_elements(&node.op);
         let results = node.outputs.iter().map(|&v| {
-            let own = graph.ty(v);
-            let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(own.dtype);
-            (graph.value_name(v).to_string(), TensorType::new(dtype, own.shape.clone()))
+            let ty = graph.ty(v);
+            let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(ty.dtype);
+            (graph.value_name(v).to_string(), TensorType::new(dtype, ty.shape.clone()))
         });
         let new = to.add_node(node.op.clone(), inputs, results.collect());
         for (k, &old) in node.outputs.iter().enumerate() {

@@ -108,8 +108,8 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Re
     }
     let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
     let ty = TensorType::new(node.ty.dtype, cx.shape(operands[0]));
-    let own = cx.emit("own", node.op.clone(), &operands, ty);
-    Some(Rewrite::Node(Op::Collective(gather), vec![own]))
+    let local = cx.emit("own", node.op.clone(), &operands, ty);
+    Some(Rewrite::Node(Op::Collective(gather), vec![local]))
 }
 
 fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -139,6 +139,6 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
             *operand = cx.reshape(*operand, shape);
         }
     }
-    let own = cx.emit("own", Op::Concat { axis }, &operands, TensorType::new(node.ty.dtype, shape));
-    Some(Rewrite::Node(Op::Collective(first), vec![own]))
+    let local = cx.emit("own", Op::Concat { axis }, &operands, TensorType::new(node.ty.dtype, shape));
+    Some(Rewrite::Node(Op::Collective(first), vec![local]))
 }

@@ -150,9 +150,9 @@ fn by_number(op: BinaryOp, n: u32, dtype: DType) -> Op {
 fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
     let mut shape = cx.shape(x).to_vec();
     shape.insert(0, Dim::from(1));
-    let one = cx.reshape(x, shape.clone());
+    let single = cx.reshape(x, shape.clone());
     shape[0] = Dim::from(i64::from(n));
-    let several = cx.expand(one, shape);
+    let several = cx.expand(single, shape);
     Rewrite::Node(Op::Reshape, vec![several])
 }
 

@@ -182,8 +182,8 @@ fn region_members(
         // computed before the cast in every plan.
         let takes_any = as_all_reduce(node)
             .is_some_and(|op| narrows || matches!(op, CollectiveReduceOp::Max | CollectiveReduceOp::Min));
-        let takes_wider = moves_elements(&node.op)
-            || matches!(node.op.as_collective(), Some(c) if matches!(c.kind, CollectiveKind::ReduceScatter(_)));
+        let kind = node.op.as_collective().map(|c| &c.kind);
+        let takes_wider = moves_elements(&node.op) || matches!(kind, Some(CollectiveKind::ReduceScatter(_)));
         let casts = node
             .inputs
             .iter()

@@ -412,7 +412,8 @@ fn pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
 }
 
 fn widened_pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    let is_float = matches!(language::class_attribute(graph, bound_class(subst, "?t")?)?, LangAttribute::DType(to) if to.is_float());
+    let target = language::class_attribute(graph, bound_class(subst, "?t")?)?;
+    let is_float = matches!(target, LangAttribute::DType(to) if to.is_float());
     widens(graph, subst).filter(|()| is_float)?;
     pieces_are_summed(graph, subst)
 }
@@ -440,16 +441,16 @@ fn types_of_casts(graph: &LangEGraph, subst: &Subst) -> Option<[DType; 2]> {
     let LangAttribute::DType(wide) = language::class_attribute(graph, bound_class(subst, "?wide")?)? else {
         return None;
     };
-    let own = bound_type(graph, subst, "?x")?.dtype;
-    wide.represents(own).then_some([own, *outer])
+    let inner = bound_type(graph, subst, "?x")?.dtype;
+    wide.represents(inner).then_some([inner, *outer])
 }
 
 fn inner_cast_loses_nothing(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    types_of_casts(graph, subst).filter(|[own, outer]| own != outer).map(|_| ())
+    types_of_casts(graph, subst).filter(|[inner, outer]| inner != outer).map(|_| ())
 }
 
 fn casts_lead_back(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    types_of_casts(graph, subst).filter(|[own, outer]| own == outer).map(|_| ())
+    types_of_casts(graph, subst).filter(|[inner, outer]| inner == outer).map(|_| ())
 }
 
 fn elements_divide(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {

@@ -160,6 +160,6 @@ impl SolutionScope {
 }
 
 /// Locks a cache. Entries are inserted as a whole, so a thread that panicked leaves no partial entry.
-fn lock_cache<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_cache<T>(cache: &Mutex<T>) -> MutexGuard<'_, T> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }

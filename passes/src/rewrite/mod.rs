@@ -422,7 +422,7 @@ impl<'r> Rewriter<'r> {
     /// Records the collectives that a node was or reads as replaced, now that `new` replaces the node.
     fn record_replaced_collectives(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
         let by = find_collective(&self.graph, new).map(|v| self.graph.value_name(v).to_string());
-        let own = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
+        let replaced = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
         let (rule, what) = match self.first_rule {
             Some(rule) => (rule.name, rule.equation.to_string()),
             None if communicates => {
@@ -435,7 +435,7 @@ impl<'r> Rewriter<'r> {
         let read =
             read.map(|v| self.graph.value_name(v).to_string()).filter(|name| by.as_ref() != Some(name));
         let read: Vec<String> = read.filter(|_| self.first_rule.is_some()).collect();
-        for collective in own.into_iter().chain(read) {
+        for collective in replaced.into_iter().chain(read) {
             self.replaced.push(ReplacedCollective {
                 collective,
                 rule,

@@ -78,7 +78,10 @@ fn is_implied(limit: &PendingBound, by: &PendingBound) -> bool {
     let b = &by.bound;
     // Elements never decrease, so those up to the row's own do not exceed it.
     if let (BoundOperand::Segment { leaf, axis }, BoundSide::Below) = (&limit.operand, a.side) {
-        let from_start = matches!(&leaf.axis_indices[*axis], AxisIndex::Along { start, .. } if start.as_const() == Some(0));
+        let from_start = match &leaf.axis_indices[*axis] {
+            AxisIndex::Along { start, .. } => start.as_const() == Some(0),
+            AxisIndex::Fixed(_) => false,
+        };
         let near = b.row && !b.operand && b.chunk.is_none() && b.add.as_const().is_some_and(|c| c <= 1);
         return from_start && near && b.side == BoundSide::Below;
     }

@@ -188,14 +188,14 @@ impl<'g> ShardAnalysis<'g> {
             op => {
                 let from = &self.graph.ty(node.inputs[0]).shape;
                 let (axis, extent) = gathered_axis_after(op, &g, from, ty, &self.terms)?;
-                let mut own = ty.clone();
-                own.shape[axis] = extent;
+                let mut shard_type = ty.clone();
+                shard_type.shape[axis] = extent;
                 let mut op = op.clone();
                 if g.by_reader {
                     op = with_leading_axis(op, from.len() == ty.rank())?;
-                    own.shape.insert(0, Dim::from(g.ranks));
+                    shard_type.shape.insert(0, Dim::from(g.ranks));
                 }
-                let shard = self.terms.op_as(op, &[g.shard], vec![own]);
+                let shard = self.terms.op_as(op, &[g.shard], vec![shard_type]);
                 Some(ShardFact::Gathered(GatheredValue { axis, shard, ..g }))
             }
         }
@@ -232,12 +232,12 @@ impl<'g> ShardAnalysis<'g> {
             operands.push(shard);
             by_reader |= differs;
         }
-        let mut own = ty.clone();
-        own.shape[axis] = extent;
+        let mut shard_type = ty.clone();
+        shard_type.shape[axis] = extent;
         if by_reader {
-            own.shape.insert(0, Dim::from(first.ranks));
+            shard_type.shape.insert(0, Dim::from(first.ranks));
         }
-        let shard = self.terms.op_as(node.op.clone(), &operands, vec![own]);
+        let shard = self.terms.op_as(node.op.clone(), &operands, vec![shard_type]);
         Some(GatheredValue { axis, shard, by_reader, ..first })
     }
 
@@ -275,8 +275,8 @@ impl<'g> ShardAnalysis<'g> {
             }
             _ if is_same => Some((whole, false)),
             _ => {
-                let own = self.terms.with_leading(whole, missing + 1);
-                Some((self.terms.all_gather(x.group, own)?, true))
+                let local = self.terms.with_leading(whole, missing + 1);
+                Some((self.terms.all_gather(x.group, local)?, true))
             }
         }
     }

@@ -121,8 +121,8 @@ impl GatheredValue {
         if self.by_reader {
             return terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), self.group, found);
         }
-        let own = terms.with_leading(found, 1);
-        terms.all_gather(self.group, own)
+        let local = terms.with_leading(found, 1);
+        terms.all_gather(self.group, local)
     }
 
     pub fn gather_shards(&self, ty: &TensorType, terms: &mut ShardTerms<'_>) -> Option<TermId> {

@@ -30,9 +30,9 @@ pub fn pick_elements(
     same_index: bool,
 ) -> Option<TermId> {
     let extent = x.shard_extent(terms).as_const().filter(|&s| s > 0)?;
-    let mut own = terms.shape(x.shard)[x.shard_axis() - x.axis..].to_vec();
-    own[x.axis].clone_from(terms.shape(index).get(x.axis)?);
-    if own != terms.shape(index) {
+    let mut picked = terms.shape(x.shard)[x.shard_axis() - x.axis..].to_vec();
+    picked[x.axis].clone_from(terms.shape(index).get(x.axis)?);
+    if picked != terms.shape(index) {
         return None;
     }
     let (owner, place) = owner_and_offset(terms, x, index, extent)?;

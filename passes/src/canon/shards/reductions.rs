@@ -47,13 +47,13 @@ pub fn reduce(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParam
     let found = if x.window.is_some() {
         reduce_window(terms, &GatheredValue { shard, ..x.clone() }, ReduceParams { op: partial, ..params })?
     } else {
-        let own = terms.op(params.local_op(x, partial), &[shard])?;
+        let reduced = terms.op(params.local_op(x, partial), &[shard])?;
         let is_order = matches!(params.op, ReductionKind::Max | ReductionKind::Min);
-        let own = if is_order { terms.cast(own, dtype) } else { own };
+        let reduced = if is_order { terms.cast(reduced, dtype) } else { reduced };
         // Collectives do not reduce bools.
-        let is_bool = terms.ty(own).dtype == DType::Bool;
-        let own = if is_bool { terms.cast(own, DType::U8) } else { own };
-        let all = combine_ranks(terms, x, combine, own)?;
+        let is_bool = terms.ty(reduced).dtype == DType::Bool;
+        let reduced = if is_bool { terms.cast(reduced, DType::U8) } else { reduced };
+        let all = combine_ranks(terms, x, combine, reduced)?;
         if is_bool { terms.cast(all, DType::Bool) } else { all }
     };
     let found = match (params.op, x.window) {
@@ -76,12 +76,12 @@ fn combine_ranks(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
     op: CollectiveReduceOp,
-    own: TermId,
+    partial: TermId,
 ) -> Option<TermId> {
     if !x.by_reader {
-        return terms.all_reduce(op, x.group, own);
+        return terms.all_reduce(op, x.group, partial);
     }
-    let found = terms.collective(CollectiveKind::ReduceScatter(op), x.group, own)?;
+    let found = terms.collective(CollectiveKind::ReduceScatter(op), x.group, partial)?;
     let shape = terms.shape(found)[1..].to_vec();
     Some(terms.reshape(found, shape))
 }
@@ -109,8 +109,8 @@ fn reduce_window(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReducePa
     let mut found = Vec::with_capacity(segments.parts.len());
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.shard_axis(), start, len);
-        let own = terms.op(params.local_op(x, params.op), &[part])?;
-        found.push(x.collect_from_ranks(own, terms)?);
+        let partial = terms.op(params.local_op(x, params.op), &[part])?;
+        found.push(x.collect_from_ranks(partial, terms)?);
     }
     let all = segments.in_order(&found, terms)?;
     terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
@@ -271,10 +271,10 @@ pub fn softmax(terms: &mut ShardTerms<'_>, x: &GatheredValue, log: bool) -> Opti
     let dtype = terms.ty(x.shard).dtype;
     let x = x.to_all_readers();
     let axes = [x.axis];
-    let own = terms.cast(x.shard, dtype.compute_dtype());
+    let accumulated = terms.cast(x.shard, dtype.compute_dtype());
     let max = ReduceParams { op: ReductionKind::Max, axes: &axes, keep: true };
-    let most = reduce(terms, &GatheredValue { shard: own, ..x.clone() }, max)?;
-    let shifted = terms.binary(BinaryOp::Sub, own, most)?;
+    let most = reduce(terms, &GatheredValue { shard: accumulated, ..x.clone() }, max)?;
+    let shifted = terms.binary(BinaryOp::Sub, accumulated, most)?;
     let weights = terms.unary(UnaryOp::Exp, shifted)?;
     let sum = ReduceParams { op: ReductionKind::Sum, ..max };
     let sum = reduce(terms, &GatheredValue { shard: weights, ..x.clone() }, sum)?;
