@@ -211,10 +211,12 @@ impl Communicators {
     }
 
     pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
-        let made = self.made.get(&(group, variant));
-        let missing =
-            || CudaError::Unsupported(format!("the group has no communicator for the variant {variant}"));
-        made.map(|m| m.comm).ok_or_else(missing)
+        match self.made.get(&(group, variant)) {
+            Some(made) => Ok(made.comm),
+            None => Err(CudaError::Unsupported(format!(
+                "the group has no communicator for the variant {variant}"
+            ))),
+        }
     }
 
     pub(super) fn library(&self) -> Result<&'static Nccl> {

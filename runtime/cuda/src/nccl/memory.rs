@@ -57,9 +57,9 @@ impl WindowMemory {
         let mut memory = WindowMemory { library, local, addresses, len, communicators };
         let making = CommunicatorContext { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
-        let place =
-            |rank| if rank == exchange.rank() { Ok(at) } else { mapped_address(library, window, rank) };
-        memory.addresses = (0..exchange.ranks()).map(place).collect::<Result<_, _>>()?;
+        memory.addresses = (0..exchange.ranks())
+            .map(|rank| if rank == exchange.rank() { Ok(at) } else { mapped_address(library, window, rank) })
+            .collect::<Result<_, _>>()?;
         memory.check_mapping(exchange)?;
         Ok(memory)
     }

@@ -140,10 +140,11 @@ impl CudaSession {
 
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
-        // SAFETY: as in `launch`.
-        let session_stream =
-            || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
-        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, session_stream()));
+        let stream = stream.unwrap_or_else(|| {
+            let handle = context.resources.streams.compute.handle().cast();
+            // SAFETY: as in `launch`.
+            Stream::adopt(&self.device, unsafe { BorrowedStream::new(handle) })
+        });
         self.pending_runs.wait_before(&stream, context)?;
         let streams = context.streams_with_compute(&self.device, stream);
         recording.enqueue(&streams, &context.resources.nccl)?;

@@ -235,9 +235,10 @@ pub(super) fn workspace(
     // The algorithm depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
     let algorithms = [cuda_core_kernel(rows), tensor_core_kernel(rows), AttentionAlgorithm::Decode];
-    let bytes =
-        |algorithm| partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
-    let partials = algorithms.into_iter().map(bytes).max().unwrap_or(0);
+    let partials = algorithms.map(|algorithm| {
+        partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype)
+    });
+    let partials = partials.into_iter().max().unwrap_or(0);
     if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
         return partials;
     }
