@@ -155,7 +155,8 @@ fn what_ranges_decide_is_left_out_of_extents() {
 #[test]
 fn unusable_symbols_are_refused() {
     let x = |ty| Fake::new().input("x", ty).output("x");
-    assert!(x("f32[s0]").range("s0", Some(9), Some(3)).error().contains("symbol `s0`: expected a range"));
+    let error = x("f32[s0]").range("s0", Some(9), Some(3)).error();
+    assert!(error.contains("symbol `s0`: expected a non-empty range"), "{error}");
     let fake = x("f32[Mul(Rational(1@ 2)@Symbol('s0'))]");
     let text = fake.program().to_string().replace('@', ",");
     let mut entries = fake.entries();
