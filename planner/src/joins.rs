@@ -5,8 +5,8 @@
 //! each collective, in the order of the steps, gets the latest join for which no arena exceeds its limit at any
 //! step.
 //!
-//! [`immediate_joins`]: crate::liveness::immediate_joins [`joins_at_first_use`]:
-//! crate::liveness::joins_at_first_use
+//! [`immediate_joins`]: crate::liveness::immediate_joins
+//! [`joins_at_first_use`]: crate::liveness::joins_at_first_use
 
 use symmc_plan::Lane;
 

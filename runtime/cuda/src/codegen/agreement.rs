@@ -1,6 +1,6 @@
 //! Checks that all ranks run the same kernel for each collective.
 //!
-//! The kernels of one collective must be the same on all ranks: the packing of messages, the number of
+//! The kernels of some collectives must be the same on all ranks: the packing of messages, the number of
 //! rounds, the number of blocks. They follow from the plan and the machine, so they differ if ranks have
 //! different GPUs or versions of symmc. A run would then hang or compute wrong values. Therefore ranks
 //! compare their kernels before the first run.
@@ -34,10 +34,18 @@ pub fn launch_digests(list: &[ExecutableStep], work: &[Vec<GpuCommand>]) -> Vec<
 /// results, may choose kernels by their own memory.
 fn needs_same_launch(work: &StepWork) -> bool {
     let StepWork::Collective(call) = work else { return false };
-    matches!(
-        (call.variant, &call.kind),
-        (CollectiveVariant::Ll, _) | (CollectiveVariant::TwoShot, Kind::AllReduce(_))
-    )
+    match call.variant {
+        CollectiveVariant::Ll => true,
+        CollectiveVariant::TwoShot => matches!(call.kind, Kind::AllReduce(_)),
+        CollectiveVariant::OneShot
+        | CollectiveVariant::Pull
+        | CollectiveVariant::Push
+        | CollectiveVariant::Copies
+        | CollectiveVariant::PullCopies
+        | CollectiveVariant::Put => false,
+        // The library launches its own kernels.
+        CollectiveVariant::Plain | CollectiveVariant::NcclWindow | CollectiveVariant::CopyEngine => false,
+    }
 }
 
 fn launch_digest(work: &[GpuCommand]) -> [u8; 32] {
