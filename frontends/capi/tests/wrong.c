@@ -152,7 +152,7 @@ static void of_sessions(void) {
     refused(symmc_session_run(session), INPUT, "overlaps");
     must(symmc_session_unbind(session, "y"));
     refused(symmc_session_write(session, "z", x, 31), INPUT, "expected 32 bytes, found 31");
-    refused(symmc_session_write(session, "y", x, 32), INPUT, "only inputs are written");
+    refused(symmc_session_write(session, "y", x, 32), INPUT, "only inputs can be written");
     refused(symmc_session_write(session, "z", NULL, 32), INPUT, "the data is NULL");
     refused(symmc_session_write(session, "z", x, SIZE_MAX), INPUT, "no memory has so many");
     must(symmc_session_run(session));

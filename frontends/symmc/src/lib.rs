@@ -1,4 +1,4 @@
-//! The stable Rust API of symmc: programs with communication become plans that are proved safe, and run.
+//! The stable Rust API of symmc: it compiles programs with communication into plans, proves the plans safe, and runs them.
 //!
 //! ```no_run
 //! use symmc::{Backend, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
@@ -16,40 +16,23 @@
 //! # From a file to outputs
 //! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the files of all ranks), or
 //! made from text ([`Program::from_text`]). [`compile`] makes a [`Plan`] of it and proves that safe; [`into_checked_plan`] proves a plan
-//! from a file safe ([`read_plan`]). [`run`] executes the [`CheckedPlan`] on a [`Backend`], [`run_joined`] this process's
-//! rank among those that another launcher started. A [`Workload`] is what a run needs besides: the values of the symbols
-//! and the inputs of every rank. Kernels of [`mod@custom`] ops are registered and given with the [`RunConfig`].
+//! # From a file to outputs
+//! 1. [`Program::open`] reads a `.pt2`, `.onnx` or `.symm` file. [`Program::open_files`] reads the files of all ranks, and
+//!    [`Program::from_text`] parses text.
+//! 2. [`compile`] makes a [`CheckedPlan`]: a [`Plan`] that was proved safe. [`into_checked_plan`] proves a plan that was read
+//!    from a file ([`read_plan`]).
+//! 3. A [`Workload`] holds the other things that a run needs: the values of the symbols and the inputs of every rank.
+//! 4. [`run`] executes the plan on a [`Backend`]. [`run_joined`] executes one rank of it, in a process that another launcher
+//!    started. Kernels of [`mod@custom`] ops are registered in the [`RunConfig`].
 //!
 //! # Sessions
-//! A [`Session`] is one rank of a plan that stays: engines open it once, share the memory of weights, caches, inputs and
+//! A [`Session`] is one rank of a plan that stays open. Engines open it once, share the memory of weights, caches, inputs and
 //! outputs with it, set sizes, and start runs. The ranks of a [`Group`] open it together, on the host or each on a GPU
 //! (`SessionConfig::with_gpu`).
 //!
 //! # Configurations
-//! [`OpenOptions`], [`CompileConfig`], [`DrawConfig`], [`RunConfig`] and [`SessionConfig`] grow with the versions: begin with their `default()` and set what
-//! is to differ by `with_…` methods, each named for the field that it sets.
-//!
-//! ```
-//! use symmc::{ArgumentBinding, BucketSpec, CompileConfig, ErrorKind, Program};
-//!
-//! let program = Program::from_text(
-//!     "program \"sum\" ranks 2\nsymbol n in 1..=64\ngroup @all world\narg %x: f32[n, 8]\n\
-//!      %y: f32[n, 8] = all_reduce %x op=sum group=@all\nreturn %y\n",
-//! )?;
-//! let config = CompileConfig::default().with_buckets([BucketSpec::new("n", [8, 64])]).with_bind(ArgumentBinding::All);
-//! let plan = symmc::compile(&program, &config)?;
-//! assert_eq!(plan.buckets.len(), 2);
-//!
-//! let error = symmc::compile(&program, &config.with_buckets([BucketSpec::new("m", [8])])).expect_err("no symbol m");
-//! assert_eq!((error.kind(), error.is_bad_input()), (ErrorKind::Input, true));
-//! # Ok::<(), symmc::Error>(())
-//! ```
-//!
-//! # Errors
-//! There is one [`Error`]. Its [kind](Error::kind) says what sort of thing went wrong, and so whether another request can do
-//! ([`ErrorKind::is_bad_input`]); it knows the file, the rank, the step, the node and the op where there is one, and its
-//! source is the error of the inner crate that it came from.
-//!
+//! [`OpenOptions`], [`CompileConfig`], [`DrawConfig`], [`RunConfig`] and [`SessionConfig`] gain fields in later versions. Begin
+//! with their `default()` and change fields by the `with_…` methods, each of which is named after its field.
 //! # What a machine has
 //! [`doctor()`] says what this machine can do and what it lacks, with a remedy for each thing ([`mod@doctor`]).
 //!
@@ -67,31 +50,27 @@
 //! What this page names. Types that come from an inner crate are stable as names, to be held and passed on; the inner
 //! crates themselves are in [`mod@unstable`] and change with any version.
 
-#![warn(missing_docs)]
-
-#[cfg(feature = "cuda")]
-pub mod bench;
-mod compile;
-mod config;
-mod content;
-pub mod custom;
-mod device;
-pub mod doctor;
-mod error;
-mod estimate;
-mod files;
-mod machine;
-#[cfg(feature = "cuda")]
-mod measure_task;
-mod memory;
-mod outputs;
-mod parameters;
-mod program;
-mod rank_task;
-mod recorded_outputs;
-mod run;
-mod session;
-mod source_comparison;
+//! # Errors
+//! All functions return one [`Error`]. Its [kind](Error::kind) says what went wrong, and so whether a different request can
+//! succeed ([`ErrorKind::is_bad_input`]). As far as they are known, the error also gives the file, the rank, the step, the
+//! node and the op. Its source is the error of the inner crate that caused it.
+//!
+//! # Diagnosing a machine
+//! [`doctor()`] reports what this machine supports and what it lacks, with a remedy for each problem ([`mod@doctor`]).
+//!
+//! # Features
+//! | feature | adds |
+//! |---|---|
+//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is loaded when it is used |
+//! | `torch` | `.pt2` archives of PyTorch |
+//! | `onnx` | ONNX models |
+//!
+//! All are on by default. Without them the crate still plans `.symm` programs for every machine and runs them on host ranks.
+//! A request that needs a disabled feature fails with [`ErrorKind::Unsupported`] and names the feature.
+//!
+//! # Stability
+//! All items that this page lists are stable. Types that come from an inner crate are stable as names, to be held and passed
+//! on. The inner crates themselves are in [`mod@unstable`] and change with any version.
 mod tensors;
 #[cfg(feature = "cuda")]
 mod tune;
@@ -134,7 +113,7 @@ pub use device::RunDevice;
 pub use outputs::{
     check_output, check_writable, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
-pub use recorded_outputs::ExpectedOutputs;
+// Programs and their tensors.
 pub use run::{
     Backend, RunConfig, check_device_support, run, run_joined, run_joined_timed, run_timed, run_with_noise,
 };
@@ -174,3 +153,12 @@ pub use symmc_torch::supported_ops as supported_torch_ops;
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../../../docs/embedding.md")]
 struct Embedding;
+/// The ONNX ops that are imported as known ops, not as opaque ones, each with its translation.
+#[cfg(feature = "onnx")]
+pub use symmc_onnx::supported_ops as supported_onnx_ops;
+/// The PyTorch ops that are imported as known ops, not as opaque ones, each with its translation.
+#[cfg(feature = "torch")]
+pub use symmc_torch::supported_ops as supported_torch_ops;
+
+/// The guide for embedders, whose Rust programs are tests.
+// Diagnosing this machine.
