@@ -10,7 +10,7 @@ use symmc_plan::Plan;
 use crate::config::CompileConfig;
 use crate::error::Error;
 use crate::files::{decode_utf8, read_file};
-use crate::program::Program;
+use crate::program::{Program, program_format};
 
 /// Compiles a program into a plan and checks the plan.
 ///
@@ -73,7 +73,12 @@ const PLAN: &str = "a plan (JSON)";
 /// # Errors
 /// The file cannot be read, or is not a plan of this version.
 pub fn read_plan(path: &Path) -> Result<Plan, Error> {
-    let text = decode_utf8(path, read_file(path, PLAN)?, PLAN)?;
+    let bytes = read_file(path, PLAN)?;
+    if let Some(format) = program_format(&bytes) {
+        let message = format!("this is {format}; expected {PLAN}: compile the program into a plan first");
+        return Err(Error::format(path, message));
+    }
+    let text = decode_utf8(path, bytes, PLAN)?;
     Plan::from_json(&text).map_err(|e| Error::format_with_cause(path, e.to_string(), e))
 }
 

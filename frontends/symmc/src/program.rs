@@ -244,6 +244,19 @@ fn is_archive(path: &Path, head: &[u8]) -> bool {
 fn is_onnx(path: &Path, head: &[u8]) -> bool {
     head.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
 }
+/// The format of a program by its content, for messages; `None` if the content is not that of a program.
+pub(crate) fn program_format(bytes: &[u8]) -> Option<&'static str> {
+    if bytes.starts_with(b"PK") {
+        Some("a .pt2 archive")
+    } else if bytes.starts_with(&[0x08]) {
+        Some("an ONNX model")
+    } else if bytes.trim_ascii_start().starts_with(b"program ") {
+        Some("a program as .symm text")
+    } else {
+        None
+    }
+}
+
 /// Reads `.pt2` archives, one of all ranks or one for each rank.
 /// Reads `.pt2` archives.
 fn read_archives(

@@ -265,6 +265,15 @@ impl Session {
         symbols.keys().all(|symbol| self.bindings.get(symbol).is_some())
     }
 
+    /// Fails if a symbol has no value. The error names the symbols.
+    fn expect_sizes(&self) -> Result<(), Error> {
+        if self.is_sized() {
+            return Ok(());
+        }
+        let unset = values::unset_symbols(self.plan.source_program(), &self.bindings);
+        Err(Error::invalid_request(format!("the sizes of the program are not set: set {unset}")))
+    }
+
     /// The arguments, which are the inputs that change from run to run, in the order of the program.
     ///
     /// # Errors
@@ -320,7 +329,9 @@ impl Session {
     /// There is no such input or output, a symbol has no value, or there is no memory.
     pub fn address(&mut self, name: &str) -> Result<ValueMemory, Error> {
         let port = self.find_port(name, values::PortPreference::Either)?;
-        let memory = self.device.select()?.port_memory(port)?;
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        let memory = device.port_memory(port)?;
         if matches!(memory.storage, PortStorage::Program(_)) {
             return Err(Error::invalid_request(format!(
                 "{name} is a constant of the program: it has no memory to write"
@@ -372,7 +383,9 @@ impl Session {
         let Port::Input(input) = self.find_port(name, values::PortPreference::Input)? else {
             return Err(Error::invalid_request(format!("{name} is an output: only inputs can be written")));
         };
-        Ok(self.device.select()?.write_input(input, data)?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.write_input(input, data)?)
     }
 
     /// The current value of an output or an input.
@@ -393,7 +406,9 @@ impl Session {
     /// # Errors
     /// A symbol has no value, an input has no data, other ranks run with other sizes, or the run failed on some rank.
     pub fn run(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.run()?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.run()?)
     }
 
     /// Starts one run after those that were started before, and returns at once.
@@ -401,7 +416,9 @@ impl Session {
     /// # Errors
     /// As [`run`](Self::run), if the error is known already. Other errors are returned by later calls.
     pub fn enqueue(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.enqueue(None)?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.enqueue(None)?)
     }
 
     /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`). The run begins after the work
@@ -415,7 +432,9 @@ impl Session {
     /// # Safety
     /// The stream exists until all runs on it have ended.
     pub unsafe fn enqueue_on(&mut self, stream: *mut std::ffi::c_void) -> Result<(), Error> {
-        Ok(self.device.select()?.enqueue(Some(RawStream(stream)))?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.enqueue(Some(RawStream(stream)))?)
     }
 
     /// The bytes that the session uses on its device now.

@@ -113,7 +113,7 @@ pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<
 }
 
 /// The names of the symbols without a value.
-fn unset_symbols(graph: &Graph, bindings: &SymbolBindings) -> String {
+pub(super) fn unset_symbols(graph: &Graph, bindings: &SymbolBindings) -> String {
     let unset = graph.symbols.iter().filter(|(id, _)| bindings.get(*id).is_none());
     unset.map(|(_, symbol)| symbol.name.clone()).collect::<Vec<_>>().join(", ")
 }
